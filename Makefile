@@ -1,0 +1,46 @@
+# `make serve` and `make test` do all the set-up on a fresh machine: Debian's python3, venv and make are enough.
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+# Extra words for the torch install, e.g. PIP_TORCH_ARGS="--index-url <your mirror of CPU or CUDA wheels>".
+PIP_TORCH_ARGS ?=
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: serve test test-unit test-slow lint proto bench install clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,dev]"
+	touch $@
+
+install: $(STAMP)
+
+serve: $(STAMP)
+	@exec $(BIN)/triptych serve $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest tests/unit -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	BIN=$(BIN) sh protos/check.sh
+
+proto: $(STAMP)
+	BIN=$(BIN) sh protos/generate.sh
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""The PD worker: loads embeddings, prefills and decodes. Never sees a pixel."""

@@ -1,0 +1,1 @@
+"""The front door: HTTP and gRPC, split, hash, admit, route, retry, stream. Holds no model."""

@@ -1,0 +1,1 @@
+"""Starting and supervising the cluster's processes on one machine."""

@@ -1,0 +1,1 @@
+"""Model families: one file each, holding the encoder side and the decoder side."""
