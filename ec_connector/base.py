@@ -1,0 +1,212 @@
+"""The connector's contract: two roles, so that no method is invalid where it stands.
+
+The scheduler role decides and never blocks: it answers from its table of loads. The worker role moves
+bytes between the encoder cache and the store. One `ECConnectorMetadata` per engine step goes from the
+first to the second, one `ECConnectorOutput` comes back.
+
+A key's life in the scheduler role's table, while some request holds it:
+
+    UNKNOWN --item_ready--> COMING --fetched--> HIT --update_state_after_alloc--> (encoder cache)
+                              ^  \\--failed--> MISS --item_missing_reported--> UNKNOWN (then item_ready)
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from triptych.types import ItemPlan, MMFeature
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ECConnectorRole(enum.IntEnum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class Presence(enum.Enum):
+    """What the scheduler role knows of one item's embedding."""
+
+    #: Nobody has said that it is stored.
+    UNKNOWN = enum.auto()
+    #: A load is under way, or the item is being encoded again.
+    COMING = enum.auto()
+    #: A host copy is here and stays until the last holder is done with it.
+    HIT = enum.auto()
+    #: A load that began after the key's ready mark found nothing usable.
+    MISS = enum.auto()
+
+
+class HasFeatures(Protocol):
+    """The part of an engine's request that a connector reads."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def features(self) -> Sequence[MMFeature]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOutput:
+    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous."""
+
+    plan: ItemPlan
+    data: torch.Tensor
+
+
+#: The worker's map from mm_hash to encoder output; entries come and go only by the scheduler's word.
+EncoderCacheMap = MutableMapping[str, EncoderOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoad:
+    """A load that found no usable value.
+
+    `damaged_digest` is the SHA-1 in hex of the first 4 KiB as received, empty when there was no value;
+    `reason` is for logs.
+    """
+
+    mm_hash: str
+    reason: str
+    damaged_digest: str = ""
+
+
+class ECConnectorMetadata(ABC):
+    """What the scheduler role tells the worker role in one step; crosses processes as msgpack."""
+
+    step: int
+
+    @abstractmethod
+    def to_bytes(self) -> bytes: ...
+
+    @classmethod
+    @abstractmethod
+    def from_bytes(cls, raw: bytes) -> Self: ...
+
+
+@dataclass(slots=True)
+class ECConnectorOutput:
+    """What the worker role has finished since it was last asked. A key that is not there is an answer."""
+
+    #: Keys whose save has landed in the store.
+    saved: list[str] = field(default_factory=list)
+    #: Keys whose host copy has arrived, with the seconds it took.
+    fetched: dict[str, float] = field(default_factory=dict)
+    #: Keys that are now in the encoder cache.
+    loaded: list[str] = field(default_factory=list)
+    #: Loads that found no usable value.
+    failed: list[FailedLoad] = field(default_factory=list)
+    #: Saves that did not land, with the reason.
+    unsaved: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ECTransferConfig:
+    """Which connector, and where its store is.
+
+    `connector` is a registered name or `module.path:Class`. `extra` goes to the connector unread.
+    `host_buffer_bytes` bounds the host copies of a consumer.
+    """
+
+    connector: str = "redis"
+    store_url: str = ""
+    model_key: str = ""
+    namespace: str = ""
+    device: str = "cpu"
+    host_buffer_bytes: int = 1 << 30
+    load_timeout: float = 30.0
+    save_timeout: float = 30.0
+    ttl: float = 3600.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class ECConnectorBase(ABC):
+    """What both roles hold: `role`, `config`, and the step's `metadata`."""
+
+    role: ECConnectorRole
+
+    def __init__(self, config: ECTransferConfig) -> None:
+        self.config = config
+        self.metadata: ECConnectorMetadata | None = None
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Ends transfers and closes connections. Idempotent."""
+
+
+class ECConnectorScheduler(ECConnectorBase):
+    """Decides; lives in the engine's thread; no method blocks or raises for a key that is not there."""
+
+    role = ECConnectorRole.SCHEDULER
+
+    @abstractmethod
+    def add_request(self, request: HasFeatures) -> None:
+        """The request holds its items' keys from now on, until `release` or `request_finished`."""
+
+    @abstractmethod
+    def item_ready(self, mm_hash: str) -> None:
+        """The key's ready mark: its embedding has landed. Starts a load unless one is here or under way."""
+
+    @abstractmethod
+    def item_missing_reported(self, mm_hash: str) -> None:
+        """The MISS has been passed on; the key is COMING until its next ready mark."""
+
+    @abstractmethod
+    def has_caches(self, request: HasFeatures) -> list[Presence]:
+        """One answer per item of the request, in order, from the table of loads."""
+
+    @abstractmethod
+    def update_state_after_alloc(self, request: HasFeatures, index: int) -> None:
+        """Item `index` has room in the encoder cache: its host copy goes there in this step.
+
+        Ignored unless the item is a HIT; a key is recorded once per step.
+        """
+
+    @abstractmethod
+    def release(self, request_id: str, mm_hash: str) -> None:
+        """The request has consumed the item's last row. The last holder's release drops the host copy."""
+
+    @abstractmethod
+    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+        """This step's work for the worker role; drains it. Does not change `scheduler_output`."""
+
+    @abstractmethod
+    def update_connector_output(self, output: ECConnectorOutput) -> None:
+        """Takes in what the worker role has finished. Late reports of a key's earlier load are ignored."""
+
+    @abstractmethod
+    def request_finished(self, request: HasFeatures) -> None:
+        """Releases all keys of the request. Idempotent."""
+
+
+class ECConnectorWorker(ECConnectorBase):
+    """Moves bytes; called from the engine's thread, transfers run beside it."""
+
+    role = ECConnectorRole.WORKER
+
+    def __init__(
+        self, config: ECTransferConfig, on_progress: Callable[[], None] | None = None
+    ) -> None:
+        """`on_progress` is called, from any thread, whenever `get_finished` has something new."""
+        super().__init__(config)
+        self.on_progress = on_progress or (lambda: None)
+
+    @abstractmethod
+    def start_load_caches(
+        self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap
+    ) -> None:
+        """Starts the step's fetches and moves landed host copies into `encoder_cache`. Does not wait."""
+
+    @abstractmethod
+    def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str) -> None:
+        """Starts the save of one entry, keeping its tensor alive until it has landed."""
+
+    @abstractmethod
+    def get_finished(self) -> ECConnectorOutput:
+        """Drains what has finished. Never raises for a key that is not there."""

@@ -1,0 +1,204 @@
+from triptych.protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ItemState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ITEM_STATE_PENDING: _ClassVar[ItemState]
+    ITEM_STATE_READY: _ClassVar[ItemState]
+ITEM_STATE_PENDING: ItemState
+ITEM_STATE_READY: ItemState
+
+class ItemSlot(_message.Message):
+    __slots__ = ("plan", "state")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    plan: _common_pb2.ItemPlan
+    state: ItemState
+    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., state: _Optional[_Union[ItemState, str]] = ...) -> None: ...
+
+class ItemPlacement(_message.Message):
+    __slots__ = ("offset", "length")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    length: int
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_SENT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    text_sent_chars: int
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_KEY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    proxy_id: str
+    model_key: str
+    timeout: float
+    messages: bytes
+    items: _containers.RepeatedCompositeFieldContainer[ItemSlot]
+    sampling: _common_pb2.SamplingParams
+    salt: str
+    resume: Resume
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("status", "error")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATUS_QUEUED: _ClassVar[SubmitReply.Status]
+        STATUS_ADMITTED: _ClassVar[SubmitReply.Status]
+        STATUS_REFUSED: _ClassVar[SubmitReply.Status]
+    STATUS_QUEUED: SubmitReply.Status
+    STATUS_ADMITTED: SubmitReply.Status
+    STATUS_REFUSED: SubmitReply.Status
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    status: SubmitReply.Status
+    error: _common_pb2.Error
+    def __init__(self, status: _Optional[_Union[SubmitReply.Status, str]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class ItemsNotice(_message.Message):
+    __slots__ = ("proxy_id", "mm_hashes")
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    MM_HASHES_FIELD_NUMBER: _ClassVar[int]
+    proxy_id: str
+    mm_hashes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, proxy_id: _Optional[str] = ..., mm_hashes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("proxy_id", "request_ids")
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    proxy_id: str
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, proxy_id: _Optional[str] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("proxy_id", "requests")
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    proxy_id: str
+    requests: _containers.RepeatedCompositeFieldContainer[Reattach]
+    def __init__(self, proxy_id: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[Reattach, _Mapping]]] = ...) -> None: ...
+
+class Reattach(_message.Message):
+    __slots__ = ("request_id", "attempt", "position")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    position: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class StepEvents(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ...) -> None: ...
+
+class RequestEvent(_message.Message):
+    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    ITEM_LOADED_FIELD_NUMBER: _ClassVar[int]
+    ITEM_MISSING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    admitted: Admitted
+    item_loaded: ItemLoaded
+    item_missing: ItemMissing
+    tokens: Tokens
+    finished: Finished
+    lost: Lost
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("prompt_token_ids", "placements")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ...) -> None: ...
+
+class ItemLoaded(_message.Message):
+    __slots__ = ("mm_hash", "seconds")
+    MM_HASH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    mm_hash: str
+    seconds: float
+    def __init__(self, mm_hash: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ItemMissing(_message.Message):
+    __slots__ = ("mm_hash", "damaged_digest")
+    MM_HASH_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    mm_hash: str
+    damaged_digest: str
+    def __init__(self, mm_hash: _Optional[str] = ..., damaged_digest: _Optional[str] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("position", "token_ids", "text")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    text: str
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    error: _common_pb2.Error
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queue_seconds: float
+    load_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ...) -> None: ...
+
+class Lost(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

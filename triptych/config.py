@@ -1,0 +1,137 @@
+"""Every flag of every service: one frozen dataclass per service, built once and passed down.
+
+A field made by `flag` is a command-line option (`--max-model-len`), an environment variable
+(`TRIPTYCH_MAX_MODEL_LEN`) and a documented default at once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from triptych.errors import ConfigError
+
+T = TypeVar("T")
+
+MIB = 1 << 20
+GIB = 1 << 30
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512MiB", "2g" or "1048576"; units are powers of 1024. ConfigError otherwise."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no size: write it like 512MiB or 2GiB")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes for people: "512.0 MiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def flag(default: T, help: str, *, size: bool = False, choices: tuple[str, ...] = ()) -> T:
+    """A field that is a flag. `size` fields take "512MiB" and hold bytes."""
+    return field(default=default, metadata={"help": help, "size": size, "choices": choices})  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """What every service needs."""
+
+    store: str = flag("", "store address: unix:///path/to/socket or redis://host:port/0")
+    internal_token: str = flag(
+        "", "shared secret of the cluster's gRPC; needed for non-loopback binds"
+    )
+    log_level: str = flag(
+        "info", "least level to log", choices=("debug", "info", "warning", "error")
+    )
+    metrics_port: int = flag(0, "port of /metrics and /health of this process; 0 picks a free one")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig(ServiceConfig):
+    """What both kinds of worker need. `model` is a checkpoint folder."""
+
+    model: str = ""
+    served_model_name: str = flag("", "model name that clients use; the folder's name by default")
+    model_revision: str = flag("", "names the weights in cache keys; their digest by default")
+    host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
+    port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
+    advertise: str = flag(
+        "", "address that others reach this worker at, host:port; the bound one by default"
+    )
+    device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
+    dtype: str = flag(
+        "auto",
+        "dtype of weights and embeddings; auto: the checkpoint's on CUDA, float32 for 16-bit float "
+        "checkpoints on CPU unless bfloat16 is asked for",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    threads: int = flag(0, "torch threads; 0 chooses")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig(WorkerConfig):
+    max_image_pixels: int = flag(
+        40_000_000, "largest picture, width times height, before any resize"
+    )
+    encoder_batch_patches: int = flag(16384, "patches in one encoder batch, over all its items")
+    plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
+    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
+    prepared_memory: int = flag(512 * MIB, "host memory for preprocessed pixels", size=True)
+    decode_threads: int = flag(2, "threads that decode media")
+    embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
+
+
+@dataclass(frozen=True, slots=True)
+class PDConfig(WorkerConfig):
+    max_model_len: int = flag(
+        0, "longest prompt plus output in tokens; 0: the checkpoint's, at most 32768"
+    )
+    max_num_seqs: int = flag(64, "requests that run at once")
+    max_num_batched_tokens: int = flag(512, "token budget of one engine step")
+    block_size: int = flag(16, "tokens of one KV block")
+    kv_memory: int = flag(512 * MIB, "memory for the KV cache", size=True)
+    encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
+    prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig(ServiceConfig):
+    host: str = flag("127.0.0.1", "address to bind HTTP and gRPC to")
+    port: int = flag(8000, "HTTP port")
+    grpc_port: int = flag(8001, "gRPC port")
+    max_images: int = flag(16, "images in one request")
+    max_body: int = flag(64 * MIB, "largest request body", size=True)
+    max_queue: int = flag(256, "requests in flight before new ones get 429")
+    request_timeout: float = flag(300.0, "seconds that a request may take")
+    store_memory: int = flag(0, "the store's byte budget; 0: as the store says", size=True)
+
+
+def flags_of(config: type[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+    """(field name, default, metadata) of every flag of a config class, in order."""
+    return [(f.name, f.default, dict(f.metadata)) for f in fields(config) if "help" in f.metadata]
+
+
+def check_bind(host: str, internal_token: str) -> None:
+    """ConfigError when a worker's gRPC server would be reachable from outside without a token."""
+    if host not in ("127.0.0.1", "::1", "localhost") and not internal_token:
+        raise ConfigError(
+            f"--host {host} is reachable from other machines: set --internal-token, or bind 127.0.0.1"
+        )
+
+
+def check_advertise(advertise: str) -> None:
+    """ConfigError when nobody could reach the advertised address."""
+    if advertise.rsplit(":", 1)[0] in ("0.0.0.0", "[::]", "::", ""):
+        raise ConfigError(
+            f"--advertise {advertise!r} is no address that others can reach: name this host, like 10.0.0.7:50051"
+        )

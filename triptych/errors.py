@@ -1,0 +1,98 @@
+"""Triptych's own errors, and what they mean at the borders.
+
+TriptychError
+├── ConfigError          a flag, file or environment that cannot work; exit code 2
+└── RequestError         one request cannot be served; carries status, code, param
+    ├── InvalidRequest   400  the client's input; `param` names the field
+    ├── TooLarge         413  a limit on size
+    ├── Overloaded       429  try again after `retry_after` seconds
+    ├── Unavailable      503  nobody can do it now; try again after `retry_after` seconds
+    ├── DeadlineExceeded 504  its time is over
+    └── InternalError    500  our fault
+"""
+
+from __future__ import annotations
+
+
+class TriptychError(Exception):
+    """The root of every error that Triptych raises on purpose."""
+
+
+class ConfigError(TriptychError):
+    """The process cannot start as configured. The message names the flag and the remedy."""
+
+
+class RequestError(TriptychError):
+    """One request ends with this. `message` is for the client: it names the field and the remedy."""
+
+    status = 500
+    code = "internal_error"
+    grpc_status = "INTERNAL"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class InvalidRequest(RequestError):
+    status = 400
+    code = "invalid_request_error"
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class TooLarge(InvalidRequest):
+    status = 413
+    code = "request_too_large"
+
+
+class NotFound(InvalidRequest):
+    status = 404
+    code = "not_found"
+    grpc_status = "NOT_FOUND"
+
+
+class Overloaded(RequestError):
+    status = 429
+    code = "overloaded"
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(RequestError):
+    status = 503
+    code = "unavailable"
+    grpc_status = "UNAVAILABLE"
+
+
+class DeadlineExceeded(RequestError):
+    status = 504
+    code = "deadline_exceeded"
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class InternalError(RequestError):
+    pass
+
+
+_BY_CODE: dict[str, type[RequestError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequest,
+        TooLarge,
+        NotFound,
+        Overloaded,
+        Unavailable,
+        DeadlineExceeded,
+        InternalError,
+    )
+}
+
+
+def error_from_code(
+    code: str, message: str, *, param: str | None = None, retry_after: float | None = None
+) -> RequestError:
+    """The error that another process named by `code`; an unknown code is an InternalError."""
+    return _BY_CODE.get(code, InternalError)(message, param=param, retry_after=retry_after)

@@ -1,0 +1,206 @@
+"""Every metric's name, labels and buckets in one table; a process registers only those of its role.
+
+PD workers use vLLM's names, so that existing dashboards work; everything else is `triptych_*`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class PDMetrics:
+    """Metrics of one PD worker. `model_name` labels all of them."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        names = ["model_name"]
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, names, registry=self.registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, names, registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(
+                model_name
+            )
+
+        self.requests_running = gauge("vllm:num_requests_running", "requests in the running batch")
+        self.requests_waiting = gauge(
+            "vllm:num_requests_waiting", "requests waiting for room or embeddings"
+        )
+        self.kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "share of KV blocks in use, 0 to 1")
+        self.prompt_tokens = counter("vllm:prompt_tokens", "prompt tokens prefilled")
+        self.generation_tokens = counter("vllm:generation_tokens", "tokens generated")
+        self.preemptions = counter("vllm:num_preemptions", "requests preempted")
+        self.prefix_queries = counter(
+            "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache"
+        )
+        self.prefix_hits = counter(
+            "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache"
+        )
+        self.iteration_tokens = histogram(
+            "vllm:iteration_tokens_total", "tokens of one step", _COUNTS
+        )
+        self.time_to_first_token = histogram(
+            "vllm:time_to_first_token_seconds", "from arrival to first token"
+        )
+        self.inter_token_latency = histogram(
+            "vllm:inter_token_latency_seconds", "between two tokens"
+        )
+        self.e2e_latency = histogram(
+            "vllm:e2e_request_latency_seconds", "from arrival to the last token"
+        )
+        self.queue_time = histogram(
+            "vllm:request_queue_time_seconds", "from arrival to the first chunk"
+        )
+        self.prefill_time = histogram(
+            "vllm:request_prefill_time_seconds", "from first chunk to first token"
+        )
+        self.decode_time = histogram("vllm:request_decode_time_seconds", "from first to last token")
+        self.request_success = Counter(
+            "vllm:request_success",
+            "finished requests",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self.batch_requests = histogram(
+            "triptych_pd_batch_requests", "requests in one step", _COUNTS
+        )
+        self.chunked_prefills = counter(
+            "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
+        )
+        self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
+        self.encoder_cache_bytes = gauge(
+            "triptych_pd_encoder_cache_bytes", "bytes of resident embeddings"
+        )
+        self.encoder_cache_references = gauge(
+            "triptych_pd_encoder_cache_references", "references to embeddings"
+        )
+        self.reserved_bytes = gauge(
+            "triptych_pd_reserved_bytes", "bytes reserved for admitted requests' items"
+        )
+        self.ec_load_seconds = histogram("triptych_ec_load_seconds", "one load from the store")
+        self.ec_load_bytes = counter("triptych_ec_load_bytes", "bytes loaded from the store")
+        self.ec_lookups = Counter(
+            "triptych_ec_lookups",
+            "items asked for, by where they were found",
+            ["model_name", "result"],
+            registry=self.registry,
+        )
+        self.parameter_bytes = gauge(
+            "triptych_parameter_bytes", "bytes of this process's parameters"
+        )
+
+
+class EncoderMetrics:
+    """Metrics of one encoder worker."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        names = ["model_name"]
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, names, registry=self.registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, names, registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(
+                model_name
+            )
+
+        self.queue_items = gauge("triptych_encoder_queue_items", "items waiting for the tower")
+        self.planned_items = gauge(
+            "triptych_encoder_planned_items", "items planned and not yet run"
+        )
+        self.inflight = gauge("triptych_encoder_inflight", "items in the tower or being saved")
+        self.jobs = gauge("triptych_encoder_jobs", "open jobs")
+        self.tower_items = counter(
+            "triptych_encoder_tower_items", "items that the tower has encoded"
+        )
+        self.tower_calls = counter("triptych_encoder_tower_calls", "batches that the tower has run")
+        self.already_stored = counter(
+            "triptych_encoder_already_stored", "jobs answered from the store"
+        )
+        self.batch_items = histogram("triptych_encoder_batch_items", "items of one batch", _COUNTS)
+        self.encode_seconds = histogram("triptych_encode_seconds", "one batch in the tower")
+        self.save_seconds = histogram("triptych_ec_save_seconds", "one save to the store")
+        self.save_bytes = counter("triptych_ec_save_bytes", "bytes saved to the store")
+        self.leases_held = gauge("triptych_encoder_leases_held", "leases of items in the tower")
+        self.prepared_bytes = gauge(
+            "triptych_encoder_prepared_bytes", "bytes of preprocessed pixels"
+        )
+        self.failures = Counter(
+            "triptych_encoder_failures",
+            "jobs that failed",
+            ["model_name", "code"],
+            registry=self.registry,
+        )
+        self.parameter_bytes = gauge(
+            "triptych_parameter_bytes", "bytes of this process's parameters"
+        )
+
+
+class ProxyMetrics:
+    """Metrics of one proxy."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        self.requests = counter("triptych_requests", "requests ended", "status")
+        self.in_flight = gauge("triptych_requests_in_flight", "requests that have not ended")
+        self.encoder_jobs = counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
+        self.items = counter(
+            "triptych_items", "items of requests, by where they were found", "result"
+        )
+        self.resumes = counter("triptych_resumes", "requests taken up by another attempt", "reason")
+        self.re_encodes = counter(
+            "triptych_re_encodes", "items encoded again for admitted requests"
+        )
+        self.published_bytes = gauge(
+            "triptych_published_bytes", "bytes published in the store and not yet loaded"
+        )
+        self.workers = gauge("triptych_workers", "live workers", "pool")
+        self.waiting_items = gauge("triptych_waiting_items", "items that wait for an encoder")
+        self.time_to_first_token = Histogram(
+            "triptych_time_to_first_token_seconds",
+            "from the request's first byte to its first token",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self.duration = Histogram(
+            "triptych_request_seconds",
+            "from the request's first byte to its end",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )

@@ -1,0 +1,163 @@
+"""Values that cross the borders between the parts: plain, frozen, without torch."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+#: Bytes of one element, by the dtype names that may cross a process.
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an item's encoder output meets the prompt.
+
+    `offset` and `length` count prompt tokens. `runs` are the (start, count) stretches inside the span
+    that take an embedding (`is_embed`); None means all of them. `length == 0` is a cross-attention item:
+    it has no span and must be resident before decoder position 0.
+    """
+
+    offset: int
+    length: int
+    runs: tuple[tuple[int, int], ...] | None = None
+    atomic: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    def num_embeds(self) -> int:
+        """Embedding rows that the whole span consumes."""
+        if self.runs is None:
+            return self.length
+        return sum(count for _, count in self.runs)
+
+    def embeds_in(self, lo: int, hi: int) -> tuple[int, int]:
+        """Rows [a, b) of the encoder output consumed by the span's tokens [lo, hi), counted from its start."""
+        lo, hi = max(lo, 0), min(hi, self.length)
+        if self.runs is None:
+            return (lo, max(lo, hi))
+        return (self._embeds_before(lo), self._embeds_before(max(lo, hi)))
+
+    def _embeds_before(self, index: int) -> int:
+        assert self.runs is not None
+        return sum(min(max(index - start, 0), count) for start, count in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPlan:
+    """What is known of an item once it is preprocessed: everything a PD worker needs but the rows themselves.
+
+    `rows` x `width` elements of `dtype` are stored; `width` may exceed the hidden size (deepstack levels
+    are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
+    `grid_thw` is the family's patch grid (frames, rows, columns), empty where it has none.
+    """
+
+    mm_hash: str
+    namespace: str
+    modality: str
+    rows: int
+    width: int
+    dtype: str
+    length: int
+    runs: tuple[tuple[int, int], ...] | None = None
+    grid_thw: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored tensor's body."""
+        return self.rows * self.width * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class MMFeature:
+    """An item as the engine sees it: its plan and where it stands in the prompt."""
+
+    plan: ItemPlan
+    placement: Placement
+
+    @property
+    def mm_hash(self) -> str:
+        return self.plan.mm_hash
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop. None means: the checkpoint's generation_config decides.
+
+    `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` are off. `max_tokens` None means: up to the
+    model length. `seed` is drawn by the proxy when the client gives none, so that a resumed request goes on alike.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request; `cached_tokens` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class PDTimings:
+    """Seconds of a request inside the PD worker."""
+
+    queue: float = 0.0
+    load: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A live worker as the registry knows it.
+
+    `incarnation` is new for every process start; `namespaces` are those an encoder writes. `capacity`
+    holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
+    `encoder_cache_bytes` (PD workers).
+    """
+
+    address: str
+    pool: str
+    incarnation: str
+    model_key: str
+    model: str
+    namespaces: tuple[str, ...] = ()
+    capacity: dict[str, int] = field(default_factory=dict)
+
+
+def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:
+    """The (start, count) runs of True in `mask`; None when all are True."""
+    if all(mask):
+        return None
+    runs: list[tuple[int, int]] = []
+    for index, flag in enumerate(mask):
+        if not flag:
+            continue
+        if runs and sum(runs[-1]) == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return tuple(runs)
