@@ -190,17 +190,13 @@ class ECConnectorWorker(ECConnectorBase):
 
     role = ECConnectorRole.WORKER
 
-    def __init__(
-        self, config: ECTransferConfig, on_progress: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, config: ECTransferConfig, on_progress: Callable[[], None] | None = None) -> None:
         """`on_progress` is called, from any thread, whenever `get_finished` has something new."""
         super().__init__(config)
         self.on_progress = on_progress or (lambda: None)
 
     @abstractmethod
-    def start_load_caches(
-        self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap
-    ) -> None:
+    def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
         """Starts the step's fetches and moves landed host copies into `encoder_cache`. Does not wait."""
 
     @abstractmethod

@@ -47,12 +47,8 @@ class ServiceConfig:
     """What every service needs."""
 
     store: str = flag("", "store address: unix:///path/to/socket or redis://host:port/0")
-    internal_token: str = flag(
-        "", "shared secret of the cluster's gRPC; needed for non-loopback binds"
-    )
-    log_level: str = flag(
-        "info", "least level to log", choices=("debug", "info", "warning", "error")
-    )
+    internal_token: str = flag("", "shared secret of the cluster's gRPC; needed for non-loopback binds")
+    log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
     metrics_port: int = flag(0, "port of /metrics and /health of this process; 0 picks a free one")
 
 
@@ -65,9 +61,7 @@ class WorkerConfig(ServiceConfig):
     model_revision: str = flag("", "names the weights in cache keys; their digest by default")
     host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
     port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
-    advertise: str = flag(
-        "", "address that others reach this worker at, host:port; the bound one by default"
-    )
+    advertise: str = flag("", "address that others reach this worker at, host:port; the bound one by default")
     device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
     dtype: str = flag(
         "auto",
@@ -80,9 +74,7 @@ class WorkerConfig(ServiceConfig):
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(WorkerConfig):
-    max_image_pixels: int = flag(
-        40_000_000, "largest picture, width times height, before any resize"
-    )
+    max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
     encoder_batch_patches: int = flag(16384, "patches in one encoder batch, over all its items")
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
@@ -93,9 +85,7 @@ class EncoderConfig(WorkerConfig):
 
 @dataclass(frozen=True, slots=True)
 class PDConfig(WorkerConfig):
-    max_model_len: int = flag(
-        0, "longest prompt plus output in tokens; 0: the checkpoint's, at most 32768"
-    )
+    max_model_len: int = flag(0, "longest prompt plus output in tokens; 0: the checkpoint's, at most 32768")
     max_num_seqs: int = flag(64, "requests that run at once")
     max_num_batched_tokens: int = flag(512, "token budget of one engine step")
     block_size: int = flag(16, "tokens of one KV block")
@@ -133,5 +123,6 @@ def check_advertise(advertise: str) -> None:
     """ConfigError when nobody could reach the advertised address."""
     if advertise.rsplit(":", 1)[0] in ("0.0.0.0", "[::]", "::", ""):
         raise ConfigError(
-            f"--advertise {advertise!r} is no address that others can reach: name this host, like 10.0.0.7:50051"
+            f"--advertise {advertise!r} is no address that others can reach: "
+            "name this host, like 10.0.0.7:50051"
         )

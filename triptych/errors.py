@@ -29,9 +29,7 @@ class RequestError(TriptychError):
     code = "internal_error"
     grpc_status = "INTERNAL"
 
-    def __init__(
-        self, message: str, *, param: str | None = None, retry_after: float | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

@@ -1,4 +1,4 @@
-"""One log format for all processes. A request id goes through all of them; prompts, media and keys never do."""
+"""One log format for all processes: request ids go through all of them; prompts, media and keys never."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _FORMAT = "%(asctime)s %(levelname).1s %(service)s %(name)s: %(message)s"
 def setup_logging(service: str, level: str = "info") -> None:
     """Log to stderr, each line carrying the name of this process, such as `pd-0`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        logging.Formatter(_FORMAT, datefmt="%H:%M:%S", defaults={"service": service})
-    )
+    handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S", defaults={"service": service}))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -43,14 +43,10 @@ class PDMetrics:
             return Counter(name, text, names, registry=self.registry).labels(model_name)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(
-                model_name
-            )
+            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(model_name)
 
         self.requests_running = gauge("vllm:num_requests_running", "requests in the running batch")
-        self.requests_waiting = gauge(
-            "vllm:num_requests_waiting", "requests waiting for room or embeddings"
-        )
+        self.requests_waiting = gauge("vllm:num_requests_waiting", "requests waiting for room or embeddings")
         self.kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "share of KV blocks in use, 0 to 1")
         self.prompt_tokens = counter("vllm:prompt_tokens", "prompt tokens prefilled")
         self.generation_tokens = counter("vllm:generation_tokens", "tokens generated")
@@ -58,27 +54,15 @@ class PDMetrics:
         self.prefix_queries = counter(
             "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache"
         )
-        self.prefix_hits = counter(
-            "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache"
-        )
-        self.iteration_tokens = histogram(
-            "vllm:iteration_tokens_total", "tokens of one step", _COUNTS
-        )
+        self.prefix_hits = counter("vllm:prefix_cache_hits", "prompt tokens found in the prefix cache")
+        self.iteration_tokens = histogram("vllm:iteration_tokens_total", "tokens of one step", _COUNTS)
         self.time_to_first_token = histogram(
             "vllm:time_to_first_token_seconds", "from arrival to first token"
         )
-        self.inter_token_latency = histogram(
-            "vllm:inter_token_latency_seconds", "between two tokens"
-        )
-        self.e2e_latency = histogram(
-            "vllm:e2e_request_latency_seconds", "from arrival to the last token"
-        )
-        self.queue_time = histogram(
-            "vllm:request_queue_time_seconds", "from arrival to the first chunk"
-        )
-        self.prefill_time = histogram(
-            "vllm:request_prefill_time_seconds", "from first chunk to first token"
-        )
+        self.inter_token_latency = histogram("vllm:inter_token_latency_seconds", "between two tokens")
+        self.e2e_latency = histogram("vllm:e2e_request_latency_seconds", "from arrival to the last token")
+        self.queue_time = histogram("vllm:request_queue_time_seconds", "from arrival to the first chunk")
+        self.prefill_time = histogram("vllm:request_prefill_time_seconds", "from first chunk to first token")
         self.decode_time = histogram("vllm:request_decode_time_seconds", "from first to last token")
         self.request_success = Counter(
             "vllm:request_success",
@@ -86,16 +70,12 @@ class PDMetrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self.batch_requests = histogram(
-            "triptych_pd_batch_requests", "requests in one step", _COUNTS
-        )
+        self.batch_requests = histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
         self.chunked_prefills = counter(
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
         )
         self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
-        self.encoder_cache_bytes = gauge(
-            "triptych_pd_encoder_cache_bytes", "bytes of resident embeddings"
-        )
+        self.encoder_cache_bytes = gauge("triptych_pd_encoder_cache_bytes", "bytes of resident embeddings")
         self.encoder_cache_references = gauge(
             "triptych_pd_encoder_cache_references", "references to embeddings"
         )
@@ -110,9 +90,7 @@ class PDMetrics:
             ["model_name", "result"],
             registry=self.registry,
         )
-        self.parameter_bytes = gauge(
-            "triptych_parameter_bytes", "bytes of this process's parameters"
-        )
+        self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
 
 
 class EncoderMetrics:
@@ -129,40 +107,28 @@ class EncoderMetrics:
             return Counter(name, text, names, registry=self.registry).labels(model_name)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(
-                model_name
-            )
+            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(model_name)
 
         self.queue_items = gauge("triptych_encoder_queue_items", "items waiting for the tower")
-        self.planned_items = gauge(
-            "triptych_encoder_planned_items", "items planned and not yet run"
-        )
+        self.planned_items = gauge("triptych_encoder_planned_items", "items planned and not yet run")
         self.inflight = gauge("triptych_encoder_inflight", "items in the tower or being saved")
         self.jobs = gauge("triptych_encoder_jobs", "open jobs")
-        self.tower_items = counter(
-            "triptych_encoder_tower_items", "items that the tower has encoded"
-        )
+        self.tower_items = counter("triptych_encoder_tower_items", "items that the tower has encoded")
         self.tower_calls = counter("triptych_encoder_tower_calls", "batches that the tower has run")
-        self.already_stored = counter(
-            "triptych_encoder_already_stored", "jobs answered from the store"
-        )
+        self.already_stored = counter("triptych_encoder_already_stored", "jobs answered from the store")
         self.batch_items = histogram("triptych_encoder_batch_items", "items of one batch", _COUNTS)
         self.encode_seconds = histogram("triptych_encode_seconds", "one batch in the tower")
         self.save_seconds = histogram("triptych_ec_save_seconds", "one save to the store")
         self.save_bytes = counter("triptych_ec_save_bytes", "bytes saved to the store")
         self.leases_held = gauge("triptych_encoder_leases_held", "leases of items in the tower")
-        self.prepared_bytes = gauge(
-            "triptych_encoder_prepared_bytes", "bytes of preprocessed pixels"
-        )
+        self.prepared_bytes = gauge("triptych_encoder_prepared_bytes", "bytes of preprocessed pixels")
         self.failures = Counter(
             "triptych_encoder_failures",
             "jobs that failed",
             ["model_name", "code"],
             registry=self.registry,
         )
-        self.parameter_bytes = gauge(
-            "triptych_parameter_bytes", "bytes of this process's parameters"
-        )
+        self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
 
 
 class ProxyMetrics:
@@ -180,13 +146,9 @@ class ProxyMetrics:
         self.requests = counter("triptych_requests", "requests ended", "status")
         self.in_flight = gauge("triptych_requests_in_flight", "requests that have not ended")
         self.encoder_jobs = counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
-        self.items = counter(
-            "triptych_items", "items of requests, by where they were found", "result"
-        )
+        self.items = counter("triptych_items", "items of requests, by where they were found", "result")
         self.resumes = counter("triptych_resumes", "requests taken up by another attempt", "reason")
-        self.re_encodes = counter(
-            "triptych_re_encodes", "items encoded again for admitted requests"
-        )
+        self.re_encodes = counter("triptych_re_encodes", "items encoded again for admitted requests")
         self.published_bytes = gauge(
             "triptych_published_bytes", "bytes published in the store and not yet loaded"
         )

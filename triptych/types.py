@@ -35,7 +35,7 @@ class Placement:
         return sum(count for _, count in self.runs)
 
     def embeds_in(self, lo: int, hi: int) -> tuple[int, int]:
-        """Rows [a, b) of the encoder output consumed by the span's tokens [lo, hi), counted from its start."""
+        """Rows [a, b) of the output that tokens [lo, hi), counted from the span's start, consume."""
         lo, hi = max(lo, 0), min(hi, self.length)
         if self.runs is None:
             return (lo, max(lo, hi))
@@ -48,7 +48,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """What is known of an item once it is preprocessed: everything a PD worker needs but the rows themselves.
+    """What is known of an item once it is preprocessed: all that a PD worker needs but the rows.
 
     `rows` x `width` elements of `dtype` are stored; `width` may exceed the hidden size (deepstack levels
     are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
@@ -88,7 +88,7 @@ class SamplingParams:
     """How the next token is chosen and when to stop. None means: the checkpoint's generation_config decides.
 
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` are off. `max_tokens` None means: up to the
-    model length. `seed` is drawn by the proxy when the client gives none, so that a resumed request goes on alike.
+    model length. `seed` is drawn by the proxy when the client gives none: a resumed request goes on alike.
     """
 
     max_tokens: int | None = None

@@ -135,9 +135,7 @@ class DecoderSide(ABC):
         """
 
     @abstractmethod
-    def positions(
-        self, token_ids: Sequence[int], features: Sequence[MMFeature]
-    ) -> tuple[torch.Tensor, int]:
+    def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
         """Positions [position_rows, len(token_ids)], int64 on CPU, and the delta of what follows.
 
         A token generated at index i has position i + delta in every row.
