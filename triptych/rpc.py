@@ -41,9 +41,9 @@ class _TokenCheck(aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc.health."):
             return handler
@@ -54,7 +54,7 @@ class _TokenCheck(aio.ServerInterceptor):  # type: ignore[misc]
         return _refusal(handler)
 
 
-def _refusal(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+def _refusal(handler: Any) -> Any:
     async def refuse(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "internal token missing or wrong")
 
@@ -69,8 +69,7 @@ def _refusal(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         (True, True): (grpc.stream_stream_rpc_method_handler, refuse_stream),
     }
     make, body = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
-    refused: grpc.RpcMethodHandler = make(body, handler.request_deserializer, handler.response_serializer)
-    return refused
+    return make(body, handler.request_deserializer, handler.response_serializer)
 
 
 def make_server(token: str = "") -> aio.Server:

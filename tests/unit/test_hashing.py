@@ -1,0 +1,76 @@
+"""One key: nothing that changes an embedding may leave it unchanged, and nothing else may change it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from triptych.errors import InvalidRequest
+from triptych.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
+
+BASE = {"media": b"bytes", "namespace": "n", "modality": "image", "processor_options": {"a": 1}, "salt": "s"}
+
+
+def _key(**changes: object) -> str:
+    fields = BASE | changes
+    return mm_hash(fields.pop("media"), **fields)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"media": b"byteS"},
+        {"namespace": "m"},
+        {"modality": "audio"},
+        {"processor_options": {"a": 2}},
+        {"processor_options": {"a": "1"}},
+        {"processor_options": {}},
+        {"processor_options": {"a": None}},
+        {"processor_options": {"a": [1]}},
+        {"processor_options": {"a": {"b": 1}}},
+        {"processor_options": {"a.b": 1}},
+        {"salt": ""},
+    ],
+)
+def test_every_field_changes_the_key(change):
+    assert _key(**change) != _key()
+
+
+def test_the_order_of_options_does_not_change_the_key():
+    assert _key(processor_options={"a": 1, "b": 2}) == _key(processor_options={"b": 2, "a": 1})
+
+
+def test_bytes_cannot_move_from_one_field_to_the_next():
+    assert framed_digest([("a", b"xy"), ("b", b"z")]) != framed_digest([("a", b"x"), ("b", b"yz")])
+    assert framed_digest([("ab", b"")]) != framed_digest([("a", b"b")])
+
+
+def test_a_key_is_the_same_in_every_process():
+    code = "from triptych.hashing import mm_hash; print(mm_hash(b'x', namespace='n', modality='image'))"
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            text=True,
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize(
+    "value", ["", "0" * 63, "0" * 65, "g" * 64, "A" * 64, "../" + "0" * 61, "0" * 63 + "\n"]
+)
+def test_anything_but_64_hex_characters_is_refused(value):
+    with pytest.raises(InvalidRequest, match="mm_hash"):
+        check_mm_hash(value)
+
+
+def test_tenants_and_models_share_no_prefix_root():
+    roots = {prefix_root("m", "a"), prefix_root("m", "b"), prefix_root("n", "a"), prefix_root("ma", "")}
+    assert len(roots) == 4
