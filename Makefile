@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+# A checkpoint folder for `make serve`; empty: the bundled demo model.
+MODEL  ?=
 # Extra words for the torch install, e.g. PIP_TORCH_ARGS="--index-url <your mirror of CPU or CUDA wheels>".
 PIP_TORCH_ARGS ?=
 BIN    := $(VENV)/bin
@@ -10,6 +12,9 @@ STAMP  := $(VENV)/.installed
 .PHONY: serve test test-unit test-slow lint proto bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Python %s is too old: install 3.11 or newer and say PYTHON=python3.11" % sys.version.split()[0])'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,dev]"
@@ -18,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)
 
 serve: $(STAMP)
-	@exec $(BIN)/triptych serve $(ARGS)
+	@exec $(BIN)/triptych serve $(MODEL) $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

@@ -1,0 +1,128 @@
+"""The command line: what cannot work ends in one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from triptych import __version__
+from triptych.cli.app import app
+from triptych.cli.options import arguments, build
+from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of
+from triptych.errors import ConfigError
+from triptych.launch.children import backoff
+from triptych.launch.memory import MemoryPlan, check_fits, weight_elements
+from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
+
+
+def _triptych(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "triptych.cli", *words],
+        text=True,
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def _assert_told(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_version_is_told():
+    assert _triptych("--version").stdout == f"triptych {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "proxy", "encoder", "pd", "check"])
+def test_every_flag_of_a_service_is_in_its_help_with_its_variable(command):
+    config = {"proxy": ProxyConfig, "encoder": EncoderConfig, "pd": PDConfig}.get(command)
+    text = CliRunner().invoke(app, [command, "--help"]).output
+    for name, _, _ in flags_of(config) if config else []:
+        assert f"--{name.replace('_', '-')}" in text or f"--no-{name.replace('_', '-')}" in text
+        assert f"TRIPTYCH_{name.upper()}" in text.replace("\n", " ").replace(" " * 34, "")
+
+
+@pytest.mark.parametrize("config", [ProxyConfig, EncoderConfig, PDConfig])
+def test_a_config_survives_the_way_through_a_command_line(config):
+    values = {name: default for name, default, _ in flags_of(config)} | {"prefix_caching": False}
+    words = arguments(config, values)
+    command = {ProxyConfig: "proxy", EncoderConfig: "encoder", PDConfig: "pd"}[config]
+    context = app.commands[command].make_context(command, list(words))
+    assert build(config, context.params) == build(config, values)
+
+
+def test_a_missing_model_folder_is_told():
+    _assert_told(
+        _triptych("serve", "/no/such/folder"), "MODEL=/no/such/folder does not exist", "MODEL=/folder"
+    )
+
+
+def test_a_folder_without_a_config_is_told(tmp_path):
+    _assert_told(_triptych("serve", str(tmp_path)), "config.json", "safetensors")
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_told(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _assert_told(_triptych("serve", "nobody/nothing"), "nobody/nothing", "MODEL=/folder")
+
+
+def test_a_taken_port_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        _assert_told(
+            _triptych("serve", str(DEMO_MODEL), "--port", str(port)), f"--port {port}", "picks another"
+        )
+
+
+def test_a_service_alone_needs_a_store():
+    _assert_told(_triptych("proxy"), "--store")
+    _assert_told(_triptych("encoder"), "--store")
+
+
+def test_a_worker_open_to_the_network_needs_a_token_and_an_address():
+    store = ("--store", "redis://127.0.0.1:1/0")
+    _assert_told(_triptych("pd", *store, "--host", "0.0.0.0"), "--internal-token")
+    _assert_told(_triptych("pd", *store, "--host", "0.0.0.0", "--internal-token", "x"), "--advertise")
+    _assert_told(_triptych("pd", *store, "--advertise", "0.0.0.0:5"), "--advertise")
+
+
+def test_memory_that_does_not_fit_is_told_with_the_sum():
+    result = _triptych("serve", str(DEMO_MODEL), "--kv-memory", "900TiB", "--port", "0", "--grpc-port", "0")
+    _assert_told(result, "needs", "are available", "--kv-memory", "together")
+
+
+def test_a_plan_that_fits_is_accepted():
+    check_fits(MemoryPlan((("a", 1), ("b", 2))), 3)
+    with pytest.raises(ConfigError, match="needs 3 B"):
+        check_fits(MemoryPlan((("a", 1), ("b", 2))), 2)
+
+
+def test_a_broken_weight_file_is_told(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ConfigError, match="fetch the checkpoint again"):
+        weight_elements(tmp_path)
+
+
+def test_restarts_wait_longer_each_time_up_to_a_bound():
+    assert [backoff(n) for n in range(7)] == [0, 0.5, 1, 2, 4, 8, 10]
+
+
+def test_without_a_model_the_demo_model_is_served_by_its_name():
+    assert resolve_model("") == DEMO_MODEL
+    assert model_name(DEMO_MODEL) == "demo"
+
+
+def test_nobody_at_the_url_is_told():
+    result = _triptych("ask", "What?", "--url", "http://127.0.0.1:9")
+    assert result.returncode == 1
+    assert "triptych serve" in result.stderr
+    assert "Traceback" not in result.stderr

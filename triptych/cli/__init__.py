@@ -1,0 +1,20 @@
+"""The `triptych` command."""
+
+from __future__ import annotations
+
+import sys
+
+from triptych.cli.app import app
+from triptych.errors import ConfigError
+
+#: Exit code of a command that could not start as it was told.
+CONFIG_EXIT = 2
+
+
+def main() -> None:
+    """Runs the command line; what cannot work ends in one sentence and exit code 2, without a traceback."""
+    try:
+        app(prog_name="triptych")
+    except ConfigError as error:
+        sys.stderr.write(f"triptych: {error}\n")
+        sys.exit(CONFIG_EXIT)

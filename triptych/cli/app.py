@@ -1,0 +1,180 @@
+"""The commands: the whole cluster, each service alone, and two helpers for people."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import click
+
+from triptych import __version__
+from triptych.cli.options import build, config_options
+from triptych.config import EncoderConfig, PDConfig, ProxyConfig
+from triptych.log import setup_logging
+
+MODEL_HELP = (
+    "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def app() -> None:
+    """Serves multimodal models with the encoder taken apart from prefill and decode."""
+
+
+def _start(service: str, values: dict[str, Any]) -> None:
+    from triptych.launch.parent import die_with_parent
+
+    # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    die_with_parent()
+    setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), values["log_level"])
+
+
+def _worker(config: type[Any], values: dict[str, Any]) -> Any:
+    from triptych.config import check_advertise, check_bind
+    from triptych.errors import ConfigError
+    from triptych.launch.model_path import model_name, resolve_model
+
+    if not values["store"]:
+        raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
+    check_bind(values["host"], values["internal_token"])
+    if values["advertise"]:
+        check_advertise(values["advertise"])
+    elif values["host"] in ("0.0.0.0", "::"):
+        raise ConfigError(f"--host {values['host']} needs --advertise with an address that others can reach")
+    path = resolve_model(values["model"])
+    name = values["served_model_name"] or model_name(path)
+    return build(config, values, model=str(path), served_model_name=name)
+
+
+@app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")
+@config_options(ProxyConfig)
+def proxy(**values: Any) -> None:
+    from triptych.errors import ConfigError
+
+    if not values["store"]:
+        raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
+    _start("proxy", values)
+    from triptych.proxy.service import run
+
+    asyncio.run(run(build(ProxyConfig, values)))
+
+
+@app.command(help=f"Computes embeddings and saves them in the store. {MODEL_HELP}")
+@click.argument("model", default="", envvar="TRIPTYCH_MODEL")
+@config_options(EncoderConfig)
+def encoder(**values: Any) -> None:
+    _start("encoder", values)
+    config = _worker(EncoderConfig, values)
+    from triptych.encoder_worker.service import run
+
+    asyncio.run(run(config))
+
+
+@app.command(help=f"Loads embeddings, prefills and decodes. {MODEL_HELP}")
+@click.argument("model", default="", envvar="TRIPTYCH_MODEL")
+@config_options(PDConfig)
+def pd(**values: Any) -> None:
+    _start("pd", values)
+    config = _worker(PDConfig, values)
+    from triptych.pd_worker.service import run
+
+    asyncio.run(run(config))
+
+
+@app.command(help=f"Starts a whole cluster on this machine and watches over it. {MODEL_HELP}")
+@click.argument("model", default="", envvar="TRIPTYCH_MODEL")
+@config_options(
+    EncoderConfig, PDConfig, ProxyConfig, without=("metrics_port", "advertise", "store", "store_memory")
+)
+@click.option(
+    "--encoders",
+    default=1,
+    show_default=True,
+    envvar="TRIPTYCH_ENCODERS",
+    show_envvar=True,
+    type=click.IntRange(1, 64),
+    help="encoder workers",
+)
+@click.option(
+    "--pd-workers",
+    default=1,
+    show_default=True,
+    envvar="TRIPTYCH_PD_WORKERS",
+    show_envvar=True,
+    type=click.IntRange(1, 64),
+    help="PD workers",
+)
+@click.option(
+    "--store",
+    default="auto",
+    show_default=True,
+    envvar="TRIPTYCH_STORE",
+    show_envvar=True,
+    help="auto starts one; else redis://host:port/0 or unix:///path/to/socket",
+)
+@click.option(
+    "--store-memory",
+    default="512 MiB",
+    show_default=True,
+    envvar="TRIPTYCH_STORE_MEMORY",
+    show_envvar=True,
+    help="memory of the store that auto starts",
+)
+@click.option(
+    "--run-dir",
+    default="",
+    show_default="a new temporary folder",
+    envvar="TRIPTYCH_RUN_DIR",
+    show_envvar=True,
+    help="folder for the store's socket and cluster.json (names and process ids)",
+)
+def serve(**values: Any) -> None:
+    from triptych.cli.serve import serve_cluster
+
+    serve_cluster(values)
+
+
+@app.command()
+@click.argument("question")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="picture file; may be given several times",
+)
+@click.option(
+    "--url",
+    default="http://127.0.0.1:8000",
+    show_default=True,
+    envvar="TRIPTYCH_URL",
+    show_envvar=True,
+    help="where the cluster answers",
+)
+@click.option("--max-tokens", default=256, show_default=True, help="longest answer")
+def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int) -> None:
+    """Asks a running cluster QUESTION and prints the answer as it comes."""
+    from triptych.cli.ask import ask_cluster
+
+    ask_cluster(question, list(images), url, max_tokens)
+
+
+@app.command(help=f"Says what MODEL is and whether it would fit. {MODEL_HELP}")
+@click.argument("model", default="", envvar="TRIPTYCH_MODEL")
+@config_options(
+    EncoderConfig,
+    PDConfig,
+    without=("store", "internal_token", "log_level", "metrics_port", "host", "port", "advertise"),
+)
+@click.option("--encoders", default=1, show_default=True, type=click.IntRange(1, 64), help="encoder workers")
+@click.option("--pd-workers", default=1, show_default=True, type=click.IntRange(1, 64), help="PD workers")
+@click.option("--store-memory", default="512 MiB", show_default=True, help="memory of the store")
+def check(**values: Any) -> None:
+    from triptych.cli.check import check_model
+
+    check_model(values)

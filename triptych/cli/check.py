@@ -1,0 +1,55 @@
+"""`triptych check`: what a model is, how large its two sides are, and whether it would fit."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from triptych.config import format_size, parse_size
+from triptych.launch.memory import available_memory, check_fits, plan_memory
+from triptych.launch.model_path import resolve_model
+
+
+def check_model(values: dict[str, Any]) -> None:
+    """Prints the report; ConfigError when the model would not work or not fit."""
+    path = resolve_model(values["model"])
+    import torch
+
+    from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
+
+    device = torch.device(values["device"])
+    family = family_of(path)
+    dtype = resolve_dtype(path, device, values["dtype"])
+    # Loaded for real: a checkpoint with missing or unknown tensors is found here, not in production.
+    encoder = load_encoder(path, device=device, dtype=dtype)
+    decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation="sdpa")
+    geometry = decoder.geometry
+    sides = {"encoder side": encoder.module, "decoder side": decoder.module}
+    counts = {name: sum(p.numel() for p in module.parameters()) for name, module in sides.items()}
+    size = dtype.itemsize
+    kv_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * size
+    lines = [
+        f"model         {path}",
+        f"family        {family.name}",
+        f"dtype         {str(dtype).removeprefix('torch.')} on {device}",
+        *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(n * size)}" for name, n in counts.items()),
+        f"embedding     {format_size(encoder.width * size)} a row",
+        f"KV cache      {format_size(kv_token)} a token, --kv-memory holds {values['kv_memory'] // kv_token}",
+        f"model length  {geometry.max_position_embeddings} tokens",
+    ]
+    plan = plan_memory(
+        sum(counts.values()),
+        dtype=str(dtype).removeprefix("torch."),
+        encoders=values["encoders"],
+        pd_workers=values["pd_workers"],
+        kv_memory=values["kv_memory"],
+        encoder_cache_memory=values["encoder_cache_memory"],
+        prepared_memory=values["prepared_memory"],
+        store_memory=parse_size(str(values["store_memory"])),
+        weights_in_ram=device.type == "cpu",
+    )
+    available = available_memory()
+    lines += ["memory", plan.table(), f"available     {format_size(available)}"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    check_fits(plan, available)
+    sys.stdout.write("It fits.\n")

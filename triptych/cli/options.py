@@ -1,0 +1,87 @@
+"""Turns config fields into command-line options and options back into configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+from triptych.config import flags_of, format_size, parse_size
+from triptych.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C")
+
+ENV_PREFIX = "TRIPTYCH_"
+
+
+class SizeType(click.ParamType[int]):
+    """Bytes, written as people write them."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+def option(name: str, default: Any, metadata: dict[str, Any]) -> Callable[[F], F]:
+    """One option with its help text, its default and its TRIPTYCH_* variable."""
+    flag = "--" + name.replace("_", "-")
+    common: dict[str, Any] = {
+        "default": default,
+        "show_default": True,
+        "envvar": ENV_PREFIX + name.upper(),
+        "show_envvar": True,
+        "help": metadata["help"],
+    }
+    if isinstance(default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", **common)
+    if metadata.get("size"):
+        return click.option(flag, **common | {"type": SizeType(), "default": format_size(default)})
+    if metadata.get("choices"):
+        return click.option(flag, **common, type=click.Choice(metadata["choices"]))
+    if default == "":
+        common["show_default"] = "none"
+    return click.option(flag, **common, type=type(default))
+
+
+def config_options(*configs: type[Any], without: Iterable[str] = ()) -> Callable[[F], F]:
+    """All flags of the configs, each once; a later config's default of the same flag wins."""
+    table: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for config in configs:
+        for name, default, metadata in flags_of(config):
+            table[name] = (default, metadata)
+
+    def decorate(function: F) -> F:
+        for name, (default, metadata) in reversed(table.items()):
+            if name not in set(without):
+                function = option(name, default, metadata)(function)
+        return function
+
+    return decorate
+
+
+def build(config: type[C], values: dict[str, Any], **given: Any) -> C:
+    """A config from parsed options; options of other configs are left aside."""
+    names = {f.name for f in fields(config)}  # type: ignore[arg-type]
+    return config(**{k: v for k, v in (values | given).items() if k in names})
+
+
+def arguments(config: type[Any], values: dict[str, Any]) -> list[str]:
+    """The command line that gives a process of our own these values of the config's flags."""
+    words: list[str] = []
+    for name, default, _ in flags_of(config):
+        value = values.get(name, default)
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
+    return words

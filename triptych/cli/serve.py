@@ -1,0 +1,121 @@
+"""`triptych serve`: from options to a supervised cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from triptych.cli.options import arguments
+from triptych.config import EncoderConfig, PDConfig, ProxyConfig, parse_size
+from triptych.errors import ConfigError
+from triptych.launch.embedded_store import EmbeddedStore
+from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
+from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
+from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
+from triptych.log import setup_logging
+
+log = logging.getLogger("launch")
+
+
+def serve_cluster(values: dict[str, Any]) -> None:
+    """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
+    setup_logging("serve", values["log_level"])
+    _check_store_flag(values["store"])
+    path = resolve_model(values["model"])
+    name = values["served_model_name"] or model_name(path)
+    check_port(values["host"], values["port"], "--port")
+    check_port(values["host"], values["grpc_port"], "--grpc-port")
+    store_memory = parse_size(str(values["store_memory"])) if values["store"] == "auto" else 0
+    _check_memory(path, values, store_memory)
+    run_dir = Path(values["run_dir"] or tempfile.mkdtemp(prefix="triptych-")).absolute()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        plan = _plan(path, name, values, run_dir, store_memory)
+        code = asyncio.run(Supervisor(plan, lambda: _say_ready(path, name, values)).run())
+    finally:
+        if not values["run_dir"]:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    if code:
+        sys.exit(code)
+
+
+def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None:
+    on_cpu = values["device"] == "cpu"
+    plan = plan_memory(
+        weight_elements(path),
+        dtype="float32" if values["dtype"] == "auto" else values["dtype"],
+        encoders=values["encoders"],
+        pd_workers=values["pd_workers"],
+        kv_memory=values["kv_memory"] if on_cpu else 0,
+        encoder_cache_memory=values["encoder_cache_memory"],
+        prepared_memory=values["prepared_memory"],
+        store_memory=store_memory,
+        weights_in_ram=on_cpu,
+    )
+    check_fits(plan, available_memory())
+
+
+def _plan(path: Path, name: str, values: dict[str, Any], run_dir: Path, store_memory: int) -> ClusterPlan:
+    store = EmbeddedStore(run_dir, store_memory) if values["store"] == "auto" else None
+    url = store.url if store is not None else values["store"]
+    # Workers of one machine stay on loopback, on ports of their own choice.
+    worker = values | {"store": url, "host": "127.0.0.1", "port": 0, "metrics_port": 0, "advertise": ""}
+    worker["served_model_name"] = name
+    encoder = (*_triptych("encoder"), str(path), *arguments(EncoderConfig, worker))
+    pd = (*_triptych("pd"), str(path), *arguments(PDConfig, worker))
+    proxy = (
+        *_triptych("proxy"),
+        *arguments(ProxyConfig, values | {"store": url, "store_memory": store_memory}),
+    )
+    return ClusterPlan(
+        workers=(
+            *((f"encoder-{index}", encoder) for index in range(values["encoders"])),
+            *((f"pd-{index}", pd) for index in range(values["pd_workers"])),
+        ),
+        proxy=proxy,
+        proxy_address=(values["host"] if values["host"] != "0.0.0.0" else "127.0.0.1", values["port"]),
+        pools={"encoder": values["encoders"], "pd": values["pd_workers"]},
+        run_dir=run_dir,
+        store_url=url,
+        store=store,
+    )
+
+
+def _triptych(command: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.cli", command)
+
+
+def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:
+    url = f"http://{values['host']}:{values['port']}"
+    lines = [f"Triptych answers for {name!r} at {url} (gRPC {values['host']}:{values['grpc_port']}).", ""]
+    command = Path(sys.executable).with_name("triptych")
+    if path == DEMO_MODEL:
+        from triptych.demo import examples
+
+        lines += [
+            "Paste one of these, from any folder:",
+            f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"-d @{examples.EXAMPLE_REQUEST}",
+            f'  {command} ask "{examples.EXAMPLE_QUESTION}" --image {examples.EXAMPLE_IMAGE} --url {url}',
+            "",
+            f"The picture: {examples.EXAMPLE_IMAGE}",
+            f"The answer:  {examples.EXPECTED_ANSWER}",
+        ]
+    else:
+        lines += [
+            "Paste this, from any folder:",
+            f'  {command} ask "What is in the image?" --image /path/to/picture.png --url {url}',
+        ]
+    sys.stdout.write("\n" + "\n".join([*lines, "", "Ctrl-C ends it."]) + "\n\n")
+    sys.stdout.flush()
+
+
+def _check_store_flag(store: str) -> None:
+    """ConfigError for a --store that names neither `auto` nor an address."""
+    if store != "auto" and not store.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"--store {store!r} is no address: use auto, redis://host:port/0 or unix:///path")

@@ -1,0 +1,119 @@
+"""Would it fit: the sum of what the cluster's processes will hold, before any of them starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.config import MIB, format_size
+from triptych.errors import ConfigError
+from triptych.types import DTYPE_BYTES
+
+#: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13.
+WORKER_BASE_BYTES = 450 * MIB
+PROXY_BASE_BYTES = 120 * MIB
+_SAFETENSORS_DTYPES = {
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "F64": 8,
+    "I64": 8,
+    "I32": 4,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Named parts of the cluster's memory, in bytes."""
+
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def total(self) -> int:
+        return sum(nbytes for _, nbytes in self.parts)
+
+    def table(self) -> str:
+        """One line per part and the sum, for people."""
+        width = max(len(name) for name, _ in self.parts)
+        lines = [f"  {name:<{width}}  {format_size(nbytes):>12}" for name, nbytes in self.parts]
+        return "\n".join([*lines, f"  {'together':<{width}}  {format_size(self.total):>12}"])
+
+
+def weight_elements(folder: Path) -> int:
+    """Parameters in a checkpoint folder, read from the headers of its safetensors files alone."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"MODEL={folder} has no *.safetensors: other weight files are not read")
+    return sum(_elements_of(file) for file in files)
+
+
+def _elements_of(file: Path) -> int:
+    try:
+        with file.open("rb") as handle:
+            size = int.from_bytes(handle.read(8), "little")
+            if not 2 <= size <= 100 * MIB:
+                raise ValueError("header size")
+            header = json.loads(handle.read(size))
+        spans = [
+            (entry["data_offsets"][1] - entry["data_offsets"][0]) // _SAFETENSORS_DTYPES[entry["dtype"]]
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is no readable safetensors file: fetch the checkpoint again") from error
+    return sum(spans)
+
+
+def plan_memory(
+    elements: int,
+    *,
+    dtype: str,
+    encoders: int,
+    pd_workers: int,
+    kv_memory: int,
+    encoder_cache_memory: int,
+    prepared_memory: int,
+    store_memory: int,
+    weights_in_ram: bool = True,
+) -> MemoryPlan:
+    """The cluster's memory on one machine; each worker counts with the whole checkpoint: an upper bound."""
+    weights = elements * DTYPE_BYTES[dtype] if weights_in_ram else 0
+    workers = encoders + pd_workers
+    return MemoryPlan(
+        (
+            ("processes", PROXY_BASE_BYTES + workers * WORKER_BASE_BYTES),
+            (f"weights of {workers} workers, at most", workers * weights),
+            (f"KV cache of {pd_workers} PD workers (--kv-memory)", pd_workers * kv_memory),
+            (
+                f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)",
+                pd_workers * encoder_cache_memory,
+            ),
+            (f"pixels of {encoders} encoders (--prepared-memory)", encoders * prepared_memory),
+            ("embedding store (--store-memory)", store_memory),
+        )
+    )
+
+
+def available_memory() -> int:
+    """Bytes that Linux says can still be had, within this process's cgroup where there is one."""
+    available = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return available
+
+
+def check_fits(plan: MemoryPlan, available: int) -> None:
+    """ConfigError with the sum when the plan is larger than what is available."""
+    if plan.total > available:
+        raise ConfigError(
+            f"this needs {format_size(plan.total)} of memory and {format_size(available)} are available: "
+            f"lower one of these\n{plan.table()}"
+        )

@@ -1,0 +1,22 @@
+"""A supervised process ends with its supervisor, however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+#: The supervisor's process id, as the supervisor hands it down.
+PARENT_VARIABLE = "TRIPTYCH_SUPERVISOR_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Asks Linux for SIGTERM when the supervisor named by the environment dies; no supervisor, no effect."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        sys.exit("triptych: the supervisor is gone")

@@ -1,0 +1,173 @@
+"""Runs a whole cluster on one machine: store, workers, proxy; in this order up, in reverse down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.errors import ConfigError, TriptychError
+from triptych.launch.children import CONFIG_EXIT, Child
+from triptych.launch.embedded_store import EmbeddedStore
+
+log = logging.getLogger("launch")
+
+#: Seconds that a service gets to finish what it holds.
+GRACE_SECONDS = 35.0
+#: A store that is gone is started again, empty; everything in it is recomputed on demand.
+STORE_CHECK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What to start. Commands are complete but for nothing; `proxy_address` is where HTTP answers."""
+
+    workers: tuple[tuple[str, tuple[str, ...]], ...]
+    proxy: tuple[str, ...]
+    proxy_address: tuple[str, int]
+    pools: dict[str, int]
+    run_dir: Path
+    store_url: str
+    store: EmbeddedStore | None
+
+
+class Supervisor:
+    """Owns the processes of one `triptych serve`."""
+
+    def __init__(self, plan: ClusterPlan, on_ready: Callable[[], None]) -> None:
+        self._plan = plan
+        self._on_ready = on_ready
+        self._workers = [Child(name, command) for name, command in plan.workers]
+        self._proxy = Child("proxy", plan.proxy)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until SIGINT or SIGTERM; the exit code. Leaves no process and no socket behind."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        if self._plan.store is not None:
+            self._plan.store.start()
+        children = [*self._workers, self._proxy]
+        watches = [asyncio.create_task(child.watch()) for child in children]
+        helpers = [asyncio.create_task(self._watch_store()), asyncio.create_task(self._announce())]
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([stopped, *watches], return_when=asyncio.FIRST_COMPLETED)
+            codes = [task.result() for task in watches if task.done()]
+            return CONFIG_EXIT if CONFIG_EXIT in codes else 0
+        finally:
+            for task in (*helpers, stopped):
+                task.cancel()
+            await asyncio.gather(*helpers, stopped, return_exceptions=True)
+            await self._end(watches)
+
+    async def _end(self, watches: Sequence[asyncio.Task[int]]) -> None:
+        log.info("stopping")
+        await self._proxy.end(GRACE_SECONDS)
+        await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        if self._plan.store is not None:
+            self._plan.store.stop()
+        with contextlib.suppress(FileNotFoundError):
+            (self._plan.run_dir / "cluster.json").unlink()
+        log.info("stopped")
+
+    async def _announce(self) -> None:
+        """Says once that the cluster answers, and keeps cluster.json true."""
+        await self._wait_until_ready()
+        self._on_ready()
+        while True:
+            self._write_processes()
+            await asyncio.sleep(0.5)
+
+    async def _wait_until_ready(self) -> None:
+        waited: dict[str, int] = {}
+        while True:
+            self._write_processes()
+            counts = await self._registered()
+            if counts != waited:
+                log.info(
+                    "%s", ", ".join(f"{counts.get(p, 0)} of {n} {p}" for p, n in self._plan.pools.items())
+                )
+                waited = counts
+            complete = all(counts.get(pool, 0) >= count for pool, count in self._plan.pools.items())
+            if complete and await _answers_ready(*self._plan.proxy_address):
+                return
+            await asyncio.sleep(0.2)
+
+    async def _registered(self) -> dict[str, int]:
+        try:
+            store = await EmbeddingStore.connect(self._plan.store_url)
+        except StoreUnavailable:
+            return {}
+        try:
+            counts: dict[str, int] = {}
+            for worker in await Registry(store).workers():
+                counts[worker.pool] = counts.get(worker.pool, 0) + 1
+            return counts
+        except StoreUnavailable:
+            return {}
+        finally:
+            await store.close()
+
+    def _write_processes(self) -> None:
+        processes = {child.name: child.pid for child in (*self._workers, self._proxy)}
+        if self._plan.store is not None:
+            processes["store"] = self._plan.store.pid
+        target = self._plan.run_dir / "cluster.json"
+        text = json.dumps({"store": self._plan.store_url, "processes": processes})
+        if not target.exists() or target.read_text() != text:
+            scratch = target.with_suffix(".tmp")
+            scratch.write_text(text)
+            scratch.replace(target)
+
+    async def _watch_store(self) -> None:
+        store = self._plan.store
+        while store is not None:
+            await asyncio.sleep(STORE_CHECK_SECONDS)
+            if store.pid is None:
+                log.warning("the embedding store is gone; it starts again, empty")
+                try:
+                    store.start()
+                except TriptychError as error:
+                    log.error("%s", error)
+
+
+async def _answers_ready(host: str, port: int) -> bool:
+    """Whether the proxy's GET /ready says 200."""
+    try:
+        async with asyncio.timeout(2):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(f"GET /ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            await writer.drain()
+            line = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return False
+    return line.split()[1:2] == [b"200"]
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """ConfigError when the port cannot be bound."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{flag} {port} on {host} cannot be used ({error.strerror}): {flag} N picks another"
+            ) from error
