@@ -1,0 +1,201 @@
+"""A real cluster of real processes for tests: `triptych serve`, and services alone beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.types import WorkerInfo
+
+#: Longest wait for anything in a test, in seconds; the machine may be busy.
+PATIENCE = 90.0
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, holds: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """The first true value of `holds`; AssertionError naming `what` when its time is over."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        value = holds()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {patience:.0f} s for: {what}")
+
+
+def data_url(image: Any) -> str:
+    """A picture (PIL) as a data: URL in PNG."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@dataclass
+class Cluster:
+    """A running cluster. `log` is what its processes wrote."""
+
+    url: str
+    grpc_address: str
+    run_dir: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+    extra: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def store_url(self) -> str:
+        return str(self._state()["store"])
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.run_dir / "cluster.json").read_text())
+        return state
+
+    def pid(self, name: str) -> int:
+        """Process id of `encoder-0`, `pd-1`, `proxy` or `store`, once it has one."""
+        return int(wait_for(f"a process id of {name}", lambda: self._state()["processes"].get(name)))
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(name), number)
+
+    def workers(self) -> list[WorkerInfo]:
+        """Live workers, as the registry knows them."""
+
+        async def ask() -> list[WorkerInfo]:
+            store = await EmbeddingStore.connect(self.store_url)
+            try:
+                return await Registry(store).workers()
+            finally:
+                await store.close()
+
+        return asyncio.run(ask())
+
+    def metrics(self, pool: str) -> list[dict[str, float]]:
+        """Samples of every worker of the pool ("encoder", "pd"), or of the proxy, labels left out."""
+        if pool == "proxy":
+            return [scrape(f"{self.url}/metrics")]
+        ports = [w.capacity["metrics_port"] for w in self.workers() if w.pool == pool]
+        return [scrape(f"http://127.0.0.1:{port}/metrics") for port in ports]
+
+    def total(self, pool: str, name: str) -> float:
+        """One sample's sum over a pool."""
+        return sum(samples.get(name, 0.0) for samples in self.metrics(pool))
+
+    def post(self, body: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
+        """The reply to POST /v1/chat/completions; `status` is added to it."""
+        request = urllib.request.Request(
+            f"{self.url}/v1/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as reply:
+                return json.loads(reply.read()) | {"status": reply.status}
+        except urllib.error.HTTPError as error:
+            with error:
+                return json.loads(error.read()) | {"status": error.code}
+
+    def add_worker(self, *words: str) -> subprocess.Popen[bytes]:
+        """A service alone beside the cluster: `add_worker("encoder", "/folder")`."""
+        command = [sys.executable, "-m", "triptych.cli", *words, "--store", self.store_url]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.extra.append(process)
+        return process
+
+    def stop(self) -> int:
+        """SIGTERM to all; the exit code of `triptych serve`."""
+        for process in (*self.extra, self.process):
+            if process.poll() is None:
+                process.terminate()
+        for process in (*self.extra, self.process):
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return int(self.process.returncode)
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Samples of a /metrics page by name, labels summed up."""
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        text = reply.read().decode()
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+    return samples
+
+
+def start_cluster(
+    model: Path, run_dir: Path, *words: str, environment: dict[str, str] | None = None
+) -> Cluster:
+    """Starts `triptych serve MODEL …` and waits until it says that it answers."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    port, grpc_port = free_port(), free_port()
+    log = run_dir / "cluster.log"
+    command = [
+        *(sys.executable, "-m", "triptych.cli", "serve", str(model), "--run-dir", str(run_dir)),
+        *(
+            "--port",
+            str(port),
+            "--grpc-port",
+            str(grpc_port),
+            "--kv-memory",
+            "64MiB",
+            "--store-memory",
+            "128MiB",
+        ),
+        *("--encoder-cache-memory", "32MiB", "--prepared-memory", "64MiB", *words),
+    ]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=os.environ | (environment or {})
+        )
+    cluster = Cluster(f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", run_dir, log, process)
+
+    def ready() -> bool:
+        if process.poll() is not None:
+            raise AssertionError(f"the cluster ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+        return b"Triptych answers" in log.read_bytes()
+
+    try:
+        wait_for("the cluster to answer", ready)
+    except BaseException:
+        cluster.stop()
+        raise AssertionError(log.read_text()[-4000:]) from None
+    return cluster
+
+
+@contextlib.contextmanager
+def running_cluster(model: Path, run_dir: Path, *words: str) -> Iterator[Cluster]:
+    """A cluster for the length of a `with`."""
+    cluster = start_cluster(model, run_dir, *words)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
