@@ -15,7 +15,7 @@ from PIL import Image
 
 from support.cluster import PATIENCE, data_url
 
-WORDS = ("import", "os", "return", "self", "value", "name", "list", "while", "print", "index", "class", "open")
+WORDS = ("import", "os", "return", "self", "value", "name", "list", "while", "print", "class", "open")
 
 
 @dataclass(frozen=True)
