@@ -1,0 +1,46 @@
+"""Clusters to break, and the answers that must come all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.checkpoints import build_checkpoint
+from support.cluster import Cluster, start_cluster
+from support.traffic import Case, expected, mixed_cases
+
+#: Output tokens of every stream in these tests.
+TOKENS = 100
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint("qwen3_vl", tmp_path_factory.mktemp("chaos") / "qwen3_vl")
+
+
+@pytest.fixture(scope="session")
+def cases() -> list[Case]:
+    return mixed_cases(28, seed=5, sizes=((160, 160), (128, 192)))
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
+    return expected(checkpoint, cases, TOKENS)
+
+
+@pytest.fixture
+def make_cluster(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Starts clusters that end with the test."""
+    clusters: list[Cluster] = []
+
+    def make(workers: int, *words: str) -> Cluster:
+        pools = ("--encoders", str(workers), "--pd-workers", str(workers), "--threads", "1")
+        clusters.append(start_cluster(checkpoint, tmp_path / f"run{len(clusters)}", *pools, *words))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.stop()
