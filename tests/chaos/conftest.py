@@ -10,10 +10,7 @@ import pytest
 
 from support.checkpoints import build_checkpoint
 from support.cluster import Cluster, start_cluster
-from support.traffic import Case, expected, mixed_cases
-
-#: Output tokens of every stream in these tests.
-TOKENS = 100
+from support.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +25,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
-    return expected(checkpoint, cases, TOKENS)
+    return expected(checkpoint, cases, STREAM_TOKENS)
 
 
 @pytest.fixture

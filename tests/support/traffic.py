@@ -17,6 +17,9 @@ from support.cluster import PATIENCE, data_url
 
 WORDS = ("import", "os", "return", "self", "value", "name", "list", "while", "print", "class", "open")
 
+#: Output tokens of a stream that is long enough to be broken in its middle.
+STREAM_TOKENS = 100
+
 
 @dataclass(frozen=True)
 class Case:
