@@ -1,0 +1,42 @@
+"""Every key in the store, how long it lives, and why.
+
+Keys of one item share the tag `{mm_hash}`, so that a Redis Cluster keeps them on one shard. A namespace
+needs no prefix: it is part of the mm_hash.
+"""
+
+from __future__ import annotations
+
+from triptych.hashing import check_mm_hash
+
+#: One value per item. Has a TTL: the server's volatile-lru evicts only what has one.
+EMBEDDING = "ec:"
+#: One hash per item in a tower. No TTL, but a deadline inside: keys with a TTL are evicted before it ends.
+LEASE = "lease:"
+#: One hash of all workers, field `pool address`. No TTL, for the same reason.
+WORKERS = "registry:workers"
+#: One hash of all proxies, field proxy id. No TTL, for the same reason.
+PROXIES = "registry:proxies"
+#: A random word. No TTL: it goes only with everything else, so another word means a flush or restart.
+EPOCH = "registry:epoch"
+
+#: Seconds that an unused embedding stays when the writer says nothing else.
+EMBEDDING_TTL = 3600.0
+#: Seconds that the parts of a split value outlive its header: whoever has read the header finds them.
+PART_GRACE = 120.0
+#: Seconds past their deadline after which leases and registrations are deleted by anyone.
+DEAD_AFTER = 600.0
+
+
+def embedding(mm_hash: str) -> str:
+    """The item's value; InvalidRequest when `mm_hash` is not 64 hex characters."""
+    return f"{EMBEDDING}{{{check_mm_hash(mm_hash)}}}"
+
+
+def part(mm_hash: str, write_id: str, index: int) -> str:
+    """Part `index` of a value over 64 MiB, named by the write so that two writers never mix."""
+    return f"{embedding(mm_hash)}:{write_id}:{index}"
+
+
+def lease(mm_hash: str) -> str:
+    """The item's lease; InvalidRequest when `mm_hash` is not 64 hex characters."""
+    return f"{LEASE}{{{check_mm_hash(mm_hash)}}}"

@@ -1,0 +1,33 @@
+"""Fixtures for tests that need the real store. Light: no torch, and no server unless it is asked for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.launch.embedded_store import EmbeddedStore
+
+
+@pytest.fixture(scope="session")
+def store_url() -> Iterator[str]:
+    """The address of a store that all tests of this run share; not flushed between them."""
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        server = EmbeddedStore(Path(folder), 512 << 20)
+        server.start()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[EmbeddingStore]:
+    """A connection to the shared store, emptied before the test."""
+    connected = await EmbeddingStore.connect(store_url)
+    await connected.control.execute("FLUSHALL")
+    yield connected
+    await connected.close()
