@@ -1,0 +1,129 @@
+"""What goes through one engine step, and what the engine tells the outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.errors import RequestError
+from triptych.types import FinishReason, PDTimings, Placement, Usage
+
+if TYPE_CHECKING:
+    from triptych.pd_worker.request import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """Rows [first, first + count) of an item go to batch tokens [at, at + count) of its request's chunk.
+
+    `at` counts from the chunk's first token.
+    """
+
+    mm_hash: str
+    first: int
+    count: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """One request's share of a step: tokens [start, start + count) of prompt plus output."""
+
+    state: RequestState
+    start: int
+    count: int
+    #: The request's block table, long enough for the chunk.
+    block_ids: tuple[int, ...]
+    #: Encoder rows that the chunk consumes.
+    rows: tuple[GatheredRows, ...]
+    #: The chunk reaches the last known token: a token is sampled.
+    samples: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """All that the runner needs for one step."""
+
+    #: Counts from 1; metadata and results of a step carry it.
+    step: int
+    #: Decodes first, then prefill chunks; the order of the batch.
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    #: mm_hashes that the runner drops from the encoder cache before anything else in the step.
+    evicted: list[str] = field(default_factory=list)
+    #: Requests that gave their blocks up in this step.
+    preempted: list[RequestState] = field(default_factory=list)
+    #: What the connector's worker role has to do in this step.
+    ec_connector_metadata: ECConnectorMetadata | None = None
+    #: Events that scheduling itself caused: admissions, missing items, deadlines.
+    events: list[EngineEvent] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """What one step has computed and what the connector has finished."""
+
+    #: One token for every chunk that samples, in the chunks' order.
+    sampled: list[int] = field(default_factory=list)
+    #: Fetched, loaded and failed items since the last step.
+    ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEvent:
+    """Names the request and the attempt that an event belongs to."""
+
+    request_id: str
+    attempt: int
+    proxy_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAdmitted(EngineEvent):
+    """The bytes of all items are reserved: encoder jobs may run. Placements stand in item order."""
+
+    prompt_token_ids: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemLoaded(EngineEvent):
+    """The item has arrived from the store after `seconds`."""
+
+    mm_hash: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemMissing(EngineEvent):
+    """The store has no usable value: encode it again. `damaged_digest` is empty when there was none."""
+
+    mm_hash: str
+    damaged_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens(EngineEvent):
+    """New output. `position` counts the output tokens before these, earlier attempts included."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished(EngineEvent):
+    """The last event of an attempt. `error` is set exactly when the reason is ERROR."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: PDTimings
+    error: RequestError | None = None

@@ -1,0 +1,126 @@
+"""A request as the engine holds it: what was asked, and apart from it, how far it has come."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from triptych.types import FinishReason, MMFeature, PDTimings
+
+if TYPE_CHECKING:
+    import torch
+
+    from triptych.pd_worker.sampling import ResolvedSampling
+
+
+class TextOutput(Protocol):
+    """Turns output tokens into text and says when the request has to stop."""
+
+    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """The text that `token_id` completes, and the reason when it is the last token."""
+        ...
+
+    def flush(self) -> str:
+        """Text held back until now; called once, when the request ends."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class EngineRequest:
+    """One attempt at one request. Only `output` and `output_token_ids` change after submission.
+
+    `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
+    [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
+    i + position_delta in every row. `ready` are the mm_hashes that are stored already. `prefix_root` roots
+    the KV prefix chain. `output_token_ids` starts with the `resumed_tokens` tokens of earlier attempts.
+    """
+
+    request_id: str
+    attempt: int
+    proxy_id: str
+    arrival: float
+    deadline: float
+    prompt_token_ids: Sequence[int]
+    features: tuple[MMFeature, ...]
+    ready: frozenset[str]
+    positions: torch.Tensor
+    position_delta: int
+    sampling: ResolvedSampling
+    prefix_root: bytes
+    output: TextOutput
+    output_token_ids: list[int] = field(default_factory=list)
+    resumed_tokens: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Names the request inside this worker: two proxies may draw the same id."""
+        return (self.proxy_id, self.request_id)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def distinct_items(self) -> dict[str, MMFeature]:
+        """The first feature of every key, in order."""
+        items: dict[str, MMFeature] = {}
+        for feature in self.features:
+            items.setdefault(feature.mm_hash, feature)
+        return items
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands."""
+
+    #: Waits until the bytes of all its items can be reserved.
+    WAITING_ROOM = enum.auto()
+    #: Admitted; waits for embeddings, a slot or blocks.
+    WAITING_ITEMS = enum.auto()
+    #: In the running batch.
+    RUNNING = enum.auto()
+    #: Gave its blocks up; is computed again from its first token.
+    PREEMPTED = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """A request's run state; the scheduler alone changes it."""
+
+    request: EngineRequest
+    status: RequestStatus = RequestStatus.WAITING_ROOM
+    #: Tokens whose keys and values are in blocks, acknowledged steps only.
+    num_computed_tokens: int = 0
+    #: Prompt tokens that the prefix cache gave at the first start.
+    num_cached_tokens: int = 0
+    preemptions: int = 0
+    admitted_at: float | None = None
+    #: When the last of its items was found here.
+    items_at: float | None = None
+    first_scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token is left to compute: the next step puts out a token."""
+        return self.request.num_tokens - self.num_computed_tokens == 1 and bool(self.request.output_token_ids)
+
+    def timings(self) -> PDTimings:
+        """Seconds of each stage; 0 for those it never reached."""
+
+        def span(start: float | None, end: float | None) -> float:
+            return 0.0 if start is None or end is None else max(0.0, end - start)
+
+        return PDTimings(
+            queue=span(self.request.arrival, self.first_scheduled_at),
+            load=span(self.admitted_at, self.items_at),
+            prefill=span(self.first_scheduled_at, self.first_token_at),
+            decode=span(self.first_token_at, self.last_token_at),
+        )
