@@ -54,10 +54,14 @@ class HasFeatures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutput:
-    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous."""
+    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous.
+
+    `damaged_digest` names the damaged stored value that a save of this output may replace.
+    """
 
     plan: ItemPlan
     data: torch.Tensor
+    damaged_digest: str = ""
 
 
 #: The worker's map from mm_hash to encoder output; entries come and go only by the scheduler's word.
@@ -104,6 +108,8 @@ class ECConnectorOutput:
     failed: list[FailedLoad] = field(default_factory=list)
     #: Saves that did not land, with the reason.
     unsaved: dict[str, str] = field(default_factory=dict)
+    #: Which load of its key a report in `fetched`, `loaded` or `failed` is about; absent: the current one.
+    generations: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +206,11 @@ class ECConnectorWorker(ECConnectorBase):
         """Starts the step's fetches and moves landed host copies into `encoder_cache`. Does not wait."""
 
     @abstractmethod
-    def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str) -> None:
-        """Starts the save of one entry, keeping its tensor alive until it has landed."""
+    def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
+        """Starts the save of one entry, keeping its tensor alive until it has landed.
+
+        `damaged_digest` names a damaged value in the store that this one replaces.
+        """
 
     @abstractmethod
     def get_finished(self) -> ECConnectorOutput:
