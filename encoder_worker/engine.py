@@ -1,0 +1,226 @@
+"""The tower's step loop, in a thread of its own: take a batch, encode it, save what came out."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triptych.ec_connector.base import EncoderOutput
+from triptych.encoder_worker.host_copy import HostCopy
+from triptych.encoder_worker.output_cache import OutputCache
+from triptych.encoder_worker.saver import Saver
+from triptych.errors import InternalError
+from triptych.models.base import EncoderSide, PreparedItem
+from triptych.types import ItemPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TowerItem:
+    """One item of a batch: its prepared pixels, or its output from an earlier job.
+
+    `wanted` says, from any thread, whether anybody still waits. `damaged_digest` names the stored value
+    that the save may replace.
+    """
+
+    plan: ItemPlan
+    prepared: PreparedItem | None
+    output: EncoderOutput | None
+    damaged_digest: str
+    wanted: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An item has left the tower with `output`, whose save has begun if `saving`; or with `error`."""
+
+    mm_hash: str
+    seconds: float
+    output: EncoderOutput | None = None
+    saving: bool = False
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """The tower is free. `items` of the batch went through it, in `calls` calls."""
+
+    items: int
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The embedding is in the store."""
+
+    mm_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """The save did not land; it may be tried again by `EncoderEngine.save`."""
+
+    mm_hash: str
+    reason: str
+
+
+EngineEvent = Encoded | BatchDone | Saved | Unsaved
+
+
+@dataclass(frozen=True, slots=True)
+class _SaveOrder:
+    output: EncoderOutput
+    damaged_digest: str
+
+
+_Order = Sequence[TowerItem] | _SaveOrder | None
+
+
+class EncoderEngine:
+    """Owns the tower and the saves. `emit` is called from its thread and must not block."""
+
+    def __init__(
+        self,
+        encoder: EncoderSide,
+        saver: Saver,
+        outputs: OutputCache,
+        emit: Callable[[EngineEvent], None],
+    ) -> None:
+        self._encoder = encoder
+        self._saver = saver
+        self._outputs = outputs
+        self._emit = emit
+        self._to_host = HostCopy(encoder.device)
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._stopping = False
+        self._busy_since: float | None = None
+        self._calls = 0
+        self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._saver.on_progress(self.wake)
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the thread after the batch in the tower."""
+        self._stopping = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def wake(self) -> None:
+        """Lets the thread look for finished saves; callable from any thread."""
+        self._orders.put(None)
+
+    def encode(self, batch: Sequence[TowerItem]) -> None:
+        """Hands a batch over; one `Encoded` per item and then one `BatchDone` come back."""
+        self._orders.put(batch)
+
+    def save(self, output: EncoderOutput, damaged_digest: str = "") -> None:
+        """Saves an output (again); `Saved` or `Unsaved` comes back."""
+        self._orders.put(_SaveOrder(output, damaged_digest))
+
+    def kept(self, mm_hash: str) -> EncoderOutput | None:
+        """The item's output, if it is still here from an earlier job."""
+        return self._outputs.get(mm_hash)
+
+    def last_progress(self) -> float:
+        """When the tower last made progress, on the monotonic clock; now while it is idle."""
+        return time.monotonic() if (since := self._busy_since) is None else since
+
+    def _run(self) -> None:
+        while not self._stopping:
+            order = self._orders.get()
+            if isinstance(order, _SaveOrder):
+                self._start_save(order.output, order.damaged_digest)
+            elif order is not None:
+                self._step(order)
+            self._collect()
+
+    def _step(self, batch: Sequence[TowerItem]) -> None:
+        start = self._busy_since = time.monotonic()
+        self._calls = 0
+        fresh = [item for item in batch if item.output is None]
+        results = dict(zip((i.plan.mm_hash for i in fresh), self._encode_isolated(fresh), strict=True))
+        seconds = time.monotonic() - start
+        self._busy_since = None
+        for item in batch:
+            self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
+        self._emit(BatchDone(len(fresh), self._calls, seconds))
+
+    def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
+        """One output or error per item; an item that fails takes no other with it."""
+        try:
+            return list(self._encode(items))
+        except Exception as error:
+            if len(items) == 1:
+                logger.warning("the tower failed on an item", exc_info=True)
+                return [error]
+            logger.warning("the tower failed on a batch of %d: encoding them one by one", len(items))
+        self._free_after_failure()
+        results: list[EncoderOutput | Exception] = []
+        for item in items:
+            self._busy_since = time.monotonic()
+            results += self._encode_isolated([item])
+        return results
+
+    def _encode(self, items: Sequence[TowerItem]) -> list[EncoderOutput]:
+        if not items:
+            return []
+        prepared = [item.prepared for item in items if item.prepared is not None]
+        self._calls += 1
+        with torch.inference_mode():
+            rows = self._to_host(self._encoder.encode(prepared))
+        if len(rows) != len(items):
+            raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")
+        return [_checked(item.plan, data) for item, data in zip(items, rows, strict=True)]
+
+    def _free_after_failure(self) -> None:
+        if self._encoder.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _finish(self, item: TowerItem, result: EncoderOutput | Exception | None, seconds: float) -> None:
+        key = item.plan.mm_hash
+        if isinstance(result, Exception) or result is None:
+            self._emit(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
+            return
+        self._outputs[key] = result
+        saving = item.wanted()
+        self._emit(Encoded(key, seconds, output=result, saving=saving))
+        if saving:
+            self._start_save(result, item.damaged_digest)
+
+    def _start_save(self, output: EncoderOutput, damaged_digest: str) -> None:
+        key = output.plan.mm_hash
+        self._outputs.hold(key)
+        self._outputs[key] = output
+        try:
+            self._saver.save(self._outputs, key, damaged_digest)
+        except Exception as error:
+            logger.warning("a save could not begin", exc_info=True)
+            self._outputs.let_go(key)
+            self._emit(Unsaved(key, type(error).__name__))
+
+    def _collect(self) -> None:
+        finished = self._saver.get_finished()
+        for key in finished.saved:
+            self._outputs.let_go(key)
+            self._emit(Saved(key))
+        for key, reason in finished.unsaved.items():
+            self._outputs.let_go(key)
+            self._emit(Unsaved(key, reason))
+
+
+def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput:
+    if tuple(data.shape) != (plan.rows, plan.width):
+        raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
+    return EncoderOutput(plan, data)

@@ -1,0 +1,46 @@
+"""The jobs' side of the encoder worker's metrics."""
+
+from __future__ import annotations
+
+from triptych.encoder_worker.engine import BatchDone
+from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.errors import RequestError
+from triptych.metrics import EncoderMetrics
+
+
+class JobMetrics:
+    """Sets the gauges after every event, counts batches, saves and failures."""
+
+    def __init__(self, metrics: EncoderMetrics, model_name: str) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+
+    def gauges(self, *, scheduler: EncoderScheduler, jobs: int, inflight: int, leases: int) -> None:
+        """What is held now; all zero at rest."""
+        self._metrics.queue_items.set(scheduler.queued)
+        self._metrics.planned_items.set(scheduler.planned)
+        self._metrics.prepared_bytes.set(scheduler.prepared_bytes)
+        self._metrics.inflight.set(inflight)
+        self._metrics.jobs.set(jobs)
+        self._metrics.leases_held.set(leases)
+
+    def batch(self, done: BatchDone) -> None:
+        """A batch has left the tower; one of kept outputs only did not use it."""
+        self._metrics.tower_calls.inc(done.calls)
+        self._metrics.tower_items.inc(done.items)
+        if done.items:
+            self._metrics.batch_items.observe(done.items)
+            self._metrics.encode_seconds.observe(done.seconds)
+
+    def saved(self, nbytes: int, seconds: float) -> None:
+        """A save has landed."""
+        self._metrics.save_bytes.inc(nbytes)
+        self._metrics.save_seconds.observe(seconds)
+
+    def found(self) -> None:
+        """A job was answered from the store."""
+        self._metrics.already_stored.inc()
+
+    def failed(self, error: RequestError) -> None:
+        """A job or a stream of it failed."""
+        self._metrics.failures.labels(self._model_name, error.code).inc()

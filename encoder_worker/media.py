@@ -1,0 +1,64 @@
+"""Image bytes to RGB pictures: known formats only, size checked before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from triptych.errors import InvalidRequest, TooLarge
+
+logger = logging.getLogger(__name__)
+
+#: Decoders that hostile bytes may reach; animated files give their first frame.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+#: Encoded bytes of one item.
+MAX_MEDIA_BYTES = 64 << 20
+
+# Our own limit is checked from the header before any decoding; Pillow's second one would only overrule
+# an operator who raised it.
+Image.MAX_IMAGE_PIXELS = None
+
+
+def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
+    """The RGB picture in `data`, equal to what transformers' `load_image` makes of the same file.
+
+    TooLarge above `max_pixels` (width times height, from the header); InvalidRequest(param "image") for
+    unknown formats and for truncated or damaged data. The texts never repeat the decoder's words, which
+    may carry addresses of this process.
+    """
+    try:
+        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise InvalidRequest(
+            "image: no PNG, JPEG, WebP, GIF or BMP file; send one of these formats", param="image"
+        ) from None
+    except Exception as error:
+        raise _damaged(error) from None
+    with picture:
+        _check_size(picture.size, max_pixels)
+        try:
+            picture.load()
+            _check_size(picture.size, max_pixels)
+            return ImageOps.exif_transpose(picture).convert("RGB")
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            raise _damaged(error) from None
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise InvalidRequest("image: it has no pixels", param="image")
+    if width * height > max_pixels:
+        raise TooLarge(
+            f"image: {width}x{height} is more than the {max_pixels} pixels allowed; send a smaller picture",
+            param="image",
+        )
+
+
+def _damaged(error: Exception) -> InvalidRequest:
+    logger.info("an image could not be decoded (%s)", type(error).__name__)
+    return InvalidRequest("image: the file is truncated or damaged and cannot be decoded", param="image")

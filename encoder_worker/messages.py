@@ -1,0 +1,116 @@
+"""Jobs and events between the wire and this worker's own types."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready
+from triptych.encoder_worker.limits import ItemFormat
+from triptych.encoder_worker.media import MAX_MEDIA_BYTES
+from triptych.errors import InvalidRequest, RequestError, TooLarge
+from triptych.hashing import check_mm_hash
+from triptych.protos import common_pb2, encoder_pb2
+from triptych.types import ItemPlan
+
+#: Longest life of a job in seconds.
+MAX_TIMEOUT = 3600.0
+_MAX_OPTIONS_CHARS = 64 << 10
+_DIGEST = re.compile(r"([0-9a-f]{40})?")
+
+
+def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
+    """The job, checked against what this worker encodes; InvalidRequest naming the field."""
+    if job.namespace != format.namespace:
+        raise InvalidRequest("namespace: not the one that this worker encodes for", param="namespace")
+    if job.modality != format.modality:
+        raise InvalidRequest(f"modality: this worker encodes {format.modality!r} only", param="modality")
+    if job.media_bytes < 1:
+        raise InvalidRequest("media_bytes: the item has no media", param="media_bytes")
+    if job.media_bytes > MAX_MEDIA_BYTES:
+        raise TooLarge(f"media_bytes: more than {MAX_MEDIA_BYTES} bytes", param="media_bytes")
+    if not job.timeout > 0:
+        raise InvalidRequest("timeout: seconds that the job may take, above 0", param="timeout")
+    if not _DIGEST.fullmatch(job.damaged_digest):
+        raise InvalidRequest("damaged_digest: 40 lower-case hex characters", param="damaged_digest")
+    return JobSpec(
+        job_id=job.job_id,
+        request_id=job.request_id,
+        mm_hash=check_mm_hash(job.mm_hash),
+        namespace=job.namespace,
+        modality=job.modality,
+        processor_options=_options(job.processor_options),
+        salt=job.salt,
+        media_bytes=job.media_bytes,
+        timeout=min(job.timeout, MAX_TIMEOUT),
+        failed_lease_token=job.failed_lease_token,
+        damaged_digest=job.damaged_digest,
+        re_encode=job.re_encode,
+    )
+
+
+def _options(text: str) -> Mapping[str, Any]:
+    error = InvalidRequest("processor_options: a small JSON object of options", param="processor_options")
+    if len(text) > _MAX_OPTIONS_CHARS:
+        raise error
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise error from None
+    if not isinstance(options, dict):
+        raise error
+    return options
+
+
+def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
+    """An event as it travels."""
+    match event:
+        case Planned(plan):
+            return encoder_pb2.EncodeEvent(planned=plan_message(plan))
+        case MediaWanted():
+            return encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
+        case Ready(plan, already_stored, timings):
+            ready = encoder_pb2.ItemReady(
+                plan=plan_message(plan),
+                already_stored=already_stored,
+                queue_seconds=timings.queue,
+                preprocess_seconds=timings.preprocess,
+                encode_seconds=timings.encode,
+                save_seconds=timings.save,
+            )
+            return encoder_pb2.EncodeEvent(ready=ready)
+        case Failed(error, retryable, owner_address, owner_token):
+            failed = encoder_pb2.JobFailed(
+                error=error_message(error),
+                retryable=retryable,
+                owner_address=owner_address,
+                owner_token=owner_token,
+            )
+            return encoder_pb2.EncodeEvent(failed=failed)
+
+
+def plan_message(plan: ItemPlan) -> common_pb2.ItemPlan:
+    """A plan as it travels."""
+    return common_pb2.ItemPlan(
+        mm_hash=plan.mm_hash,
+        namespace=plan.namespace,
+        modality=plan.modality,
+        rows=plan.rows,
+        width=plan.width,
+        dtype=plan.dtype,
+        length=plan.length,
+        runs=[common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()],
+        grid_thw=plan.grid_thw,
+    )
+
+
+def error_message(error: RequestError) -> common_pb2.Error:
+    """An error as it travels."""
+    return common_pb2.Error(
+        code=error.code,
+        message=error.message,
+        param=error.param or "",
+        retry_after=error.retry_after or 0.0,
+    )

@@ -1,0 +1,61 @@
+"""Media bytes to tower inputs in a bounded pool: verify the hash, decode, preprocess."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from triptych import hashing
+from triptych.encoder_worker.job import JobSpec, VerifiedMedia
+from triptych.encoder_worker.media import decode_image
+from triptych.errors import InvalidRequest
+from triptych.models.base import EncoderSide, PreparedItem
+
+#: Media up to this size are hashed at once: handing them to a thread would take longer.
+INLINE_BYTES = 1 << 20
+
+
+class Preparer:
+    """Runs media work in `threads` threads beside the event loop."""
+
+    def __init__(self, encoder: EncoderSide, *, max_pixels: int, threads: int) -> None:
+        self._encoder = encoder
+        self._max_pixels = max_pixels
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media")
+
+    async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
+        """The whole media; InvalidRequest(param "mm_hash") when they are not what the key was made of."""
+        if spec.media_bytes <= INLINE_BYTES:
+            return _verify(spec, frames)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, _verify, spec, frames)
+
+    async def prepare(self, media: VerifiedMedia) -> PreparedItem:
+        """Decoded and preprocessed pixels; InvalidRequest for what cannot be an image."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
+
+    def _prepare(self, media: VerifiedMedia) -> PreparedItem:
+        image = decode_image(media.data, max_pixels=self._max_pixels)
+        return self._encoder.preprocess(image, media.options)
+
+    def close(self) -> None:
+        """Ends the pool; what is queued is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _verify(spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
+    data = b"".join(frames)
+    key = hashing.mm_hash(
+        data,
+        namespace=spec.namespace,
+        modality=spec.modality,
+        processor_options=spec.processor_options,
+        salt=spec.salt,
+    )
+    if key != spec.mm_hash:
+        raise InvalidRequest(
+            "mm_hash: not the hash of the media, options and salt that were sent; "
+            "send the same bytes that were hashed",
+            param="mm_hash",
+        )
+    return VerifiedMedia(data, spec.processor_options)
