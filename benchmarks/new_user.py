@@ -1,8 +1,8 @@
 """A new user's path, timed: clone, `make serve`, paste the printed lines, a right answer about a picture.
 
-    python -m benchmarks new_user [--venv FOLDER]
+    python -m benchmarks new_user
 
-The clone goes to a temporary folder, the installation into its own new environment. Prints seconds of each stretch.
+The clone goes to a temporary folder with a new environment of its own. Prints the seconds of each stretch.
 """
 
 from __future__ import annotations

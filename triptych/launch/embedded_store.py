@@ -60,6 +60,11 @@ class EmbeddedStore:
             raise ConfigError("the embedded store is not started")
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Starts the server and waits until it answers. ConfigError, with its own words, if it does not."""
         if len(str(self._socket).encode()) > _PATH_BYTES:

@@ -121,9 +121,9 @@ class Supervisor:
             await store.close()
 
     def _write_processes(self) -> None:
-        processes = {child.name: child.pid for child in (*self._workers, self._proxy)}
+        processes: dict[str, int | None] = {c.name: c.pid for c in (*self._workers, self._proxy)}
         if self._plan.store is not None:
-            processes["store"] = self._plan.store.pid
+            processes["store"] = self._plan.store.pid if self._plan.store.running else None
         target = self._plan.run_dir / "cluster.json"
         text = json.dumps({"store": self._plan.store_url, "processes": processes})
         if not target.exists() or target.read_text() != text:
@@ -135,10 +135,10 @@ class Supervisor:
         store = self._plan.store
         while store is not None:
             await asyncio.sleep(STORE_CHECK_SECONDS)
-            if store.pid is None:
+            if not store.running:
                 log.warning("the embedding store is gone; it starts again, empty")
                 try:
-                    store.start()
+                    await asyncio.to_thread(store.start)
                 except TriptychError as error:
                     log.error("%s", error)
 
