@@ -54,14 +54,10 @@ class HasFeatures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutput:
-    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous.
-
-    `damaged_digest` names the damaged stored value that a save of this output may replace.
-    """
+    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous."""
 
     plan: ItemPlan
     data: torch.Tensor
-    damaged_digest: str = ""
 
 
 #: The worker's map from mm_hash to encoder output; entries come and go only by the scheduler's word.
