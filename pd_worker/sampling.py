@@ -1,0 +1,116 @@
+"""Sampling parameters with every gap filled, checked against the model's limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triptych.errors import InvalidRequest
+from triptych.types import SamplingParams
+
+if TYPE_CHECKING:
+    from triptych.models.base import GenerationDefaults
+
+#: Below this, logits divided by the temperature leave float32: greedy is what is meant.
+_LEAST_TEMPERATURE = 1e-5
+_MAX_STOP_STRINGS = 16
+_MAX_STOP_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """What the sampler and the output text go by; nothing is left to a default.
+
+    `stop_token_ids` end the output and hold the end-of-sequence tokens unless `ignore_eos`.
+    `temperature == 0` is greedy; `top_k == 0` and `top_p == 1` are off.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    ignore_eos: bool
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def resolve(
+    params: SamplingParams, defaults: GenerationDefaults, prompt_len: int, max_model_len: int
+) -> ResolvedSampling:
+    """`params` with the checkpoint's defaults where it is silent; InvalidRequest names the field."""
+    room = max_model_len - prompt_len
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt has {prompt_len} tokens, but the model takes {max_model_len} with the output: "
+            "shorten messages or send fewer or smaller images",
+            param="messages",
+        )
+    max_tokens = _max_tokens(params, defaults, room, prompt_len)
+    if params.min_tokens < 0 or params.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {params.min_tokens}, but must be from 0 to max_tokens, here {max_tokens}",
+            param="min_tokens",
+        )
+    eos = () if params.ignore_eos else defaults.eos_token_ids
+    return ResolvedSampling(
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=_temperature(params, defaults),
+        top_p=_top_p(params, defaults),
+        top_k=_top_k(params, defaults),
+        seed=params.seed,
+        stop=_stop(params),
+        stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
+        ignore_eos=params.ignore_eos,
+        eos_token_ids=defaults.eos_token_ids,
+    )
+
+
+def _max_tokens(params: SamplingParams, defaults: GenerationDefaults, room: int, prompt_len: int) -> int:
+    if params.max_tokens is None:
+        return min(room, defaults.max_tokens or room)
+    if not 1 <= params.max_tokens <= room:
+        raise InvalidRequest(
+            f"max_tokens is {params.max_tokens}, but must be from 1 to {room}: the model takes "
+            f"{prompt_len + room} tokens and the prompt has {prompt_len}",
+            param="max_tokens",
+        )
+    return params.max_tokens
+
+
+def _temperature(params: SamplingParams, defaults: GenerationDefaults) -> float:
+    value = defaults.temperature if params.temperature is None else params.temperature
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidRequest("temperature must be a number from 0", param="temperature")
+    return 0.0 if value < _LEAST_TEMPERATURE else value
+
+
+def _top_p(params: SamplingParams, defaults: GenerationDefaults) -> float:
+    value = defaults.top_p if params.top_p is None else params.top_p
+    if not 0 < value <= 1:
+        raise InvalidRequest("top_p must be above 0 and at most 1", param="top_p")
+    return value
+
+
+def _top_k(params: SamplingParams, defaults: GenerationDefaults) -> int:
+    value = defaults.top_k if params.top_k is None else params.top_k
+    # -1 is how vLLM's clients turn it off.
+    if value < -1:
+        raise InvalidRequest("top_k must be 1 or more; 0 or -1 turns it off", param="top_k")
+    return max(value, 0)
+
+
+def _stop(params: SamplingParams) -> tuple[str, ...]:
+    if len(params.stop) > _MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {_MAX_STOP_STRINGS} strings", param="stop")
+    if not all(0 < len(text) <= _MAX_STOP_CHARS for text in params.stop):
+        raise InvalidRequest(f"stop strings have 1 to {_MAX_STOP_CHARS} characters", param="stop")
+    return params.stop
