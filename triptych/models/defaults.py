@@ -1,0 +1,65 @@
+"""What a checkpoint says where a request or a flag is silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triptych.errors import ConfigError
+from triptych.models.base import GenerationDefaults
+from triptych.models.checkpoint import read_config, read_json
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KNOWN = frozenset({"eos_token_id", "do_sample", "temperature", "top_p", "top_k", "max_new_tokens"})
+
+
+def generation_defaults(path: Path) -> GenerationDefaults:
+    """generation_config.json, else config.json's eos. Without `do_sample` the checkpoint is greedy.
+
+    Only what the file says counts: transformers' own defaults, such as top_k 50, are not the model's.
+    """
+    path = Path(path)
+    values = read_json(path / "generation_config.json") or {}
+    eos = values.get("eos_token_id")
+    if eos is None:
+        config = read_config(path)
+        eos = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+    sampled = bool(values.get("do_sample"))
+    return GenerationDefaults(
+        eos_token_ids=_ids(eos),
+        temperature=float(_or(values.get("temperature"), 1.0)) if sampled else 0.0,
+        top_p=float(_or(values.get("top_p"), 1.0)) if sampled else 1.0,
+        top_k=int(_or(values.get("top_k"), 0)) if sampled else 0,
+        max_tokens=values.get("max_new_tokens"),
+        extra={name: value for name, value in values.items() if name not in _KNOWN},
+    )
+
+
+def resolve_dtype(path: Path, device: torch.device | str, name: str = "auto") -> torch.dtype:
+    """The torch dtype of a flag's value; `auto` is the checkpoint's on CUDA and float32 on a CPU."""
+    if name != "auto":
+        return _dtype(name, f"--dtype {name}")
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    config = read_config(Path(path))
+    text = config.get("text_config") or {}
+    said = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    return _dtype(said or "bfloat16", f"the dtype of MODEL={path}, {said},")
+
+
+def _dtype(name: str, what: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise ConfigError(f"{what} is not supported: give --dtype {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

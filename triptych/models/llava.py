@@ -1,0 +1,175 @@
+"""LLaVA-1.5: a CLIP tower with a projector behind it, a Llama that counts positions in one dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from transformers.models.clip.modeling_clip import CLIPVisionModel
+from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
+
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.images import ImageProcessor, check_known, is_count
+from triptych.models.loading import KeyMap, empty_module, load_into
+from triptych.models.text import TextDecoder, load_config, one_dimensional
+from triptych.types import ItemPlan, MMFeature
+
+KEYS = KeyMap(
+    encoder=(
+        (r"^(model\.)?vision_tower\.(vision_model\.)?", "vision_tower."),
+        (r"^(model\.)?multi_modal_projector\.", "multi_modal_projector."),
+    ),
+    decoder=(
+        (r"^language_model\.lm_head\.", "lm_head."),
+        (r"^(model\.language_model|language_model\.model)\.", "model."),
+        (r"^lm_head\.", "lm_head."),
+    ),
+)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    sides = {"shortest_edge", "height", "width"}
+    return is_count(value) or (
+        isinstance(value, Mapping) and set(value) <= sides and all(map(is_count, value.values()))
+    )
+
+
+_OPTIONS = {
+    "size": _is_size,
+    "crop_size": _is_size,
+    "do_resize": _is_flag,
+    "do_center_crop": _is_flag,
+    "do_pad": _is_flag,
+}
+
+
+class VisionModule(nn.Module):
+    """Tower and projector: all that an encoder worker holds of a checkpoint."""
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.vision_tower = CLIPVisionModel._from_config(
+            config.vision_config, dtype=dtype, attn_implementation="sdpa"
+        )
+        self.multi_modal_projector = LlavaMultiModalProjector(config).to(dtype)
+
+
+class LlavaEncoder(EncoderSide):
+    """A row is one patch; the class token is dropped where the checkpoint says so."""
+
+    keys: ClassVar[KeyMap] = KEYS
+
+    def __init__(
+        self,
+        config: Any,
+        module: VisionModule,
+        images: ImageProcessor,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.module: VisionModule = module
+        self.device = device
+        self.dtype = dtype
+        self.width = int(config.text_config.hidden_size)
+        self._config = config
+        self._images = images
+        self._side = int(config.vision_config.image_size)
+        layers = config.vision_feature_layer
+        self._layers: list[int] = [layers] if isinstance(layers, int) else list(layers)
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config = checked_config(path)
+        images = ImageProcessor(path)
+        module = empty_module(lambda: VisionModule(config, dtype))
+        assert isinstance(module, VisionModule)
+        names = cls.keys.encoder_names(checkpoint.files)
+        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        return cls(config, module, images, device=device, dtype=dtype)
+
+    def preprocess(self, image: Any, options: Mapping[str, Any]) -> PreparedItem:
+        check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
+        pixels = self._images(image, options)["pixel_values"]
+        if pixels.shape[-2:] != (self._side, self._side):
+            height, width = pixels.shape[-2:]
+            raise InvalidRequest(
+                f"the options give {width}x{height} pixels where this model takes {self._side}x{self._side}",
+                param="mm_processor_kwargs" if options else "image",
+            )
+        rows = rows_per_image(self._config)
+        return PreparedItem(
+            rows=rows, length=rows, grid_thw=(), cost=patches(self._config), tensors={"pixel_values": pixels}
+        )
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+        out = self.module.vision_tower(pixels.to(self.device, self.dtype), output_hidden_states=True)
+        chosen = [out.hidden_states[layer] for layer in self._layers]
+        if self._config.vision_feature_select_strategy == "default":
+            chosen = [hidden[:, 1:] for hidden in chosen]
+        rows = self.module.multi_modal_projector(torch.cat(chosen, dim=-1))
+        return [image.clone() for image in rows]
+
+    def _knows(self, option: str) -> bool:
+        return option != "do_pad" or self._images.get("do_pad") is not None
+
+
+class LlavaDecoder(TextDecoder):
+    """Every image takes the same number of tokens, counted like text."""
+
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def read_config(cls, path: Path) -> Any:
+        return checked_config(path)
+
+    @classmethod
+    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        model: nn.Module = LlamaModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return model
+
+    def rows_of(self, plan: ItemPlan) -> int:
+        return rows_per_image(self.config)
+
+    def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
+        return one_dimensional(len(token_ids))
+
+
+def checked_config(path: Path) -> Any:
+    """The config; ConfigError for a LLaVA of other parts than CLIP and Llama."""
+    config = load_config(path)
+    parts = (config.vision_config.model_type, config.text_config.model_type)
+    if parts != ("clip_vision_model", "llama"):
+        raise ConfigError(
+            f"MODEL={path} joins {parts[0]} and {parts[1]}: of the LLaVA kind only LLaVA-1.5 "
+            "(clip_vision_model and llama) is supported"
+        )
+    return config
+
+
+def patches(config: Any) -> int:
+    """Patches of one image; CLIP takes one size only."""
+    return int((config.vision_config.image_size // config.vision_config.patch_size) ** 2)
+
+
+def rows_per_image(config: Any) -> int:
+    """Embeddings of one image: its patches, and the class token where it is kept."""
+    return patches(config) + int(config.vision_feature_select_strategy != "default")
+
+
+ENCODER: type[EncoderSide] = LlavaEncoder
+DECODER: type[DecoderSide] = LlavaDecoder

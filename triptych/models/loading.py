@@ -1,0 +1,136 @@
+"""Each side of a family loads its own share of the checkpoint, and proves that it has all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.initialization import no_init_weights
+
+from triptych.errors import ConfigError
+from triptych.models.checkpoint import Checkpoint
+
+#: Buffers that older checkpoints carry and that every model computes itself.
+_COMPUTED = re.compile(r"(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """Which checkpoint keys belong to which side, as (pattern, name in the side's module) rules.
+
+    The first rule that matches decides. Together the sides hold the whole checkpoint; a key on both must
+    match `shared`. `tied` are (name, name it may be tied to) inside one side.
+    """
+
+    encoder: tuple[tuple[str, str], ...]
+    decoder: tuple[tuple[str, str], ...]
+    shared: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = (("lm_head.weight", "model.embed_tokens.weight"),)
+
+    def encoder_names(self, keys: Iterable[str]) -> dict[str, str]:
+        """{checkpoint key: name in the encoder side's module}."""
+        return _names(self.encoder, keys)
+
+    def decoder_names(self, keys: Iterable[str]) -> dict[str, str]:
+        """{checkpoint key: name in the decoder side's module}."""
+        return _names(self.decoder, keys)
+
+    def check(self, keys: Iterable[str]) -> None:
+        """ConfigError unless the union of the sides is the checkpoint and they share nothing unasked."""
+        keys = [key for key in keys if not _COMPUTED.search(key)]
+        encoder, decoder = self.encoder_names(keys), self.decoder_names(keys)
+        unknown = sorted(key for key in keys if key not in encoder and key not in decoder)
+        if unknown:
+            raise ConfigError(f"the checkpoint has {len(unknown)} unknown tensors: {_first(unknown)}")
+        both = sorted(set(encoder) & set(decoder))
+        unasked = [key for key in both if not any(re.search(pattern, key) for pattern in self.shared)]
+        if unasked:
+            raise ConfigError(f"tensors claimed by both sides: {_first(unasked)}")
+
+
+def empty_module(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, with parameters on meta and computed buffers (rotary frequencies) real.
+
+    Building wholly on meta would leave the non-persistent buffers there, and no checkpoint holds them.
+    """
+    with no_init_weights():
+        module = build()
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
+    return module
+
+
+def load_into(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    names: dict[str, str],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    tied: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Fills `module` from the checkpoint keys of `names`; ConfigError for anything missing or misshapen.
+
+    Tensors are copied, so that nothing depends on the files afterwards.
+    """
+    state = {
+        names[key]: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, copy=True)
+        for key, tensor in checkpoint.read(names)
+    }
+    for name, source in tied:
+        if source in state and (name not in state or torch.equal(state[name], state[source])):
+            state[name] = state[source]
+    try:
+        result = module.load_state_dict(state, strict=False, assign=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"MODEL={checkpoint.path}: its tensors do not fit its config.json: {error}"
+        ) from error
+    if result.missing_keys:
+        raise ConfigError(f"MODEL={checkpoint.path} lacks tensors: {_first(result.missing_keys)}")
+    if result.unexpected_keys:
+        raise ConfigError(f"MODEL={checkpoint.path} has tensors too many: {_first(result.unexpected_keys)}")
+    for name, source in tied:
+        if state.get(name) is state.get(source):
+            _set(module, name, module.get_parameter(source))
+    left = [name for name, tensor in _tensors(module) if tensor.is_meta]
+    if left:
+        raise ConfigError(f"MODEL={checkpoint.path}: not loaded: {_first(left)}")
+    module.to(device).eval().requires_grad_(False)
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Bytes of the module's parameters; tied ones count once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def _names(rules: tuple[tuple[str, str], ...], keys: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for key in keys:
+        if _COMPUTED.search(key):
+            continue
+        for pattern, replacement in rules:
+            name, hits = re.subn(pattern, replacement, key, count=1)
+            if hits:
+                found[key] = name
+                break
+    return found
+
+
+def _tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, parameter)
+
+
+def _first(names: Iterable[str], limit: int = 3) -> str:
+    listed = list(names)
+    return ", ".join(listed[:limit]) + (", …" if len(listed) > limit else "")

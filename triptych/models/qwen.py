@@ -1,0 +1,142 @@
+"""What Qwen2.5-VL and Qwen3-VL share: patch grids, pixel limits and positions in three dimensions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from triptych.errors import InvalidRequest
+from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.images import ImageProcessor, check_known, is_count
+from triptych.models.loading import KeyMap, empty_module, load_into
+from triptych.models.mrope import mrope_positions
+from triptych.models.text import TextDecoder, load_config, rows_of_grid
+from triptych.types import ItemPlan, MMFeature
+
+
+def _is_size(value: Any) -> bool:
+    limits = ("shortest_edge", "longest_edge")
+    return isinstance(value, Mapping) and set(value) <= set(limits) and all(map(is_count, value.values()))
+
+
+_OPTIONS = {"min_pixels": is_count, "max_pixels": is_count, "size": _is_size}
+
+
+class QwenEncoder(EncoderSide):
+    """Tower of one checkpoint. A row is one merged patch."""
+
+    keys: ClassVar[KeyMap]
+
+    def __init__(
+        self,
+        config: Any,
+        module: nn.Module,
+        images: ImageProcessor,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.merge_size = int(config.vision_config.spatial_merge_size)
+        self.width = self.row_width(config.vision_config)
+        self._images = images
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config = load_config(path)
+        images = ImageProcessor(path)
+        module = empty_module(lambda: cls.tower(config.vision_config, dtype))
+        names = cls.keys.encoder_names(checkpoint.files)
+        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        return cls(config, module, images, device=device, dtype=dtype)
+
+    @classmethod
+    @abstractmethod
+    def tower(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        """The family's vision model, without weights."""
+
+    @classmethod
+    def row_width(cls, config: Any) -> int:
+        """Elements of one row."""
+        return int(config.out_hidden_size)
+
+    def preprocess(self, image: Any, options: Mapping[str, Any]) -> PreparedItem:
+        inputs = self._images(image, self._limits(options))
+        grid = tuple(int(side) for side in inputs["image_grid_thw"][0])
+        frames, rows, columns = grid
+        patches = frames * rows * columns
+        merged = patches // self.merge_size**2
+        return PreparedItem(
+            rows=merged,
+            length=merged,
+            grid_thw=grid,
+            cost=patches,
+            tensors={"pixel_values": inputs["pixel_values"]},
+        )
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+        grids = torch.tensor([item.grid_thw for item in items], device=self.device)
+        out = self.module(pixels.to(self.device, self.dtype), grid_thw=grids)
+        columns = self.columns(out)
+        counts = [item.rows for item in items]
+        parts = zip(*(torch.split(column, counts) for column in columns), strict=True)
+        # cat copies, even a single column: an item must not keep the whole batch alive.
+        return [torch.cat(levels, dim=-1) if len(levels) > 1 else levels[0].clone() for levels in parts]
+
+    def columns(self, out: Any) -> list[torch.Tensor]:
+        """The tower's outputs that make up a row, each [all rows, out_hidden_size]."""
+        return [out.pooler_output]
+
+    def _limits(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options as one `size`; a request may shrink what the checkpoint allows, never exceed it."""
+        check_known(options, _OPTIONS)
+        if not options:
+            return {}
+        own = dict(self._images.get("size") or {})
+        asked = dict(options.get("size", {}))
+        shortest = options.get("min_pixels", asked.get("shortest_edge", own["shortest_edge"]))
+        longest = options.get("max_pixels", asked.get("longest_edge", own["longest_edge"]))
+        if longest > own["longest_edge"]:
+            name = "max_pixels" if "max_pixels" in options else "size"
+            raise InvalidRequest(
+                f"{name} {longest} exceeds this model's limit of {own['longest_edge']} pixels",
+                param=f"mm_processor_kwargs.{name}",
+            )
+        if "min_pixels" not in options and "shortest_edge" not in asked:
+            shortest = min(shortest, longest)
+        if shortest > longest:
+            name = "min_pixels" if "min_pixels" in options else "size"
+            raise InvalidRequest(
+                f"{name}: at least {shortest} pixels cannot be at most {longest}",
+                param=f"mm_processor_kwargs.{name}",
+            )
+        return {"size": {"shortest_edge": shortest, "longest_edge": longest}}
+
+
+class QwenDecoder(TextDecoder):
+    """Text model with positions in time, row and column."""
+
+    position_rows: ClassVar[int] = 3
+
+    @property
+    def merge_size(self) -> int:
+        """Patches merged into one embedding, along each side."""
+        return int(self.config.vision_config.spatial_merge_size)
+
+    def rows_of(self, plan: ItemPlan) -> int:
+        return rows_of_grid(plan.grid_thw, plan, self.merge_size)
+
+    def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
+        return mrope_positions(len(token_ids), features, self.merge_size)

@@ -1,0 +1,60 @@
+"""Qwen3-VL: deepstack levels beside each embedding, interleaved rotary positions in three dimensions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
+
+from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
+from triptych.models.loading import KeyMap
+from triptych.models.qwen import QwenDecoder, QwenEncoder
+
+KEYS = KeyMap(
+    encoder=((r"^(model\.)?visual\.", ""),),
+    decoder=((r"^model\.language_model\.", "model."), (r"^lm_head\.", "lm_head.")),
+)
+
+
+class Qwen3VLEncoder(QwenEncoder):
+    """A row is the embedding and then one column block per deepstack level."""
+
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def tower(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        tower: nn.Module = Qwen3VLVisionModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return tower
+
+    @classmethod
+    def row_width(cls, config: Any) -> int:
+        return int(config.out_hidden_size) * (1 + len(config.deepstack_visual_indexes))
+
+    def columns(self, out: Any) -> list[torch.Tensor]:
+        return [out.pooler_output, *out.deepstack_features]
+
+
+class Qwen3VLDecoder(QwenDecoder):
+    """Adds the deepstack levels of an image to the outputs of the first layers."""
+
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        model: nn.Module = Qwen3VLTextModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return model
+
+    def deepstack_levels(self) -> int:
+        return len(self.config.vision_config.deepstack_visual_indexes)
+
+    def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, Any]:
+        mask = torch.zeros(1, tokens, dtype=torch.bool, device=merged.index.device)
+        mask[0, merged.index] = True
+        levels = torch.split(merged.rows, self.geometry.hidden_size, dim=1)[1:]
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": list(levels)}
+
+
+ENCODER: type[EncoderSide] = Qwen3VLEncoder
+DECODER: type[DecoderSide] = Qwen3VLDecoder

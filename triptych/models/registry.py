@@ -1,0 +1,86 @@
+"""Which family a checkpoint belongs to. A new family is a file and a row here."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triptych.errors import ConfigError
+from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.checkpoint import read_config
+from triptych.models.defaults import generation_defaults, resolve_dtype
+from triptych.models.loading import KeyMap
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "family_of",
+    "generation_defaults",
+    "load_decoder",
+    "load_encoder",
+    "resolve_dtype",
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture; its module is imported only when it is served."""
+
+    name: str
+    title: str
+    architecture: str
+
+    @property
+    def encoder(self) -> type[EncoderSide]:
+        side: type[EncoderSide] = self._module().ENCODER
+        return side
+
+    @property
+    def decoder(self) -> type[DecoderSide]:
+        side: type[DecoderSide] = self._module().DECODER
+        return side
+
+    @property
+    def keys(self) -> KeyMap:
+        keys: KeyMap = self._module().KEYS
+        return keys
+
+    def _module(self) -> Any:
+        return importlib.import_module(f"triptych.models.{self.name}")
+
+
+FAMILIES = (
+    Family("qwen3_vl", "Qwen3-VL", "Qwen3VLForConditionalGeneration"),
+    Family("qwen2_5_vl", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration"),
+    Family("llava", "LLaVA-1.5", "LlavaForConditionalGeneration"),
+)
+
+
+def family_of(path: Path) -> Family:
+    """The family of a checkpoint folder; ConfigError, listing the families, for any other."""
+    config = read_config(Path(path))
+    architectures = config.get("architectures") or []
+    model_type = config.get("model_type", "")
+    for family in FAMILIES:
+        if family.architecture in architectures or (not architectures and family.name == model_type):
+            return family
+    named = ", ".join(architectures) or model_type or "no architecture"
+    known = "; ".join(f"{family.title} ({family.architecture})" for family in FAMILIES)
+    raise ConfigError(f"MODEL={path} is of an unknown architecture, {named}: the families are {known}")
+
+
+def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
+    """Tower and projector of a checkpoint; ConfigError for one that cannot be served."""
+    return family_of(path).encoder.load(Path(path), device=device, dtype=dtype)
+
+
+def load_decoder(
+    path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str
+) -> DecoderSide:
+    """Text model and head of a checkpoint; ConfigError for one that cannot be served."""
+    decoder = family_of(path).decoder
+    return decoder.load(Path(path), device=device, dtype=dtype, attn_implementation=attn_implementation)

@@ -1,0 +1,176 @@
+"""The decoder side that the families share: transformers' text model over a flattened ragged batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.loading import KeyMap, empty_module, load_into
+from triptych.types import ItemPlan
+
+
+class TextModule(nn.Module):
+    """Text model and head: all that a PD worker holds of a checkpoint."""
+
+    model: Any
+
+    def __init__(self, model: nn.Module, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.lm_head = nn.Linear(hidden_size, vocab_size, bias=False)
+
+
+class TextDecoder(DecoderSide):
+    """What is alike in all families; a family names its keys, its text model and its positions."""
+
+    keys: ClassVar[KeyMap]
+    position_rows: ClassVar[int] = 1
+    module: TextModule
+    image_token_id: int
+
+    def __init__(self, config: Any, module: TextModule, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.config = config
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.image_token_id = int(config.image_token_id)
+        self.geometry = self._geometry(config.text_config)
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config = cls.read_config(path)
+        text = config.text_config
+
+        def build() -> nn.Module:
+            model = cls.text_model(text, dtype)
+            return TextModule(model, text.hidden_size, text.vocab_size).to(dtype)
+
+        module = empty_module(build)
+        assert isinstance(module, TextModule)
+        tied = cls.keys.tied if config.tie_word_embeddings else ()
+        names = cls.keys.decoder_names(checkpoint.files)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, tied=tied)
+        # Set afterwards: transformers would want the name to be one of its own while it builds.
+        module.model.config._attn_implementation = attn_implementation
+        return cls(config, module, device=device, dtype=dtype)
+
+    @classmethod
+    def read_config(cls, path: Path) -> Any:
+        """The checkpoint's config; ConfigError for one that the family does not serve."""
+        return load_config(path)
+
+    @classmethod
+    @abstractmethod
+    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        """The family's text model, without weights."""
+
+    @abstractmethod
+    def rows_of(self, plan: ItemPlan) -> int:
+        """Embedding rows that the item's grid gives; InvalidRequest for a grid that cannot be."""
+
+    def placeholder(self, plan: ItemPlan) -> list[int]:
+        rows = self.rows_of(plan)
+        if plan.rows != rows or plan.length != rows:
+            raise InvalidRequest(
+                f"item {plan.mm_hash} has {plan.rows} rows for {plan.length} placeholder tokens, "
+                f"its grid {plan.grid_thw} gives {rows}",
+                param="plan",
+            )
+        return [self.image_token_id] * rows
+
+    @torch.no_grad()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.module.model.embed_tokens(token_ids)
+        return rows
+
+    @torch.no_grad()
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        merged: MergedEmbeds | None,
+        attention: Any,
+    ) -> torch.Tensor:
+        extra: dict[str, Any] = {}
+        if merged is not None and merged.index.numel():
+            merged = in_batch_order(merged, embeds)
+            width = self.geometry.hidden_size
+            embeds = embeds.index_copy(0, merged.index, merged.rows[:, :width])
+            extra = self.deepstack(merged, embeds.shape[0])
+        out = self.module.model(
+            inputs_embeds=embeds.unsqueeze(0),
+            position_ids=self.position_ids(positions),
+            use_cache=False,
+            attn_metadata=attention,
+            **extra,
+        )
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden[0]
+
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """[position_rows, T] as the text model takes them."""
+        return positions.unsqueeze(1) if self.position_rows > 1 else positions
+
+    def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, Any]:
+        """What the text model takes besides the embeddings; nothing where the family has no such levels."""
+        return {}
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.module.lm_head(hidden)
+        return scores
+
+    def _geometry(self, text: Any) -> DecoderGeometry:
+        return DecoderGeometry(
+            num_layers=text.num_hidden_layers,
+            num_heads=text.num_attention_heads,
+            num_kv_heads=text.num_key_value_heads,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+            hidden_size=text.hidden_size,
+            vocab_size=text.vocab_size,
+            position_rows=self.position_rows,
+            max_position_embeddings=text.max_position_embeddings,
+            deepstack_levels=self.deepstack_levels(),
+        )
+
+    def deepstack_levels(self) -> int:
+        """Columns of hidden_size that a row holds beyond its first."""
+        return 0
+
+
+def load_config(path: Path) -> Any:
+    """The checkpoint's config as transformers understands it; ConfigError where it does not."""
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"MODEL={path}: its config.json does not fit its model type: {error}") from error
+
+
+def in_batch_order(merged: MergedEmbeds, embeds: torch.Tensor) -> MergedEmbeds:
+    """Rows by ascending batch index, as a boolean mask enumerates them, on the batch's device and dtype."""
+    index, order = merged.index.to(embeds.device).sort()
+    return MergedEmbeds(index=index, rows=merged.rows.to(embeds.device, embeds.dtype)[order])
+
+
+def one_dimensional(length: int) -> tuple[torch.Tensor, int]:
+    """Positions [1, length] of a family that only counts, and their delta, 0."""
+    return torch.arange(length).unsqueeze(0), 0
+
+
+def rows_of_grid(grid: Sequence[int], plan: ItemPlan, merge_size: int) -> int:
+    """Embeddings of a (frames, rows, columns) patch grid; InvalidRequest for one that cannot be."""
+    if len(grid) != 3 or min(grid) < 1 or grid[1] % merge_size or grid[2] % merge_size:
+        raise InvalidRequest(f"item {plan.mm_hash} has an impossible grid {tuple(grid)}", param="plan")
+    frames, rows, columns = grid
+    return frames * (rows // merge_size) * (columns // merge_size)
