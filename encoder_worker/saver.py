@@ -1,30 +1,52 @@
-"""Saves encoder outputs through the connector's worker role."""
+"""Saves encoder outputs through this process's EC connector, worker role."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Protocol
 
-from triptych.ec_connector.base import ECConnectorOutput, ECConnectorWorker
+from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
+from triptych.ec_connector.mixin import (
+    ECConnectorModelRunnerMixin,
+    ensure_ec_transfer_initialized,
+    get_ec_transfer,
+    shutdown_ec_transfer,
+)
 from triptych.encoder_worker.output_cache import OutputCache
 
 
-class Saver:
-    """The engine's side of the connector; used from the engine's thread only."""
-
-    def __init__(self, connector: ECConnectorWorker) -> None:
-        self._connector = connector
+class Saver(Protocol):
+    """The engine's side of a connector; `save` and `get_finished` are called from its thread only."""
 
     def on_progress(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, whenever `get_finished` has something new."""
-        self._connector.on_progress = wake
 
     def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
         """Starts the save of one entry; a stored value is replaced only if it has `damaged_digest`."""
-        if damaged_digest != outputs[mm_hash].damaged_digest:
-            outputs[mm_hash] = replace(outputs[mm_hash], damaged_digest=damaged_digest)
-        self._connector.save_caches(outputs, mm_hash)
 
     def get_finished(self) -> ECConnectorOutput:
         """Drains what has finished."""
-        return self._connector.get_finished()
+
+
+class ConnectorSaver(ECConnectorModelRunnerMixin):
+    """The process's one connector agent, made here."""
+
+    def __init__(self, config: ECTransferConfig) -> None:
+        self._wake: Callable[[], None] = lambda: None
+        ensure_ec_transfer_initialized(config, self._on_finished)
+
+    def _on_finished(self) -> None:
+        self._wake()
+
+    def on_progress(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
+        self.maybe_save_ec_to_connector(outputs, mm_hash, damaged_digest)
+
+    def get_finished(self) -> ECConnectorOutput:
+        return get_ec_transfer().get_finished()
+
+    def close(self) -> None:
+        """Ends transfers and closes connections."""
+        shutdown_ec_transfer()

@@ -1,0 +1,133 @@
+"""One encoder worker, wired: engine, leases, jobs and the servicer over one store and one tower."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triptych.config import MIB, EncoderConfig
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.leases import Leases
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
+from triptych.encoder_worker.job_metrics import JobMetrics
+from triptych.encoder_worker.jobs import JobTable
+from triptych.encoder_worker.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.limits import ItemFormat, JobLimits
+from triptych.encoder_worker.output_cache import OutputCache
+from triptych.encoder_worker.preparer import Preparer
+from triptych.encoder_worker.saver import ConnectorSaver, Saver
+from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.encoder_worker.server import EncoderServicer
+from triptych.metrics import EncoderMetrics
+from triptych.models.base import EncoderSide
+
+#: Latest outputs kept on the host.
+OUTPUT_CACHE_BYTES = 64 * MIB
+#: Jobs before their plan that are taken, in units of the plan credit.
+CREDIT_SLACK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this worker is: what it encodes for, and where it is reached."""
+
+    namespace: str
+    model_key: str
+    model_name: str
+    address: str
+    incarnation: str
+
+
+class EncoderWorker:
+    """Everything between the gRPC server and the store; belongs to the running event loop."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        identity: WorkerIdentity,
+        encoder: EncoderSide,
+        store: EmbeddingStore,
+        *,
+        metrics: EncoderMetrics,
+        saver: Saver | None = None,
+        lease_term: float = 5.0,
+    ) -> None:
+        self._own_saver = ConnectorSaver(transfer_config(config, identity)) if saver is None else None
+        outputs = OutputCache(OUTPUT_CACHE_BYTES)
+        self._preparer = Preparer(
+            encoder, max_pixels=config.max_image_pixels, threads=max(1, config.decode_threads)
+        )
+        self._engine = EncoderEngine(encoder, saver or self._saver_made(), outputs, self._emitter())
+        self._leases = LeaseKeeper(
+            Leases(store),
+            address=identity.address,
+            incarnation=identity.incarnation,
+            last_progress=self._engine.last_progress,
+            term=lease_term,
+        )
+        self.jobs = JobTable(
+            format=ItemFormat(
+                identity.namespace, encoder.modality, encoder.width, str(encoder.dtype).removeprefix("torch.")
+            ),
+            limits=JobLimits(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
+            scheduler=EncoderScheduler(
+                prepared_memory=config.prepared_memory,
+                batch_patches=config.encoder_batch_patches,
+                preparations=max(1, config.decode_threads),
+            ),
+            preparer=self._preparer,
+            engine=self._engine,
+            store=store,
+            leases=self._leases,
+            metrics=JobMetrics(metrics, identity.model_name),
+        )
+        self.servicer = EncoderServicer(self.jobs)
+
+    def _saver_made(self) -> Saver:
+        assert self._own_saver is not None
+        return self._own_saver
+
+    def _emitter(self) -> Callable[[EngineEvent], None]:
+        loop = asyncio.get_running_loop()
+
+        def emit(event: EngineEvent) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.jobs.on_engine, event)
+
+        return emit
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        self._engine.start()
+
+    async def drain(self, grace: float) -> None:
+        """Finishes what may run, for at most `grace` seconds; new jobs are refused."""
+        await self.jobs.drain(grace)
+
+    async def stop(self) -> None:
+        """Ends threads and connections, gives leases back."""
+        await self.jobs.drain(0)
+        await self._leases.close()
+        await asyncio.to_thread(self._engine.stop)
+        self._preparer.close()
+        if self._own_saver is not None:
+            await asyncio.to_thread(self._own_saver.close)
+
+
+def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:
+    """How this worker's connector reaches the store. Outputs are on the host when they are saved."""
+    return ECTransferConfig(
+        connector="redis",
+        store_url=config.store,
+        model_key=identity.model_key,
+        namespace=identity.namespace,
+        ttl=config.embedding_ttl,
+    )
+
+
+def torch_threads(config: EncoderConfig) -> int:
+    """Threads of the tower on a CPU: half of the cores unless the flag says otherwise."""
+    return config.threads or max(1, len(os.sched_getaffinity(0)) // 2)

@@ -1,0 +1,278 @@
+"""The encoder scheduler's decisions, one by one and under random orders of events."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from triptych.encoder_worker.scheduler import EncoderScheduler
+
+
+def scheduler(memory: int = 100, patches: int = 10, preparations: int = 4) -> EncoderScheduler:
+    return EncoderScheduler(prepared_memory=memory, batch_patches=patches, preparations=preparations)
+
+
+def plan(s: EncoderScheduler, key: str, *, nbytes: int = 10, cost: int = 1, re_encode: bool = False) -> None:
+    s.add(key, re_encode=re_encode)
+    s.media_arrived(key)
+    assert s.next_preparation() == key
+    s.prepared(key, nbytes=nbytes, cost=cost)
+
+
+def run(s: EncoderScheduler, *keys: str) -> None:
+    for key in keys:
+        s.run(key)
+
+
+def test_an_item_without_permission_is_not_encoded() -> None:
+    s = scheduler()
+    plan(s, "a")
+    assert s.next_batch() == []
+    run(s, "a")
+    assert s.next_batch() == ["a"]
+
+
+def test_permission_before_the_media_is_kept() -> None:
+    s = scheduler()
+    s.add("a")
+    run(s, "a")
+    s.media_arrived("a")
+    s.next_preparation()
+    s.prepared("a", nbytes=1, cost=1)
+    assert s.next_batch() == ["a"]
+
+
+def test_batches_follow_run_order_and_not_arrival() -> None:
+    s = scheduler()
+    for key in "abc":
+        plan(s, key)
+    run(s, "c", "a", "b")
+    assert s.next_batch() == ["c", "a", "b"]
+
+
+def test_re_encodes_are_encoded_first() -> None:
+    s = scheduler()
+    plan(s, "a")
+    plan(s, "b", re_encode=True)
+    run(s, "a", "b")
+    assert s.next_batch() == ["b", "a"]
+
+
+def test_re_encodes_are_preprocessed_first() -> None:
+    s = scheduler(preparations=1)
+    for key in "ab":
+        s.add(key, re_encode=key == "b")
+        s.media_arrived(key)
+    assert s.next_preparation() == "b"
+
+
+def test_no_more_items_are_in_preprocessing_than_allowed() -> None:
+    s = scheduler(preparations=1)
+    for key in "ab":
+        s.add(key)
+        s.media_arrived(key)
+    assert s.next_preparation() == "a"
+    assert s.next_preparation() is None
+    s.prepared("a", nbytes=1, cost=1)
+    assert s.next_preparation() == "b"
+
+
+def test_a_batch_stays_within_the_patch_budget() -> None:
+    s = scheduler(patches=10)
+    for key, cost in {"a": 6, "b": 4, "c": 1}.items():
+        plan(s, key, cost=cost)
+    run(s, "a", "b", "c")
+    assert s.next_batch() == ["a", "b"]
+    assert s.next_batch() == ["c"]
+
+
+def test_an_item_above_the_budget_runs_alone_and_is_not_overtaken() -> None:
+    s = scheduler(patches=10)
+    for key, cost in {"a": 1, "big": 50, "c": 1}.items():
+        plan(s, key, cost=cost)
+    run(s, "a", "big", "c")
+    assert [s.next_batch() for _ in range(3)] == [["a"], ["big"], ["c"]]
+
+
+def test_over_the_memory_the_oldest_pixels_without_permission_are_dropped() -> None:
+    s = scheduler(memory=20)
+    plan(s, "a")
+    plan(s, "b")
+    run(s, "a")
+    plan(s, "c")
+    assert s.take_dropped() == ["b"]
+    assert s.prepared_bytes == 20
+
+
+def test_dropped_pixels_are_asked_for_again_when_the_item_may_run() -> None:
+    s = scheduler(memory=10)
+    plan(s, "a")
+    plan(s, "b")
+    assert s.take_dropped() == ["a"]
+    assert s.next_media_request() is None
+    run(s, "a")
+    assert s.next_media_request() == "a"
+    assert s.take_dropped() == ["b"]
+    assert s.next_media_request() is None
+
+
+def test_media_are_asked_for_again_only_when_there_is_room() -> None:
+    s = scheduler(memory=10)
+    plan(s, "a")
+    plan(s, "b")
+    run(s, "b", "a")
+    assert s.next_media_request() is None
+    assert s.next_batch() == ["b"]
+    s.remove("b")
+    assert s.next_media_request() == "a"
+
+
+def test_an_item_larger_than_the_memory_is_held_alone() -> None:
+    s = scheduler(memory=10)
+    plan(s, "huge", nbytes=1000)
+    assert s.take_dropped() == []
+    run(s, "huge")
+    assert s.next_batch() == ["huge"]
+
+
+def test_media_that_nobody_needs_are_not_taken() -> None:
+    s = scheduler()
+    plan(s, "a")
+    assert not s.needs_media("a")
+    assert not s.needs_media("unknown")
+
+
+def test_media_lost_on_the_way_are_asked_for_again() -> None:
+    s = scheduler(memory=10)
+    plan(s, "a")
+    plan(s, "b")
+    run(s, "a")
+    assert s.next_media_request() == "a"
+    s.media_lost("a")
+    assert s.next_media_request() == "a"
+
+
+def test_withdrawn_permission_keeps_the_item_from_the_tower() -> None:
+    s = scheduler()
+    plan(s, "a")
+    run(s, "a")
+    s.withdraw("a")
+    assert s.next_batch() == []
+    assert s.planned == 1
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_job_ends_whatever_the_order_of_events(seed: int) -> None:
+    """Plan credit 1, tower credit 1 or 2, room for about one item; cancels and failures in between."""
+    World(random.Random(seed)).play()
+
+
+class World:
+    """A proxy, a decoder pool and a tower that act in random order."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.memory = 10
+        self.patches = rng.choice([1, 4, 100])
+        self.s = scheduler(self.memory, self.patches, preparations=rng.choice([1, 2]))
+        self.plan_credit = 1
+        self.tower_credit = rng.choice([1, 2, 4])
+        self.fresh = [f"i{n}" for n in range(12)]
+        self.sizes = {key: rng.choice([1, 4, 9, 10, 30]) for key in self.fresh}
+        self.costs = {key: rng.choice([0, 1, 3, 50]) for key in self.fresh}
+        self.unplanned: set[str] = set()
+        self.planned: set[str] = set()
+        self.running: set[str] = set()
+        self.preparing: set[str] = set()
+        self.sending: set[str] = set()
+        self.pixels: set[str] = set()
+        self.tower: list[str] = []
+        self.ended: set[str] = set()
+
+    def play(self) -> None:
+        for _ in range(3000):
+            self.pump()
+            actions = self.possible()
+            if not actions:
+                break
+            action, key = self.rng.choice(actions)
+            getattr(self, action)(key)
+            self.check()
+        assert self.ended == set(self.sizes)
+        assert len(self.s) == 0
+        assert self.s.prepared_bytes == 0
+
+    def possible(self) -> list[tuple[str, str]]:
+        actions = []
+        if self.fresh and len(self.unplanned) < self.plan_credit:
+            actions.append(("start", self.fresh[0]))
+        actions += [("send_media", key) for key in sorted(self.sending)]
+        actions += [("finish_preparation", key) for key in sorted(self.preparing)]
+        if len(self.running) < self.tower_credit:
+            actions += [("permit", key) for key in sorted(self.planned)]
+        actions += [("finish_tower", "")] if self.tower else []
+        if actions and self.rng.random() < 0.03:
+            live = sorted((self.unplanned | self.planned | self.running) - set(self.tower))
+            actions += [("cancel", key) for key in live]
+        return actions
+
+    def start(self, key: str) -> None:
+        self.fresh.remove(key)
+        self.s.add(key, re_encode=self.rng.random() < 0.2)
+        self.unplanned.add(key)
+        self.sending.add(key)
+
+    def send_media(self, key: str) -> None:
+        self.sending.remove(key)
+        assert self.s.needs_media(key)
+        self.s.media_arrived(key)
+
+    def finish_preparation(self, key: str) -> None:
+        self.preparing.remove(key)
+        if self.rng.random() < 0.05:
+            self.end(key)
+            return
+        if key in self.unplanned:
+            self.unplanned.remove(key)
+            self.planned.add(key)
+        self.pixels.add(key)
+        self.s.prepared(key, nbytes=self.sizes[key], cost=self.costs[key])
+
+    def permit(self, key: str) -> None:
+        self.planned.remove(key)
+        self.running.add(key)
+        self.s.run(key)
+
+    def finish_tower(self, _: str) -> None:
+        for key in self.tower:
+            self.end(key)
+        self.tower = []
+
+    def cancel(self, key: str) -> None:
+        self.end(key)
+
+    def end(self, key: str) -> None:
+        for group in (self.unplanned, self.planned, self.running, self.preparing, self.sending, self.pixels):
+            group.discard(key)
+        self.s.remove(key)
+        self.ended.add(key)
+
+    def pump(self) -> None:
+        while (key := self.s.next_preparation()) is not None:
+            self.preparing.add(key)
+        while (key := self.s.next_media_request()) is not None:
+            assert key in self.running
+            self.sending.add(key)
+        self.pixels -= set(self.s.take_dropped())
+        if not self.tower:
+            self.tower = self.s.next_batch()
+            assert set(self.tower) <= self.pixels & self.running
+            cost = sum(self.costs[key] for key in self.tower)
+            assert cost <= self.patches or len(self.tower) == 1
+
+    def check(self) -> None:
+        self.pixels -= set(self.s.take_dropped())
+        held = sum(self.sizes[key] for key in self.pixels)
+        assert held == self.s.prepared_bytes
+        assert held <= self.memory or len(self.pixels) == 1
