@@ -1,0 +1,97 @@
+"""A chat request as both front doors hand it on, and what comes back: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from triptych.types import FinishReason, SamplingParams, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image file: base64 text as a data: URL holds it, or the bytes. `param` is the field's path."""
+
+    source: str | bytes
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str | tuple[TextPart | ImagePart, ...]
+
+    def images(self) -> list[ImagePart]:
+        if isinstance(self.content, str):
+            return []
+        return [part for part in self.content if isinstance(part, ImagePart)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A valid request. `sampling.seed` is drawn already; `timeout` is in seconds."""
+
+    request_id: str
+    model: str
+    messages: tuple[ChatMessage, ...]
+    sampling: SamplingParams
+    timeout: float
+    cache_salt: str = ""
+    processor_options: Mapping[str, object] = field(default_factory=dict)
+
+    def images(self) -> list[ImagePart]:
+        return [image for message in self.messages for image in message.images()]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTiming:
+    """Where one item's embedding came from: "store", "encoded" or "joined"."""
+
+    mm_hash: str
+    cache: str
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of a request by stage; of items in parallel the longest counts."""
+
+    queue: float = 0.0
+    fetch: float = 0.0
+    encode: float = 0.0
+    save: float = 0.0
+    load: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    items: list[ItemTiming] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt as the PD worker expanded it; once, before all text."""
+
+    prompt_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a request that was served."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+Output = Started | Delta | Done

@@ -1,0 +1,420 @@
+"""Carries out what the requests' state machines ask for, and feeds them what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+
+from triptych.errors import (
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RequestError,
+    TriptychError,
+    Unavailable,
+)
+from triptych.metrics import ProxyMetrics
+from triptych.protos import pd_pb2
+from triptych.proxy import lifecycle as do
+from triptych.proxy.chat import ChatCall, Output
+from triptych.proxy.encoder_client import JobReady
+from triptych.proxy.flow import Flow
+from triptych.proxy.job_runner import JobRunner, JobSink
+from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
+from triptych.proxy.pd_router import PDRouter, RouterSink
+from triptych.proxy.pool import Binding, Worker, WorkerPool
+from triptych.proxy.splitter import split
+from triptych.proxy.wire import error_from_proto
+from triptych.types import ItemPlan, Usage
+
+log = logging.getLogger(__name__)
+
+STORE_RETRY_SECONDS = 0.25
+BIND_POLL_SECONDS = 0.1
+#: Bytes of media that the requests in flight may hold together.
+MEDIA_BUDGET = 1 << 30
+
+
+class StoreView(Protocol):
+    """What the dispatcher asks of the embedding store."""
+
+    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]: ...
+    async def epoch(self) -> str: ...
+
+
+class Dispatcher:
+    """All requests of one proxy."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        store: StoreView,
+        metrics: ProxyMetrics,
+        *,
+        proxy_id: str,
+        max_queue: int = 256,
+        share: int = 1 << 30,
+        phase_timeout: float = 60.0,
+        decode_threads: int = 2,
+    ) -> None:
+        self.draining = False
+        self._pool = pool
+        self._store = store
+        self._metrics = metrics
+        self._proxy_id = proxy_id
+        self._max_queue = max_queue
+        self._flows: dict[str, Flow] = {}
+        self._counter = 0
+        self._media_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._executor = ThreadPoolExecutor(decode_threads, thread_name_prefix="media")
+        sink = JobSink(self._job_planned, self._job_ready, self._job_failed)
+        self.jobs = JobRunner(pool, metrics, sink=sink, share=share, phase_timeout=phase_timeout)
+        self._router = PDRouter(
+            pool,
+            proxy_id,
+            RouterSink(self._pd_event, self._pd_lost, self._accepted, self._refused),
+        )
+        pool.on_change = self._pool_changed
+        pool.on_lost = self._worker_lost
+        self._router.sync()
+        self._handlers: dict[type[Any], Callable[[Flow, Any], None]] = {
+            do.LookUp: self._look_up,
+            do.StartJobs: self._start_jobs,
+            do.Submit: self._submit,
+            do.AdmitJobs: self._admit_jobs,
+            do.NotifyItems: self._notify_items,
+            do.ReturnShare: self._return_share,
+            do.EndAttempt: self._end_attempt,
+            do.Emit: lambda flow, order: flow.emit(order.output),
+            do.Fail: self._fail,
+            do.Leave: self._leave,
+        }
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flows)
+
+    @property
+    def media_bytes(self) -> int:
+        return self._media_bytes
+
+    async def close(self) -> None:
+        for flow in list(self._flows.values()):
+            self._carry_out(flow, flow.lifecycle.fail(Unavailable("the proxy is stopping")))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.jobs.close()
+        await self._router.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # -- one request -------------------------------------------------------------------------------
+
+    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+        """The request's output in batches, the last one ending with Done; RequestError when it fails.
+
+        Closing the iterator cancels the request everywhere.
+        """
+        self._check_admission(call)
+        flow = self._open(call)
+        timer = asyncio.get_running_loop().call_at(flow.deadline, self._deadline, flow)
+        try:
+            await self._prepare(flow)
+            self._carry_out(flow, flow.lifecycle.begin())
+            while True:
+                outputs = await flow.outbox.take()
+                yield outputs
+                if flow.lifecycle.ended and flow.status == 200 and flow.outbox.empty:
+                    return
+        except RequestError as error:
+            flow.status = error.status
+            raise
+        finally:
+            timer.cancel()
+            self._carry_out(flow, flow.lifecycle.client_gone())
+            self._close(flow)
+
+    def resolve_model(self, name: str) -> str:
+        """The served name that a request means; an empty one means the only one."""
+        models = self._pool.models()
+        if not models:
+            raise Unavailable("no PD worker has been seen yet", retry_after=RETRY_AFTER)
+        if not name and len(models) == 1:
+            return models[0]
+        if not name:
+            raise InvalidRequest(f"model must name one of {', '.join(models)}", param="model")
+        if name not in models:
+            raise NotFound(
+                f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model"
+            )
+        return name
+
+    def _check_admission(self, call: ChatCall) -> None:
+        if self.draining:
+            raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)
+        self.resolve_model(call.model)
+        if len(self._flows) >= self._max_queue:
+            raise Overloaded(f"{self._max_queue} requests are in flight already", retry_after=RETRY_AFTER)
+        if call.images():
+            if self.jobs.backpressure.refuses_media(time.monotonic()):
+                raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
+            if self._media_bytes >= MEDIA_BUDGET:
+                raise Overloaded(
+                    "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
+                )
+
+    def _open(self, call: ChatCall) -> Flow:
+        self._counter += 1
+        if call.request_id in self._flows:  # a client's retry may overtake its first try's end
+            call = replace(call, request_id=f"{call.request_id}-{self._counter}")
+        flow = Flow(call, self._counter, asyncio.get_running_loop().time() + call.timeout)
+        self._flows[call.request_id] = flow
+        self._metrics.in_flight.set(len(self._flows))
+        return flow
+
+    def _close(self, flow: Flow) -> None:
+        """One log line per request; nothing of it stays."""
+        del self._flows[flow.call.request_id]
+        items = flow.split.items if flow.split is not None else ()
+        self._media_bytes -= sum(len(item.media) for item in items)
+        seconds = time.monotonic() - flow.started
+        self._metrics.in_flight.set(len(self._flows))
+        self._metrics.requests.labels(str(flow.status)).inc()
+        self._metrics.duration.observe(seconds)
+        if flow.first_token is not None:
+            self._metrics.time_to_first_token.observe(flow.first_token - flow.started)
+        log.info(
+            "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, %.3f s",
+            flow.call.request_id,
+            flow.status,
+            flow.call.model or "-",
+            flow.prompt_tokens,
+            flow.completion_tokens or len(flow.lifecycle.output_token_ids),
+            len(items),
+            seconds,
+        )
+
+    async def _prepare(self, flow: Flow) -> None:
+        """Binds the request, then splits and hashes it."""
+        try:
+            async with asyncio.timeout_at(flow.deadline):
+                flow.binding = await self._bind(flow.call)
+                started = time.monotonic()
+                flow.split = await split(flow.call, flow.binding.namespace, self._executor)
+        except TimeoutError:
+            raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
+        self._media_bytes += sum(len(item.media) for item in flow.split.items)
+        params: dict[str, str] = {}
+        for item in flow.split.items:
+            params.setdefault(item.mm_hash, item.param)
+        flow.lifecycle = Lifecycle(params)
+        flow.lifecycle.timings.fetch = time.monotonic() - started
+
+    async def _bind(self, call: ChatCall) -> Binding:
+        """Text needs a model key; media wait for a namespace, which only encoders can tell."""
+        model_key = self._pool.model_key(self.resolve_model(call.model))
+        assert model_key is not None
+        while call.images() and self._pool.namespace(model_key) is None:
+            await asyncio.sleep(BIND_POLL_SECONDS)
+        return Binding(model_key, self._pool.namespace(model_key) or "")
+
+    def _deadline(self, flow: Flow) -> None:
+        machine = flow.lifecycle
+        if machine.phase is Phase.SUBMIT and self._router.waits(flow):
+            machine.lacking = "PD worker"
+        elif machine.phase is Phase.PLAN and not self._pool.serving("encoder"):
+            machine.lacking = "encoder worker"
+        elif machine.phase is Phase.RUN and len(machine.ready) < len(machine.plans):
+            machine.lacking = "" if self._pool.serving("encoder") else "encoder worker"
+        self._carry_out(flow, machine.deadline())
+
+    # -- instructions ------------------------------------------------------------------------------
+
+    def _carry_out(self, flow: Flow, instructions: Iterable[Instruction]) -> None:
+        for order in instructions:
+            self._handlers[type(order)](flow, order)
+
+    def _look_up(self, flow: Flow, order: do.LookUp) -> None:
+        self._spawn(flow, self._ask_store(flow, order.mm_hashes))
+
+    async def _ask_store(self, flow: Flow, mm_hashes: tuple[str, ...]) -> None:
+        """One round trip; while the store is down the request waits within its deadline."""
+        assert flow.binding is not None
+        keys = [(key, flow.binding.namespace) for key in mm_hashes]
+        while not flow.lifecycle.ended:
+            try:
+                found = await self._store.look_up(keys)
+                epoch = await self._store.epoch()
+                break
+            except TriptychError:
+                flow.lifecycle.lacking = "embedding store"
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+        else:
+            return
+        flow.lifecycle.lacking = ""
+        plans = {plan.mm_hash: plan for plan in found if plan is not None}
+        for key in plans:
+            flow.origins[key] = "store"
+            flow.epochs[key] = epoch
+        self._metrics.items.labels("store").inc(len(plans))
+        self._carry_out(flow, flow.lifecycle.looked_up(plans))
+
+    def _start_jobs(self, flow: Flow, order: do.StartJobs) -> None:
+        if order.re_encode:
+            self._metrics.re_encodes.inc(len(order.mm_hashes))
+            self._spawn(flow, self._re_encode(flow, order))
+            return
+        for key in order.mm_hashes:
+            joined = self._start_job(flow, key)
+            flow.origins[key] = "joined" if joined else "encoded"
+            self._metrics.items.labels(flow.origins[key]).inc()
+
+    def _start_job(
+        self, flow: Flow, key: str, *, re_encode: bool = False, damaged_digest: str = "", counts: bool = True
+    ) -> bool:
+        options = flow.call.processor_options
+        text = msgspec.json.encode(options, order="sorted").decode() if options else ""
+        source = flow.sources(text)[key]
+        return self.jobs.start(source, re_encode=re_encode, damaged_digest=damaged_digest, counts=counts)
+
+    async def _re_encode(self, flow: Flow, order: do.StartJobs) -> None:
+        """A loss under another epoch than the item was stored in is the store's doing, not pressure."""
+        try:
+            epoch = await self._store.epoch()
+        except TriptychError:
+            epoch = ""
+        for key in order.mm_hashes:
+            if not flow.lifecycle.ended:
+                counts = bool(epoch) and flow.epochs.get(key, epoch) == epoch
+                self._start_job(flow, key, re_encode=True, damaged_digest=order.damaged_digest, counts=counts)
+
+    def _submit(self, flow: Flow, order: do.Submit) -> None:
+        if order.attempt > 1:
+            self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
+        self._router.submit(flow, order)
+
+    def _admit_jobs(self, flow: Flow, order: do.AdmitJobs) -> None:
+        self.jobs.table.admit(flow.call.request_id)
+        self.jobs.pump()
+
+    def _notify_items(self, flow: Flow, order: do.NotifyItems) -> None:
+        if flow.link is not None:
+            flow.link.notify(order.mm_hashes)
+
+    def _return_share(self, flow: Flow, order: do.ReturnShare) -> None:
+        self.jobs.table.loaded(flow.call.request_id, order.mm_hash)
+        self.jobs.pump()
+
+    def _end_attempt(self, flow: Flow, order: do.EndAttempt) -> None:
+        self._router.release(flow, cancel=order.cancel)
+        self.jobs.table.end_attempt(flow.call.request_id)
+
+    def _fail(self, flow: Flow, order: do.Fail) -> None:
+        flow.outbox.fail(order.error)
+
+    def _leave(self, flow: Flow, order: do.Leave) -> None:
+        self._router.withdraw(flow)
+        self.jobs.leave(flow.call.request_id)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _pd_event(self, event: pd_pb2.RequestEvent) -> None:
+        flow = self._flows.get(event.request_id)
+        if flow is None:
+            return
+        machine, attempt, kind = flow.lifecycle, event.attempt, event.WhichOneof("body")
+        if kind == "tokens":
+            tokens = event.tokens
+            self._carry_out(flow, machine.tokens(attempt, tokens.position, tokens.token_ids, tokens.text))
+        elif kind == "finished":
+            self._finished(flow, attempt, event.finished)
+        elif kind == "admitted":
+            placements = [(place.offset, place.length) for place in event.admitted.placements]
+            self._carry_out(flow, machine.admitted(attempt, event.admitted.prompt_token_ids, placements))
+        elif kind == "item_loaded":
+            self._carry_out(flow, machine.item_loaded(attempt, event.item_loaded.mm_hash))
+        elif kind == "item_missing":
+            missing = event.item_missing
+            self._carry_out(flow, machine.item_missing(attempt, missing.mm_hash, missing.damaged_digest))
+        elif kind == "lost":
+            self._pd_lost(event.request_id, attempt)
+
+    def _finished(self, flow: Flow, attempt: int, finished: pd_pb2.Finished) -> None:
+        machine = flow.lifecycle
+        if finished.reason in ("error", "abort"):
+            error: RequestError = InternalError("the PD worker aborted the request")
+            if finished.HasField("error"):
+                error = error_from_proto(finished.error)
+            self._carry_out(flow, machine.refused(attempt, error))
+            return
+        timings = machine.timings
+        timings.queue = finished.queue_seconds
+        timings.load = finished.load_seconds
+        timings.prefill = finished.prefill_seconds
+        timings.decode = finished.decode_seconds
+        usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
+        self._carry_out(flow, machine.finished(attempt, finished.reason, usage))
+
+    def _accepted(self, flow: Flow, attempt: int) -> None:
+        self._carry_out(flow, flow.lifecycle.accepted(attempt))
+
+    def _refused(self, flow: Flow, attempt: int, error: RequestError) -> None:
+        self._carry_out(flow, flow.lifecycle.refused(attempt, error))
+
+    def _pd_lost(self, request_id: str, attempt: int) -> None:
+        if flow := self._flows.get(request_id):
+            self._carry_out(flow, flow.lifecycle.worker_lost(attempt))
+
+    def _job_planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
+        if flow := self._flows.get(request_id):
+            self._carry_out(flow, flow.lifecycle.planned(mm_hash, plan))
+
+    def _job_ready(self, request_id: str, mm_hash: str, end: JobReady) -> None:
+        flow = self._flows.get(request_id)
+        if flow is None:
+            return
+        if end.already_stored:
+            flow.origins[mm_hash] = "store"
+        timings = flow.lifecycle.timings
+        timings.encode = max(timings.encode, end.encode_seconds)
+        timings.save = max(timings.save, end.save_seconds)
+        flow.epochs[mm_hash] = self._pool.epoch
+        self._carry_out(flow, flow.lifecycle.item_ready(mm_hash, end.plan))
+
+    def _job_failed(self, request_id: str, mm_hash: str, error: RequestError) -> None:
+        if flow := self._flows.get(request_id):
+            self._carry_out(flow, flow.lifecycle.job_failed(mm_hash, error))
+
+    def _pool_changed(self) -> None:
+        self._router.sync()
+        self.jobs.pump()
+        for pool in ("encoder", "pd"):
+            self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
+
+    def _worker_lost(self, worker: Worker) -> None:
+        if worker.info.pool == "pd":
+            self._router.lose(worker.info.address)
+        else:
+            self.jobs.lose(worker.info.address)
+
+    def _spawn(self, flow: Flow, work: Coroutine[Any, Any, None]) -> None:
+        """Runs beside the request; an unexpected error ends the request."""
+        task = asyncio.create_task(self._guard(flow, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, flow: Flow, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("request %s", flow.call.request_id)
+            self._carry_out(flow, flow.lifecycle.fail(InternalError("an unexpected error in the proxy")))

@@ -1,0 +1,262 @@
+"""Carries out what the job table decides: one stream per try, reports back to the waiting requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpc import aio
+
+from triptych.errors import RequestError, TriptychError, error_from_code
+from triptych.log import short
+from triptych.metrics import ProxyMetrics
+from triptych.protos import encoder_pb2
+from triptych.proxy.backpressure import Backpressure
+from triptych.proxy.encoder_client import EncoderJob, JobFailure, JobReady
+from triptych.proxy.jobs import EncoderSlot, Job, JobTable, StartJob
+from triptych.proxy.pool import WorkerPool
+from triptych.proxy.routing import WorkModel
+from triptych.types import ItemPlan
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+DEFAULT_CREDIT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSource:
+    """All that an encoder needs of an item. `deadline` is the last one of those who asked, in loop time."""
+
+    mm_hash: str
+    namespace: str
+    modality: str
+    media: bytes
+    processor_options: str
+    salt: str
+    request_id: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobSink:
+    """Where the jobs' news goes: (request, item, …)."""
+
+    planned: Callable[[str, str, ItemPlan], None]
+    ready: Callable[[str, str, JobReady], None]
+    failed: Callable[[str, str, RequestError], None]
+
+
+@dataclass(slots=True)
+class _Try:
+    job: Job
+    stream: EncoderJob
+    task: asyncio.Task[None]
+
+
+class JobRunner:
+    """The encoder jobs of one proxy."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        metrics: ProxyMetrics,
+        *,
+        sink: JobSink,
+        share: int = 1 << 30,
+        phase_timeout: float = 60.0,
+    ) -> None:
+        self.table = JobTable(share, self.work)
+        self.backpressure = Backpressure()
+        self._pool = pool
+        self._metrics = metrics
+        self._sink = sink
+        self._phase_timeout = phase_timeout
+        self._model = WorkModel()
+        self._sources: dict[str, ItemSource] = {}
+        self._tries: dict[str, _Try] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def work(self, plan: ItemPlan | None) -> float:
+        """Seconds of tower time expected of an item."""
+        return self._model.work(_patches(plan) if plan is not None else None)
+
+    async def close(self) -> None:
+        if self._ticker:
+            self._ticker.cancel()
+        tasks = [entry.task for entry in self._tries.values()] + list(self._ending)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def start(self, source: ItemSource, *, re_encode: bool, damaged_digest: str, counts: bool) -> bool:
+        """The request wants the item encoded. True when it joined a job that was there.
+
+        `counts`: a loss that says something about the pace of the PD workers.
+        """
+        job, joined = self.table.want(
+            source.mm_hash,
+            source.request_id,
+            source.namespace,
+            re_encode=re_encode,
+            damaged_digest=damaged_digest,
+        )
+        known = self._sources.get(source.mm_hash)
+        if known is None or known.deadline < source.deadline:
+            self._sources[source.mm_hash] = source
+        if not joined:
+            self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
+            self.backpressure.record(self.work(job.plan), time.monotonic(), re_encode=re_encode and counts)
+        if job.plan is not None:
+            plan = job.plan
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._sink.planned, source.request_id, source.mm_hash, plan)
+        self.pump()
+        return joined
+
+    def leave(self, request_id: str) -> None:
+        """The request has ended; jobs without another waiter are cancelled."""
+        for job in self.table.leave(request_id):
+            self._drop(job)
+        self.pump()
+
+    def pump(self) -> None:
+        """Starts what may start, and looks again soon while there are jobs."""
+        self.table.set_encoders(self._slots())
+        for action in self.table.pump(time.monotonic()):
+            if isinstance(action, StartJob):
+                self._open(action.job)
+            elif entry := self._tries.get(action.job.try_id):
+                entry.stream.permit()
+        self._metrics.published_bytes.set(self.table.published_bytes)
+        self._metrics.waiting_items.set(self.table.waiting)
+        if self._ticker:
+            self._ticker.cancel()
+            self._ticker = None
+        if len(self.table):
+            self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self.pump)
+
+    def lose(self, address: str) -> None:
+        """The encoder has gone or stalled: its jobs go elsewhere."""
+        for try_id, entry in list(self._tries.items()):
+            if entry.job.address == address:
+                self._forget(try_id, entry)
+                self._retry(entry.job, try_id, "the encoder worker does not answer")
+        self.pump()
+
+    def _slots(self) -> list[EncoderSlot]:
+        proxies = self._pool.proxies
+        return [
+            EncoderSlot(
+                worker.info.address,
+                worker.info.namespaces,
+                max(worker.info.capacity.get("plan_credit", DEFAULT_CREDIT) // proxies, 1),
+                max(worker.info.capacity.get("tower_credit", DEFAULT_CREDIT) // proxies, 1),
+            )
+            for worker in self._pool.serving("encoder")
+        ]
+
+    # -- one try -----------------------------------------------------------------------------------
+
+    def _open(self, job: Job) -> None:
+        source = self._sources[job.mm_hash]
+        remaining = max(source.deadline - asyncio.get_running_loop().time(), 1.0)
+        message = encoder_pb2.EncodeJob(
+            job_id=job.try_id,
+            request_id=source.request_id,
+            mm_hash=job.mm_hash,
+            namespace=job.namespace,
+            modality=source.modality,
+            processor_options=source.processor_options,
+            salt=source.salt,
+            media_bytes=len(source.media),
+            timeout=remaining,
+            failed_lease_token=job.failed_lease_token,
+            damaged_digest=job.damaged_digest,
+            re_encode=job.re_encode,
+        )
+        try_id = job.try_id
+        stream = EncoderJob(
+            self._pool.workers[job.address].channel,
+            message,
+            source.media,
+            on_planned=lambda plan: self._planned(try_id, plan),
+            phase_timeout=self._phase_timeout,
+        )
+        task = asyncio.create_task(self._follow(try_id, job, stream), name=f"job {try_id}")
+        self._tries[try_id] = _Try(job, stream, task)
+
+    async def _follow(self, try_id: str, job: Job, stream: EncoderJob) -> None:
+        try:
+            end = await stream.run()
+        except aio.AioRpcError as error:
+            self._retry(job, try_id, f"grpc {error.code().name}")
+        except TriptychError as error:
+            self._retry(job, try_id, str(error))
+        except Exception:
+            log.exception("job %s", try_id)
+            self._retry(job, try_id, "an unexpected error")
+        else:
+            if isinstance(end, JobReady):
+                self._ready(try_id, end)
+            else:
+                self._failed(try_id, job, end)
+        finally:
+            self._tries.pop(try_id, None)
+        self.pump()
+
+    def _planned(self, try_id: str, plan: ItemPlan) -> None:
+        job = self.table.planned(try_id, plan)
+        if job is not None:
+            for request_id in sorted(job.waiters):
+                self._sink.planned(request_id, job.mm_hash, plan)
+            self.pump()
+
+    def _ready(self, try_id: str, end: JobReady) -> None:
+        job = self.table.ready(try_id, end.plan)
+        if job is None:
+            return
+        self._sources.pop(job.mm_hash, None)
+        if not end.already_stored and end.encode_seconds > 0:
+            self._model.learn(_patches(end.plan), end.encode_seconds)
+        for request_id in sorted(job.waiters):
+            self._sink.ready(request_id, job.mm_hash, end)
+
+    def _failed(self, try_id: str, job: Job, end: JobFailure) -> None:
+        if end.retryable or end.owner_address:
+            self._retry(job, try_id, end.message, end.owner_address, end.owner_token)
+            return
+        waiters = sorted(job.waiters)
+        if self.table.failed(try_id, job.mm_hash, time.monotonic(), retryable=False) is None:
+            return
+        self._sources.pop(job.mm_hash, None)
+        for request_id in waiters:
+            self._sink.failed(request_id, job.mm_hash, error_from_code(end.code, end.message))
+
+    def _retry(self, job: Job, try_id: str, why: str, owner: str = "", token: str = "") -> None:
+        address = job.address
+        queued = self.table.failed(
+            try_id, job.mm_hash, time.monotonic(), retryable=True, owner_address=owner, owner_token=token
+        )
+        if queued is not None:
+            log.info("item %s goes on elsewhere than at %s: %s", short(job.mm_hash), address, why)
+
+    def _drop(self, job: Job) -> None:
+        self._sources.pop(job.mm_hash, None)
+        if entry := self._tries.get(job.try_id):
+            self._forget(job.try_id, entry)
+
+    def _forget(self, try_id: str, entry: _Try) -> None:
+        self._tries.pop(try_id, None)
+        entry.task.cancel()
+        self._ending.add(entry.task)
+        entry.task.add_done_callback(self._ending.discard)
+
+
+def _patches(plan: ItemPlan) -> int:
+    return math.prod(plan.grid_thw) if plan.grid_thw else plan.rows

@@ -1,0 +1,175 @@
+"""Replies in OpenAI's shapes. A stream's chunks come from a template that is rendered once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from triptych.errors import RequestError
+from triptych.proxy.chat import Delta, Done, Output, Started, Timings
+from triptych.proxy.openai_request import ChatOptions
+from triptych.types import Usage
+
+DONE = b"data: [DONE]\n\n"
+_json = msgspec.json.Encoder().encode
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_json(error: RequestError) -> bytes:
+    return _json(error_body(error))
+
+
+def error_event(error: RequestError) -> bytes:
+    return b"data: " + _json(error_body(error)) + b"\n\n"
+
+
+def retry_after(error: RequestError) -> str | None:
+    return None if error.retry_after is None else str(max(math.ceil(error.retry_after), 1))
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def timings_body(timings: Timings) -> dict[str, Any]:
+    stages = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")
+    body: dict[str, Any] = {stage: round(getattr(timings, stage), 6) for stage in stages}
+    body["items"] = [{"mm_hash": item.mm_hash, "cache": item.cache} for item in timings.items]
+    return body
+
+
+class SseStream:
+    """The chunks of one streamed reply."""
+
+    def __init__(self, request_id: str, model: str, options: ChatOptions) -> None:
+        self._options = options
+        self._prompt: tuple[int, ...] = ()
+        self._begun = False
+        head = {
+            "id": f"chatcmpl-{request_id}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._head = b"data: " + _json(head)[:-1]
+        self._content = self._head + b',"choices":[{"index":0,"delta":{"content":'
+        usage = b',"usage":null' if options.include_usage else b""
+        self._after_ids = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        self._tail = b"}" + self._after_ids
+
+    def render(self, outputs: Sequence[Output]) -> bytes:
+        """The events of a batch; empty when it has nothing to show yet."""
+        parts: list[bytes] = []
+        for output in outputs:
+            if isinstance(output, Delta):
+                if not self._begun:
+                    parts.append(self._first())
+                if self._options.return_token_ids:
+                    ids = b'},"token_ids":' + _json(output.token_ids)
+                    parts += (self._content, _json(output.text), ids, self._after_ids)
+                elif output.text:
+                    parts += (self._content, _json(output.text), self._tail)
+            elif isinstance(output, Started):
+                self._prompt = output.prompt_token_ids
+            else:
+                parts.append(self._last(output))
+        return b"".join(parts)
+
+    def _first(self) -> bytes:
+        self._begun = True
+        extra: dict[str, Any] = {}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if self._options.return_token_ids:
+            extra["prompt_token_ids"] = self._prompt
+            choice["token_ids"] = []
+        return self._chunk([choice], extra)
+
+    def _last(self, done: Done) -> bytes:
+        first = b"" if self._begun else self._first()
+        choice: dict[str, Any] = {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": done.reason.value,
+        }
+        if self._options.return_token_ids:
+            choice["token_ids"] = []
+        extra = {"triptych_timings": timings_body(done.timings)} if self._options.timings else {}
+        end = self._chunk([choice], extra)
+        if self._options.include_usage:
+            end += self._chunk([], {"usage": usage_body(done.usage)})
+        return first + end + DONE
+
+    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
+        body: dict[str, Any] = {"choices": choices}
+        if self._options.include_usage:
+            body["usage"] = None
+        body.update(extra)
+        return self._head + b"," + _json(body)[1:] + b"\n\n"
+
+
+class WholeReply:
+    """A reply that is sent in one piece: collects outputs until Done."""
+
+    def __init__(self, request_id: str, model: str, options: ChatOptions) -> None:
+        self._request_id = request_id
+        self._model = model
+        self._options = options
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._prompt: tuple[int, ...] = ()
+        self._done: Done | None = None
+
+    def take(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Delta):
+                self._text.append(output.text)
+                self._token_ids.extend(output.token_ids)
+            elif isinstance(output, Started):
+                self._prompt = output.prompt_token_ids
+            else:
+                self._done = output
+
+    def body(self) -> bytes:
+        """The JSON reply; only after Done."""
+        assert self._done is not None
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "".join(self._text), "refusal": None},
+            "logprobs": None,
+            "finish_reason": self._done.reason.value,
+        }
+        reply: dict[str, Any] = {
+            "id": f"chatcmpl-{self._request_id}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self._model,
+            "choices": [choice],
+            "usage": usage_body(self._done.usage),
+        }
+        if self._options.return_token_ids:
+            choice["token_ids"] = self._token_ids
+            reply["prompt_token_ids"] = self._prompt
+        if self._options.timings:
+            reply["triptych_timings"] = timings_body(self._done.timings)
+        return _json(reply)

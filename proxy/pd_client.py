@@ -1,0 +1,190 @@
+"""One PD worker as the proxy speaks with it: unary calls out, one stream of events back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from triptych.protos import pd_pb2, pd_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+#: A PD worker keeps the requests of a proxy without a stream for as long.
+REATTACH_SECONDS = 2.0
+RETRY_SECONDS = 0.1
+CALL_TIMEOUT = 10.0
+#: A worker that sends no initial metadata counts as attached when the call has not failed by then.
+ATTACH_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSink:
+    """Where a link's news goes. `lost` names requests that the worker no longer serves."""
+
+    event: Callable[[pd_pb2.RequestEvent], None]
+    lost: Callable[[str, int], None]
+    attached: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Tracked:
+    attempt: int
+    position: Callable[[], int]
+
+
+class PDLink:
+    """The stream of one PD worker, and the requests on it. Lost requests are told once."""
+
+    def __init__(self, address: str, channel: aio.Channel, proxy_id: str, sink: LinkSink) -> None:
+        self.address = address
+        self.attached = False
+        self._stub: Any = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._proxy_id = proxy_id
+        self._sink = sink
+        self._requests: dict[str, _Tracked] = {}
+        self._notices: dict[str, None] = {}
+        self._cancels: list[str] = []
+        self._flush: asyncio.Task[None] | None = None
+        self._call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"attach {address}")
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._requests)
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._task, self._flush) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def give_up(self) -> None:
+        """The worker has stalled or gone: its stream ends now, its requests go on elsewhere."""
+        if self._call is not None:
+            self._call.cancel()
+        self._lose_all()
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def track(self, request_id: str, attempt: int, position: Callable[[], int]) -> None:
+        """From now on the link tells the request's events; `position` counts the output tokens received."""
+        self._requests[request_id] = _Tracked(attempt, position)
+
+    async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
+        """Hands a tracked request over. grpc errors are the caller's."""
+        reply: pd_pb2.SubmitReply = await self._stub.Submit(message, timeout=CALL_TIMEOUT)
+        return reply
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def notify(self, mm_hashes: tuple[str, ...]) -> None:
+        """These items are in the store. Sent together with what else comes up in this turn of the loop."""
+        self._notices.update(dict.fromkeys(mm_hashes))
+        self._start_flush()
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request there. Without a stream the next Attach, which does not name it, says so."""
+        if self.attached:
+            self._cancels.append(request_id)
+            self._start_flush()
+
+    def _start_flush(self) -> None:
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.create_task(self._send_pending(), name=f"notices {self.address}")
+
+    async def _send_pending(self) -> None:
+        """Repeats until the worker has everything; failures for 2 s on a live stream end the stream."""
+        started = asyncio.get_running_loop().time()
+        while self.attached and (self._notices or self._cancels):
+            notices, cancels = list(self._notices), list(self._cancels)
+            try:
+                if cancels:
+                    request = pd_pb2.CancelRequest(proxy_id=self._proxy_id, request_ids=cancels)
+                    await self._stub.Cancel(request, timeout=CALL_TIMEOUT)
+                    del self._cancels[: len(cancels)]
+                if notices:
+                    notice = pd_pb2.ItemsNotice(proxy_id=self._proxy_id, mm_hashes=notices)
+                    await self._stub.NotifyItems(notice, timeout=CALL_TIMEOUT)
+                    for mm_hash in notices:
+                        self._notices.pop(mm_hash, None)
+            except aio.AioRpcError as error:
+                if asyncio.get_running_loop().time() - started > REATTACH_SECONDS:
+                    log.warning("PD worker %s took no notices: %s", self.address, error.code().name)
+                    self.give_up()
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+
+    # -- back --------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s."""
+        loop = asyncio.get_running_loop()
+        broken_at = loop.time()
+        while True:
+            try:
+                await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
+            except aio.AioRpcError as error:
+                log.info("the stream of PD worker %s broke: %s", self.address, error.code().name)
+            except TimeoutError:
+                log.info("PD worker %s could not be attached in time", self.address)
+            if self.attached:
+                broken_at = loop.time()
+            self.attached = False
+            self._cancels.clear()
+            if loop.time() - broken_at >= REATTACH_SECONDS:
+                self._lose_all()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _attach(self, deadline: float | None) -> None:
+        """One stream, from its start to its break. TimeoutError when it is not established in time."""
+        request = pd_pb2.AttachRequest(
+            proxy_id=self._proxy_id,
+            requests=[
+                pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=tracked.position())
+                for request_id, tracked in self._requests.items()
+            ],
+        )
+        call = self._call = self._stub.Attach(request)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._established(call)
+            self.attached = True
+            self._sink.attached()
+            if self._notices or self._cancels:
+                self._start_flush()
+            deliver = self._sink.event
+            async for step in call:
+                for event in step.events:
+                    deliver(event)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # this task is being ended; else the call was, by `give_up`
+        finally:
+            call.cancel()
+
+    async def _established(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> None:
+        await call.wait_for_connection()
+        try:
+            async with asyncio.timeout(ATTACH_SECONDS):
+                await call.initial_metadata()
+        except TimeoutError:
+            log.debug("PD worker %s sends no initial metadata", self.address)
+        if call.done():
+            code = await call.code()
+            if code is not grpc.StatusCode.OK:
+                raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), await call.details())
+
+    def _lose_all(self) -> None:
+        self._notices.clear()
+        self._cancels.clear()
+        lost, self._requests = self._requests, {}
+        for request_id, tracked in lost.items():
+            self._sink.lost(request_id, tracked.attempt)

@@ -1,0 +1,220 @@
+"""Which PD worker gets which request: the links, the requests that wait for one, and the handing over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from triptych.errors import InternalError, Overloaded, RequestError, Unavailable
+from triptych.protos import pd_pb2
+from triptych.proxy.flow import Flow
+from triptych.proxy.lifecycle import Submit
+from triptych.proxy.pd_client import LinkSink, PDLink
+from triptych.proxy.pool import WorkerPool
+from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
+from triptych.proxy.wire import error_from_proto, plan_to_proto, resume_to_proto, sampling_to_proto
+
+log = logging.getLogger(__name__)
+
+#: How long a worker that refused a request, or failed to take it, is left in peace by it.
+REFUSAL_SECONDS = 0.5
+DEFAULT_SEQS = 64
+_OUR_FAULT = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSink:
+    """Where the router's news goes."""
+
+    event: Callable[[pd_pb2.RequestEvent], None]
+    lost: Callable[[str, int], None]
+    accepted: Callable[[Flow, int], None]
+    refused: Callable[[Flow, int, RequestError], None]
+
+
+class PDRouter:
+    """Requests taken up again go before new ones."""
+
+    def __init__(self, pool: WorkerPool, proxy_id: str, sink: RouterSink) -> None:
+        self._pool = pool
+        self._proxy_id = proxy_id
+        self._sink = sink
+        self._link_sink = LinkSink(sink.event, sink.lost, self.pump)
+        self._links: dict[str, PDLink] = {}
+        self._waiting: dict[str, tuple[Flow, Submit]] = {}
+        self._affinity = PrefixAffinity()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pumping = False
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    def sync(self) -> None:
+        """One link per known PD worker."""
+        known = {address: w for address, w in self._pool.workers.items() if w.info.pool == "pd"}
+        for address in self._links.keys() - known.keys():
+            self._spawn(self._links.pop(address).close())
+        for address, worker in known.items():
+            if address not in self._links:
+                self._links[address] = PDLink(address, worker.channel, self._proxy_id, self._link_sink)
+        self.pump()
+
+    def lose(self, address: str) -> None:
+        """The worker has stalled or gone; its requests are told as lost."""
+        if link := self._links.get(address):
+            link.give_up()
+
+    def waits(self, flow: Flow) -> bool:
+        return flow.call.request_id in self._waiting
+
+    def submit(self, flow: Flow, order: Submit) -> None:
+        """Hands the request over now, or as soon as a worker can take it."""
+        self._waiting[flow.call.request_id] = (flow, order)
+        self.pump()
+
+    def withdraw(self, flow: Flow) -> None:
+        """The request has ended: it waits no longer, and no worker keeps it."""
+        self._waiting.pop(flow.call.request_id, None)
+        self._cancel_stale(flow, None)
+
+    def release(self, flow: Flow, *, cancel: bool) -> None:
+        """The request's attempt is over."""
+        self._waiting.pop(flow.call.request_id, None)
+        if flow.link is None:
+            return
+        flow.link.forget(flow.call.request_id)
+        if cancel:
+            flow.stale_link = flow.link
+        flow.link = None
+
+    def pump(self) -> None:
+        """Hands over whatever a worker can take now."""
+        if self._pumping or not self._waiting:
+            return
+        self._pumping = True
+        try:
+            for flow, order in sorted(
+                self._waiting.values(), key=lambda entry: (not entry[0].resumed, entry[0].order)
+            ):
+                link = self._choose(flow)
+                if link is not None:
+                    del self._waiting[flow.call.request_id]
+                    flow.link = link
+                    tokens = flow.lifecycle.output_token_ids
+                    link.track(flow.call.request_id, order.attempt, tokens.__len__)
+                    self._spawn(self._hand_over(flow, order, link))
+        finally:
+            self._pumping = False
+
+    def _candidates(self, flow: Flow) -> list[PDLoad]:
+        assert flow.binding is not None
+        loads = []
+        for worker in self._pool.serving("pd"):
+            info = worker.info
+            link = self._links.get(info.address)
+            if link is None or not link.attached or info.address in flow.refused_by:
+                continue
+            if info.model_key == flow.binding.model_key:
+                seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
+                loads.append(PDLoad(info.address, link.in_flight, seqs))
+        return loads
+
+    def _choose(self, flow: Flow) -> PDLink | None:
+        assert flow.split is not None
+        address = choose_pd(self._candidates(flow), flow.split.chain, self._affinity)
+        return None if address is None else self._links[address]
+
+    async def _hand_over(self, flow: Flow, order: Submit, link: PDLink) -> None:
+        self._cancel_stale(flow, link)
+        machine = flow.lifecycle
+        try:
+            message = self._message(flow, order)
+            reply = await link.submit(message)
+        except aio.AioRpcError as error:
+            log.info("PD worker %s did not take a request: %s", link.address, error.code().name)
+            self._leave_in_peace(flow, link)
+            if error.code() in _OUR_FAULT:
+                reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
+                self._sink.refused(flow, order.attempt, reason)
+            else:
+                self._sink.lost(flow.call.request_id, order.attempt)
+            return
+        except Exception:
+            log.exception("request %s", flow.call.request_id)
+            self._sink.refused(flow, order.attempt, InternalError("an unexpected error in the proxy"))
+            return
+        if reply.status == pd_pb2.SubmitReply.STATUS_REFUSED:
+            self._refused(flow, order, link, error_from_proto(reply.error))
+        elif machine.ended:
+            link.forget(flow.call.request_id)
+            link.cancel(flow.call.request_id)
+        else:
+            assert flow.split is not None
+            self._affinity.record(flow.split.chain, link.address)
+            self._sink.accepted(flow, order.attempt)
+
+    def _refused(self, flow: Flow, order: Submit, link: PDLink, error: RequestError) -> None:
+        """A worker that is full or stopping is no reason to fail while another one may take the request."""
+        link.forget(flow.call.request_id)
+        if not isinstance(error, (Overloaded, Unavailable)):
+            self._sink.refused(flow, order.attempt, error)
+            return
+        self._leave_in_peace(flow, link)
+        if isinstance(error, Overloaded) and not order.resume and not self._candidates(flow):
+            self._sink.refused(flow, order.attempt, error)
+            return
+        self._sink.lost(flow.call.request_id, order.attempt)
+
+    def _leave_in_peace(self, flow: Flow, link: PDLink) -> None:
+        def forgive() -> None:
+            flow.refused_by.discard(link.address)
+            self.pump()
+
+        flow.refused_by.add(link.address)
+        asyncio.get_running_loop().call_later(REFUSAL_SECONDS, forgive)
+
+    def _cancel_stale(self, flow: Flow, link: PDLink | None) -> None:
+        """An attempt that was given up may still run; on the same worker the new attempt replaces it."""
+        if flow.stale_link is not None and flow.stale_link is not link:
+            flow.stale_link.cancel(flow.call.request_id)
+        flow.stale_link = None
+
+    def _message(self, flow: Flow, order: Submit) -> pd_pb2.SubmitRequest:
+        assert flow.split is not None and flow.binding is not None
+        plans = flow.lifecycle.plans
+        remaining = flow.deadline - asyncio.get_running_loop().time()
+        message = pd_pb2.SubmitRequest(
+            request_id=flow.call.request_id,
+            attempt=order.attempt,
+            proxy_id=self._proxy_id,
+            model_key=flow.binding.model_key,
+            timeout=max(remaining, 0.1),
+            messages=flow.split.messages,
+            sampling=sampling_to_proto(flow.call.sampling),
+            salt=flow.call.cache_salt,
+        )
+        for item in flow.split.items:
+            state = pd_pb2.ITEM_STATE_READY if item.mm_hash in order.ready else pd_pb2.ITEM_STATE_PENDING
+            message.items.append(pd_pb2.ItemSlot(plan=plan_to_proto(plans[item.mm_hash]), state=state))
+        if order.resume is not None:
+            message.resume.CopyFrom(resume_to_proto(order.resume))
+        return message
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,211 @@
+"""The proxy process: connects, serves HTTP and gRPC until a signal, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+
+import uvicorn
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from triptych.config import ProxyConfig
+from triptych.ec_connector.leases import Leases
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.errors import ConfigError
+from triptych.metrics import ProxyMetrics
+from triptych.protos import proxy_pb2_grpc
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc_server import ProxyServicer
+from triptych.proxy.http_server import make_app
+from triptych.proxy.pool import WorkerPool
+from triptych.rpc import make_server
+
+log = logging.getLogger(__name__)
+
+STORE_SECONDS = 30.0
+DRAIN_SECONDS = 30.0
+COLLECT_SECONDS = 60.0
+#: Share of the store that one proxy may fill when the store has no byte budget of its own.
+DEFAULT_STORE_BYTES = 1 << 30
+
+
+async def run(config: ProxyConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
+    proxy_id = f"proxy-{uuid.uuid4().hex}"
+    metrics = ProxyMetrics()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_bind(config.host, config.port))
+        store = await _connect(config.store)
+        pool = WorkerPool(Registry(store), store, proxy_id, config.internal_token)
+        dispatcher = Dispatcher(pool, store, metrics, proxy_id=proxy_id, max_queue=config.max_queue)
+        upkeep = Upkeep(config, store, pool, dispatcher)
+        app = make_app(
+            dispatcher,
+            pool,
+            metrics.registry,
+            max_images=config.max_images,
+            max_body=config.max_body,
+            request_timeout=config.request_timeout,
+        )
+        http = HttpServer(app, listener)
+        grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool)
+        await pool.start()
+        await upkeep.look()
+        upkeep_task = asyncio.create_task(upkeep.forever(), name="upkeep")
+        http_task = await http.start()
+        host, port = listener.getsockname()[:2]
+        log.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
+        await _until_stopped(http_task)
+        dispatcher.draining = True
+        await _drain(dispatcher)
+        upkeep_task.cancel()
+        await asyncio.gather(upkeep_task, return_exceptions=True)
+        await dispatcher.close()
+        await http.stop(http_task)
+        await grpc_server.stop(1.0)
+        await pool.stop()
+        await store.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_port_error("--port", host, port, error)) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _port_error(flag: str, host: str, port: int, error: OSError | RuntimeError) -> str:
+    if isinstance(error, OSError) and error.errno not in (98, 48, 10048):
+        return f"cannot listen on {host}:{port}: {error.strerror}"
+    return f"port {port} is taken: {flag} N picks another"
+
+
+async def _connect(url: str) -> EmbeddingStore:
+    """Waits up to 30 s for a store that is still starting."""
+    if not url:
+        raise ConfigError("--store is missing: say --store redis://host:port/0 or unix:///path")
+    deadline = asyncio.get_running_loop().time() + STORE_SECONDS
+    while True:
+        try:
+            return await EmbeddingStore.connect(url)
+        except StoreUnavailable as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise ConfigError(f"--store: the store does not answer: {error}") from None
+            await asyncio.sleep(0.5)
+
+
+async def _start_grpc(
+    config: ProxyConfig, dispatcher: Dispatcher, pool: WorkerPool
+) -> tuple[aio.Server, int]:
+    server = make_server()
+    servicer = ProxyServicer(dispatcher, pool, max_images=config.max_images, timeout=config.request_timeout)
+    proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
+    state = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    await state.set("", health_pb2.HealthCheckResponse.SERVING)
+    try:
+        port = server.add_insecure_port(f"{config.host}:{config.grpc_port}")
+    except RuntimeError as error:
+        raise ConfigError(_port_error("--grpc-port", config.host, config.grpc_port, error)) from None
+    await server.start()
+    return server, port
+
+
+async def _until_stopped(http_task: asyncio.Task[None]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    wait = asyncio.create_task(stopped.wait())
+    await asyncio.wait((wait, http_task), return_when=asyncio.FIRST_COMPLETED)
+    wait.cancel()
+
+
+async def _drain(dispatcher: Dispatcher) -> None:
+    """What is in flight gets up to 30 s."""
+    deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
+    log.info("draining %d requests", dispatcher.in_flight)
+    while dispatcher.in_flight and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.05)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a socket of ours; the signals are the service's."""
+
+    def __init__(self, app: object, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http="httptools",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            ws="none",
+            timeout_graceful_shutdown=5,
+        )
+        super().__init__(config)
+        self._listener = listener
+
+    async def start(self) -> asyncio.Task[None]:
+        """The running server's task; returns once it accepts connections."""
+        task = asyncio.create_task(self.serve(sockets=[self._listener]), name="http")
+        while not self.started and not task.done():
+            await asyncio.sleep(0.01)
+        return task
+
+    async def stop(self, task: asyncio.Task[None]) -> None:
+        self.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Upkeep:
+    """What is looked at now and then: the share of published bytes, and what the dead have left."""
+
+    def __init__(
+        self, config: ProxyConfig, store: EmbeddingStore, pool: WorkerPool, dispatcher: Dispatcher
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._registry = Registry(store)
+        self._leases = Leases(store)
+
+    async def look(self) -> None:
+        """Half of the store's memory, divided by the live proxies, is this proxy's share."""
+        try:
+            nbytes = self._config.store_memory or (await self._store.memory()).max_bytes
+        except StoreUnavailable:
+            return
+        share = (nbytes or DEFAULT_STORE_BYTES) // 2 // self._pool.proxies
+        self._dispatcher.jobs.table.share = share
+
+    async def collect(self) -> None:
+        """Deletes registrations and leases ten minutes past their deadline."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._registry.collect_dead()
+            await self._leases.collect_dead()
+
+    async def forever(self) -> None:
+        rounds = int(COLLECT_SECONDS / 5)
+        while True:
+            for _ in range(rounds):
+                await asyncio.sleep(5.0)
+                await self.look()
+            await self.collect()

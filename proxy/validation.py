@@ -1,0 +1,101 @@
+"""Rules on a request's values that both front doors share. Every error names the field and the remedy."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from triptych.errors import InvalidRequest
+from triptych.types import SamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_SALT = 256
+MAX_TOKENS = 1 << 24
+_INT64 = 1 << 63
+_MAX_OPTIONS_BYTES = 16 << 10
+
+
+def in_range(
+    param: str,
+    value: float | None,
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+) -> None:
+    """InvalidRequest unless `low <= value <= high` (`low <` when `above`). None passes."""
+    if value is None:
+        return
+    too_low = value <= low if above else value < low
+    if not math.isfinite(value) or too_low or value > high:
+        left = f"above {low:g}" if above else f"at least {low:g}"
+        raise InvalidRequest(f"{param} must be {left} and at most {high:g}", param=param)
+
+
+def check_sampling(sampling: SamplingParams) -> SamplingParams:
+    """`sampling` if every value is in range; top_k -1 (off) becomes 0."""
+    in_range("temperature", sampling.temperature, 0, 2)
+    in_range("top_p", sampling.top_p, 0, 1, above=True)
+    in_range("top_k", sampling.top_k, 0, 1 << 31)
+    in_range("max_tokens", sampling.max_tokens, 1, MAX_TOKENS)
+    in_range("min_tokens", sampling.min_tokens, 0, MAX_TOKENS)
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
+    if len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+    if any(not text for text in sampling.stop):
+        raise InvalidRequest("stop must not hold an empty string", param="stop")
+    if any(not 0 <= token < 1 << 32 for token in sampling.stop_token_ids):
+        raise InvalidRequest("stop_token_ids must be token ids", param="stop_token_ids")
+    return sampling
+
+
+def seed_of(seed: int | None) -> int:
+    """The client's seed as 64 unsigned bits, or a drawn one."""
+    if seed is None:
+        return secrets.randbits(63)
+    if not -_INT64 <= seed < _INT64:
+        raise InvalidRequest("seed must be a 64-bit integer", param="seed")
+    return seed % (1 << 64)
+
+
+def check_salt(salt: str) -> str:
+    if len(salt) > MAX_SALT or not salt.isprintable():
+        raise InvalidRequest(
+            f"cache_salt must be at most {MAX_SALT} printable characters", param="cache_salt"
+        )
+    return salt
+
+
+def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size."""
+    param = "mm_processor_kwargs"
+    try:
+        size = len(msgpack.packb(options))
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{param} holds a value that cannot be used: {error}", param=param) from None
+    if size > _MAX_OPTIONS_BYTES:
+        raise InvalidRequest(f"{param} must be below {_MAX_OPTIONS_BYTES} bytes", param=param)
+    if not _finite(options):
+        raise InvalidRequest(f"{param} must hold finite numbers", param=param)
+    return options
+
+
+def _finite(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(_finite(item) for item in value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def check_image_count(count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(
+            f"messages holds {count} images; this server takes at most {limit} in one request",
+            param="messages",
+        )

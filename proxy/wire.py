@@ -1,0 +1,74 @@
+"""Our values as protobuf messages and back."""
+
+from __future__ import annotations
+
+from triptych.errors import InvalidRequest, RequestError, error_from_code
+from triptych.hashing import check_mm_hash
+from triptych.protos import common_pb2, pd_pb2
+from triptych.proxy.lifecycle import ResumeState
+from triptych.types import DTYPE_BYTES, ItemPlan, SamplingParams
+
+
+def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
+    """InvalidRequest when the plan cannot be one."""
+    if message.dtype not in DTYPE_BYTES:
+        raise InvalidRequest(f"unknown dtype {message.dtype!r} in an item's plan")
+    return ItemPlan(
+        mm_hash=check_mm_hash(message.mm_hash),
+        namespace=message.namespace,
+        modality=message.modality,
+        rows=message.rows,
+        width=message.width,
+        dtype=message.dtype,
+        length=message.length,
+        runs=tuple((run.start, run.count) for run in message.runs) or None,
+        grid_thw=tuple(message.grid_thw),
+    )
+
+
+def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
+    return common_pb2.ItemPlan(
+        mm_hash=plan.mm_hash,
+        namespace=plan.namespace,
+        modality=plan.modality,
+        rows=plan.rows,
+        width=plan.width,
+        dtype=plan.dtype,
+        length=plan.length,
+        runs=[common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()],
+        grid_thw=plan.grid_thw,
+    )
+
+
+def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def resume_to_proto(resume: ResumeState) -> pd_pb2.Resume:
+    return pd_pb2.Resume(
+        prompt_token_ids=resume.prompt_token_ids,
+        placements=[
+            pd_pb2.ItemPlacement(offset=offset, length=length) for offset, length in resume.placements
+        ],
+        output_token_ids=resume.output_token_ids,
+        text_sent_chars=resume.text_sent_chars,
+    )
+
+
+def error_from_proto(message: common_pb2.Error) -> RequestError:
+    return error_from_code(
+        message.code,
+        message.message or "the worker gave no reason",
+        param=message.param or None,
+        retry_after=message.retry_after or None,
+    )
