@@ -206,7 +206,7 @@ class EmbeddingStore:
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         key = keys.embedding(plan.mm_hash)
-        body = memoryview(body).cast("B")
+        body = memoryview(body).cast("B") if len(body) else memoryview(b"")
         write_id = uuid.uuid4().hex[:16]
         head = await _off_loop(len(body), lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl))
         dropped = bool(damaged_digest) and await self.control.script(_DROP_DAMAGED, [key], damaged_digest)

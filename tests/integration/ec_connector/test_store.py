@@ -5,8 +5,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
 
+from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.ec_connector import codec, keys
 from triptych.ec_connector.leases import Lease, Leases
 from triptych.ec_connector.registry import Registry

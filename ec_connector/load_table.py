@@ -1,0 +1,135 @@
+"""The scheduler role's table: who holds which key, and how far its load is. Pure, no I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+
+from triptych.ec_connector.base import Presence
+from triptych.ec_connector.metadata import Fetch, HostCopy
+from triptych.types import ItemPlan
+
+
+class _State(enum.Enum):
+    UNKNOWN = Presence.UNKNOWN
+    #: A load is under way; its generation is the entry's.
+    LOADING = Presence.COMING
+    HIT = Presence.HIT
+    MISS = Presence.MISS
+
+
+@dataclass(slots=True)
+class _Entry:
+    plan: ItemPlan
+    #: How often each request still needs the item: the same image may stand twice in one prompt.
+    holders: Counter[str] = field(default_factory=Counter)
+    state: _State = _State.UNKNOWN
+    #: The MISS has been reported: the item is being encoded again.
+    awaited: bool = False
+    generation: int = 0
+    #: A ready mark came while an older load was under way: its failure proves nothing.
+    marked_again: bool = False
+
+    @property
+    def presence(self) -> Presence:
+        return Presence.COMING if self.awaited else self.state.value
+
+
+class LoadTable:
+    """Keys that some request holds. What the last holder lets go is dropped; so is a load under way."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._generation = 0
+        self._fetches: dict[str, Fetch] = {}
+        self._moves: dict[str, HostCopy] = {}
+        self._drops: list[HostCopy] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def hold(self, request_id: str, plans: list[ItemPlan]) -> None:
+        """The request needs these items, one count per place in its prompt. Idempotent."""
+        for mm_hash, count in Counter(plan.mm_hash for plan in plans).items():
+            plan = next(plan for plan in plans if plan.mm_hash == mm_hash)
+            entry = self._entries.setdefault(mm_hash, _Entry(plan))
+            entry.holders[request_id] = count
+
+    def release(self, request_id: str, mm_hash: str, *, wholly: bool = False) -> None:
+        """One place in the request's prompt, or all, needs the item no more. Idempotent at zero."""
+        entry = self._entries.get(mm_hash)
+        if entry is None or request_id not in entry.holders:
+            return
+        entry.holders[request_id] -= 1
+        if wholly or entry.holders[request_id] <= 0:
+            del entry.holders[request_id]
+        if not entry.holders:
+            self._forget(mm_hash, entry)
+
+    def _forget(self, mm_hash: str, entry: _Entry) -> None:
+        del self._entries[mm_hash]
+        self._moves.pop(mm_hash, None)
+        queued = self._fetches.pop(mm_hash, None)
+        if queued is None and entry.state in (_State.LOADING, _State.HIT):
+            self._drops.append(HostCopy(mm_hash, entry.generation))
+
+    def presence(self, mm_hash: str) -> Presence:
+        entry = self._entries.get(mm_hash)
+        return Presence.UNKNOWN if entry is None else entry.presence
+
+    def mark_ready(self, mm_hash: str) -> None:
+        """The item's embedding has landed: begins a load unless one is here or under way."""
+        entry = self._entries.get(mm_hash)
+        if entry is None or entry.state is _State.HIT:
+            return
+        if entry.state is _State.LOADING:
+            entry.marked_again = mm_hash not in self._fetches
+        else:
+            self._begin(mm_hash, entry)
+
+    def _begin(self, mm_hash: str, entry: _Entry) -> None:
+        self._generation += 1
+        entry.state, entry.generation = _State.LOADING, self._generation
+        entry.awaited = entry.marked_again = False
+        self._fetches[mm_hash] = Fetch(entry.plan, self._generation)
+
+    def mark_reported(self, mm_hash: str) -> None:
+        """The MISS has been passed on; nothing is expected before the next ready mark."""
+        entry = self._entries.get(mm_hash)
+        if entry is not None and entry.state is _State.MISS:
+            entry.state, entry.awaited = _State.UNKNOWN, True
+
+    def move(self, mm_hash: str) -> None:
+        """The host copy goes into the encoder cache in this step, once; only if it is here."""
+        entry = self._entries.get(mm_hash)
+        if entry is not None and entry.state is _State.HIT:
+            self._moves[mm_hash] = HostCopy(mm_hash, entry.generation)
+
+    def fetched(self, mm_hash: str, generation: int | None) -> None:
+        """A load's host copy has arrived. Ignored unless it is the key's current load."""
+        entry = self._current(mm_hash, generation)
+        if entry is not None and entry.state is _State.LOADING:
+            entry.state = _State.HIT
+
+    def failed(self, mm_hash: str, generation: int | None) -> None:
+        """A load, or the use of its host copy, came to nothing. Ignored unless it is the current one."""
+        entry = self._current(mm_hash, generation)
+        if entry is None or entry.state not in (_State.LOADING, _State.HIT):
+            return
+        if entry.marked_again:
+            self._begin(mm_hash, entry)
+        else:
+            entry.state = _State.MISS
+
+    def _current(self, mm_hash: str, generation: int | None) -> _Entry | None:
+        entry = self._entries.get(mm_hash)
+        if entry is None or mm_hash in self._fetches or generation not in (None, entry.generation):
+            return None
+        return entry
+
+    def drain(self) -> tuple[tuple[Fetch, ...], tuple[HostCopy, ...], tuple[HostCopy, ...]]:
+        """(fetches, moves, drops) since the last call."""
+        drained = tuple(self._fetches.values()), tuple(self._moves.values()), tuple(self._drops)
+        self._fetches, self._moves, self._drops = {}, {}, []
+        return drained

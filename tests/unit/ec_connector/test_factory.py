@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
+from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
+
+
+def test_roles_have_the_numbers_that_peers_use() -> None:
+    assert (ECConnectorRole.SCHEDULER, ECConnectorRole.WORKER) == (0, 1)
+
+
+def test_a_registered_name_makes_both_roles() -> None:
+    config = ECTransferConfig(connector="memory")
+    scheduler = ECConnectorFactory.create_connector(config, ECConnectorRole.SCHEDULER)
+    worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
+    assert isinstance(scheduler, MemoryConnectorScheduler)
+    assert isinstance(worker, MemoryConnectorWorker)
+    assert (scheduler.role, worker.role) == (ECConnectorRole.SCHEDULER, ECConnectorRole.WORKER)
+    assert scheduler.config is worker.config is config
+    assert scheduler.metadata is worker.metadata is None
+
+
+def test_a_module_path_makes_a_connector_too() -> None:
+    config = ECTransferConfig(connector="triptych.ec_connector.memory_connector:MemoryConnector")
+    made = ECConnectorFactory.create_connector(config, ECConnectorRole.SCHEDULER)
+    assert isinstance(made, MemoryConnectorScheduler)
+
+
+@pytest.mark.parametrize("name", ["nixl", "no.such.module:Thing", "triptych.types:Nothing"])
+def test_an_unknown_connector_is_a_value_error(name: str) -> None:
+    with pytest.raises(ValueError, match="connector"):
+        ECConnectorFactory.create_connector(ECTransferConfig(connector=name), ECConnectorRole.WORKER)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="already"):
+        ECConnectorFactory.register("redis", "somewhere.else:Thing")
+
+
+def test_importing_factory_and_store_imports_no_torch() -> None:
+    code = (
+        "import sys, triptych.ec_connector.factory, triptych.ec_connector.heartbeat, "
+        "triptych.ec_connector.leases, triptych.ec_connector.table_scheduler; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
