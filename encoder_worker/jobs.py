@@ -76,6 +76,10 @@ class JobTable:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def open_jobs(self) -> list[ItemJob]:
+        """The jobs that have not ended."""
+        return list(self._jobs.values())
+
     # What the streams say.
 
     def join(self, waiter: Waiter) -> None:

@@ -1,0 +1,212 @@
+"""Encode streams against a real store and a tiny checkpoint: what is stored, when, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import torch
+
+from support.encoder_bench import NAMESPACE, Bench, Job, bench, png
+from support.pictures import picture
+from triptych.ec_connector import keys
+from triptych.ec_connector.store import EmbeddingStore, Loaded
+from triptych.encoder_worker.media import decode_image
+from triptych.models.base import EncoderSide
+from triptych.types import ItemPlan
+
+
+def media(seed: int, width: int = 64, height: int = 64) -> bytes:
+    return png(picture(seed, width, height))
+
+
+async def stored_rows(store: EmbeddingStore, key: str) -> tuple[ItemPlan, torch.Tensor]:
+    [plan] = await store.look_up([(key, NAMESPACE)])
+    assert plan is not None
+    buffers: list[bytearray] = []
+
+    def into(nbytes: int) -> memoryview:
+        buffers.append(bytearray(nbytes))
+        return memoryview(buffers[-1])
+
+    loaded = await store.load(plan, into)
+    assert isinstance(loaded, Loaded)
+    rows = torch.frombuffer(bytearray(loaded.body), dtype=torch.float32).view(plan.rows, plan.width)
+    return plan, rows
+
+
+async def exists(store: EmbeddingStore, key: str) -> bool:
+    return bool(await store.control.execute("EXISTS", keys.embedding(key)))
+
+
+async def at_rest(b: Bench, store: EmbeddingStore) -> None:
+    for name in ("jobs", "queue_items", "planned_items", "inflight", "leases_held", "prepared_bytes"):
+        await b.until(f"triptych_encoder_{name}", 0)
+    async with asyncio.timeout(5):
+        while await store.control.execute("KEYS", keys.LEASE + "*"):
+            await asyncio.sleep(0.01)
+
+
+async def test_stored_rows_are_what_the_encoder_side_puts_out(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(1, 96, 64)).planned()
+        assert not await exists(store, job.key)
+        event = await job.finished()
+        assert event.WhichOneof("body") == "ready"
+        assert not event.ready.already_stored
+        plan, rows = await stored_rows(store, job.key)
+        prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
+        with torch.inference_mode():
+            [expected] = encoder.encode([prepared])
+        assert torch.equal(rows, expected)
+        assert (plan.rows, plan.length, plan.grid_thw) == (
+            prepared.rows,
+            prepared.length,
+            prepared.grid_thw,
+        )
+        await at_rest(b, store)
+
+
+async def test_ready_means_stored_every_time(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+
+        async def one(seed: int) -> bool:
+            job = await Job(b, media(seed)).planned()
+            event = await job.finished()
+            return event.WhichOneof("body") == "ready" and await exists(store, job.key)
+
+        for start in range(0, 100, 10):
+            assert all(await asyncio.gather(*(one(start + n) for n in range(10))))
+        await at_rest(b, store)
+
+
+async def test_jobs_of_several_requests_share_a_batch(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        sizes = [(64, 64), (128, 64)]
+        first = await Job(b, media(99)).planned()
+        b.tower.open.clear()
+        await first.run()
+        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        jobs = await asyncio.gather(*(Job(b, media(n, *sizes[n % 2])).planned() for n in range(8)))
+        await asyncio.gather(*(job.run() for job in jobs))
+        await b.until("triptych_encoder_queue_items", 8)
+        b.tower.open.set()
+        events = await asyncio.gather(first.last(), *(job.last() for job in jobs))
+        assert [event.WhichOneof("body") for event in events] == ["ready"] * 9
+        assert b.tower.batches == [1, 8]
+        assert b.metric("triptych_encoder_batch_items_sum") == 9
+        for job in jobs:
+            _, rows = await stored_rows(store, job.key)
+            prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
+            with torch.inference_mode():
+                [alone] = encoder.encode([prepared])
+            torch.testing.assert_close(rows, alone, atol=1e-5, rtol=1e-4)
+
+
+async def test_a_second_job_for_a_stored_key_costs_no_tower_call(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        first = await Job(b, media(1)).planned()
+        await first.finished()
+        second = await Job(b, media(1)).start()
+        planned, ready = await second.event(), await second.event()
+        assert planned.planned.rows == ready.ready.plan.rows > 0
+        assert ready.ready.already_stored
+        assert b.tower.batches == [1]
+        assert b.metric("triptych_encoder_already_stored_total") == 1
+        other = await Job(b, media(1), salt="tenant").planned()
+        assert not (await other.finished()).ready.already_stored
+
+
+async def test_streams_of_one_item_are_encoded_once_and_all_answered(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        jobs = [await Job(b, media(5)).planned() for _ in range(4)]
+        events = await asyncio.gather(*(job.finished() for job in jobs))
+        assert [event.WhichOneof("body") for event in events] == ["ready"] * 4
+        assert sum(b.tower.batches) == 1
+        await at_rest(b, store)
+
+
+async def test_one_stream_leaves_and_the_other_gets_its_item(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        leaver, stayer = await Job(b, media(5)).planned(), await Job(b, media(5)).planned()
+        b.tower.open.clear()
+        await leaver.run()
+        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        leaver.call.cancel()
+        b.tower.open.set()
+        assert (await stayer.last()).WhichOneof("body") == "ready"
+        await at_rest(b, store)
+
+
+async def test_an_item_that_nobody_waits_for_is_not_stored(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(6)).planned()
+        b.tower.open.clear()
+        await job.run()
+        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        job.call.cancel()
+        async with asyncio.timeout(5):
+            while any(j.waiters for j in b.worker.jobs.open_jobs()):
+                await asyncio.sleep(0.005)
+        b.tower.open.set()
+        await at_rest(b, store)
+        assert not await exists(store, job.key)
+
+
+async def test_a_flushed_store_is_filled_again_without_the_tower(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        await (await Job(b, media(7)).planned()).finished()
+        await store.control.execute("FLUSHALL")
+        again = await Job(b, media(7)).planned()
+        event = await again.finished()
+        assert not event.ready.already_stored
+        assert await exists(store, again.key)
+        assert b.tower.batches == [1]
+
+
+async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        await (await Job(b, media(8)).planned()).finished()
+        key = (await Job(b, media(8)).start()).key
+        _, good = await stored_rows(store, key)
+        await store.control.execute(
+            "SETRANGE",
+            keys.embedding(key),
+            -1 + await store.control.execute("STRLEN", keys.embedding(key)),
+            b"\xff",
+        )
+        value = await store.control.execute("GETRANGE", keys.embedding(key), 0, 4095)
+        digest = hashlib.sha1(value).hexdigest()
+        job = await Job(b, media(8), changes={"damaged_digest": digest, "re_encode": True}).planned()
+        assert (await job.finished()).WhichOneof("body") == "ready"
+        _, rows = await stored_rows(store, key)
+        assert torch.equal(rows, good)
+
+
+async def test_the_worker_asks_for_the_media_again_when_the_pixels_are_gone(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url, prepared_memory=1) as b:
+        jobs = [await Job(b, media(n)).planned() for n in range(5)]
+        events = await asyncio.gather(*(job.finished() for job in jobs))
+        assert [event.WhichOneof("body") for event in events] == ["ready"] * 5
+        assert b.tower.batches == [1] * 5
+        await at_rest(b, store)

@@ -1,0 +1,192 @@
+"""What goes wrong stays with the one it belongs to, and every stream ends in an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from support.encoder_bench import Job, bench, png
+from support.pictures import picture
+from triptych.ec_connector.leases import Lease, Leases
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.models.base import EncoderSide
+from triptych.protos import encoder_pb2
+from triptych.rpc import MEDIA_FRAME_BYTES
+
+
+def media(seed: int, width: int = 64, height: int = 64) -> bytes:
+    return png(picture(seed, width, height))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mm_hash", "0" * 64),
+        ("salt", "another"),
+        ("processor_options", '{"max_pixels": 100000}'),
+        ("namespace", "0" * 64),
+        ("media_bytes", 0),
+    ],
+)
+async def test_a_job_that_does_not_fit_its_hash_is_refused_and_the_next_is_served(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str, field: str, value: Any
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(1), changes={field: value}).start()
+        await job.send_media()
+        failed = (await job.last()).failed
+        assert failed.error.code == "invalid_request_error"
+        assert failed.error.param == (field if field in ("namespace", "media_bytes") else "mm_hash")
+        assert not failed.retryable
+        assert (await (await Job(b, media(1)).planned()).finished()).WhichOneof("body") == "ready"
+        await b.until("triptych_encoder_jobs", 0)
+
+
+async def test_a_truncated_picture_is_refused_and_the_next_is_served(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(2)[:-200]).start()
+        await job.send_media()
+        failed = (await job.last()).failed
+        assert (failed.error.code, failed.error.param) == ("invalid_request_error", "image")
+        assert "0x" not in failed.error.message
+        assert (await (await Job(b, media(2)).planned()).finished()).WhichOneof("body") == "ready"
+
+
+async def test_a_stream_with_forged_media_does_not_fail_the_good_one(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        good = Job(b, media(3))
+        forged = await Job(b, media(4), changes={"mm_hash": good.key}).start()
+        await good.start()
+        await forged.send_media()
+        assert (await forged.last()).failed.error.param == "mm_hash"
+        await good.send_media()
+        await good.event()
+        assert (await good.finished()).WhichOneof("body") == "ready"
+
+
+async def test_more_or_larger_media_than_announced_are_refused(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        more = await Job(b, media(5), changes={"media_bytes": 10}).start()
+        await more.send_media()
+        assert (await more.last()).failed.error.param == "media_bytes"
+        large = await Job(b, media(5), changes={"media_bytes": 1 << 20}).start()
+        frame = encoder_pb2.EncodeRequest(media=bytes(MEDIA_FRAME_BYTES + 1))
+        await large.call.write(frame)
+        assert (await large.last()).failed.error.param == "media"
+
+
+async def test_a_stream_that_ends_too_early_is_answered(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(6)).start()
+        await job.call.done_writing()
+        assert (await job.last()).failed.error.param == "media_bytes"
+        planned = await Job(b, media(6)).planned()
+        await planned.call.done_writing()
+        assert (await planned.last()).failed.error.param == "run"
+
+
+async def test_a_bad_item_fails_alone(encoder: EncoderSide, store: EmbeddingStore, store_url: str) -> None:
+    async with bench(encoder, store, store_url) as b:
+        bad = await Job(b, media(1, 128, 96)).planned()
+        good = [await Job(b, media(n)).planned() for n in range(3)]
+        b.tower.open.clear()
+        opener = await Job(b, media(50)).planned()
+        await opener.run()
+        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        for job in (*good, bad):
+            await job.run()
+        await b.until("triptych_encoder_queue_items", 4)
+        assert bad.rows != good[0].rows
+        b.tower.poison = {bad.rows}
+        b.tower.open.set()
+        failed = (await bad.last()).failed
+        assert (failed.error.code, failed.retryable) == ("internal_error", True)
+        for job in (opener, *good):
+            assert (await job.last()).WhichOneof("body") == "ready"
+        assert b.tower.batches == [1, 4, 1, 1, 1, 1]
+        await b.until("triptych_encoder_inflight", 0)
+
+
+async def test_a_job_ends_at_its_timeout(encoder: EncoderSide, store: EmbeddingStore, store_url: str) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(7), changes={"timeout": 0.2}).planned()
+        failed = (await job.last()).failed
+        assert (failed.error.code, failed.retryable) == ("deadline_exceeded", True)
+        await b.until("triptych_encoder_jobs", 0)
+
+
+async def test_too_many_unplanned_jobs_are_refused_but_re_encodes_never(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url, plan_credit=1) as b:
+        held = [await Job(b, media(n)).start() for n in range(4)]
+        await b.until("triptych_encoder_jobs", 4)
+        refused = (await (await Job(b, media(9)).start()).last()).failed
+        assert (refused.error.code, refused.retryable) == ("overloaded", True)
+        again = await Job(b, media(9), changes={"re_encode": True}).planned()
+        assert (await again.finished()).WhichOneof("body") == "ready"
+        for job in held:
+            await job.send_media()
+            await job.event()
+            assert (await job.finished()).WhichOneof("body") == "ready"
+
+
+async def test_the_owner_of_an_item_is_named_and_a_failed_owner_is_replaced(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, media(8)).planned()
+        leases = Leases(store)
+        owned = await leases.acquire(job.key, address="10.0.0.9:1", incarnation="x", term=60)
+        assert isinstance(owned, Lease)
+        failed = (await job.finished()).failed
+        assert (failed.owner_address, failed.owner_token) == ("10.0.0.9:1", owned.token)
+        assert failed.retryable
+        assert b.tower.batches == []
+        retry = await Job(b, media(8), changes={"failed_lease_token": owned.token}).planned()
+        assert (await retry.finished()).WhichOneof("body") == "ready"
+        assert not await leases.renew(owned, 60)
+
+
+async def test_a_lease_ends_when_its_owner_makes_no_progress(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url, lease_term=0.1) as b:
+        job = await Job(b, media(9)).planned()
+        b.tower.open.clear()
+        await job.run()
+        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        leases = Leases(store)
+        async with asyncio.timeout(10):
+            while not isinstance(
+                await leases.acquire(job.key, address="10.0.0.9:1", incarnation="x", term=60), Lease
+            ):
+                await asyncio.sleep(0.02)
+        b.tower.open.set()
+        assert (await job.last()).WhichOneof("body") == "ready"
+
+
+async def test_draining_finishes_what_may_run_and_sends_the_rest_elsewhere(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        running, waiting = await Job(b, media(10)).planned(), await Job(b, media(11)).planned()
+        b.tower.open.clear()
+        await running.run()
+        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        drain = asyncio.create_task(b.worker.drain(10))
+        assert (await waiting.last()).failed.retryable
+        assert (await (await Job(b, media(12)).start()).last()).failed.error.code == "unavailable"
+        b.tower.open.set()
+        assert (await running.last()).WhichOneof("body") == "ready"
+        await drain
