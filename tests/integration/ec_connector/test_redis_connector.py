@@ -224,7 +224,7 @@ async def test_a_cancelled_read_does_not_poison_the_next_one(store: EmbeddingSto
         load.cancel()
         result = await store.load(other, lambda n: memoryview(bytearray(n)))
         assert isinstance(result, Loaded)
-        assert result.body == bodies[other.mm_hash]
+        assert bytes(result.body) == bodies[other.mm_hash]
         await asyncio.gather(load, return_exceptions=True)
     assert started > 10
 

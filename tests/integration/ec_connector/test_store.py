@@ -29,7 +29,7 @@ async def test_a_saved_item_is_loaded_byte_for_byte(store: EmbeddingStore) -> No
     assert await store.save(plan, body, ttl=60) is SaveResult.STORED
     loaded = await store.load(plan, fresh_buffer)
     assert isinstance(loaded, Loaded)
-    assert loaded.body == body
+    assert bytes(loaded.body) == body
     assert loaded.offset % codec.ALIGNMENT == 0
 
 
@@ -53,7 +53,7 @@ async def test_a_second_save_keeps_the_first_value_and_renews_its_ttl(store: Emb
     assert await store.save(plan, make_body(plan, 2), ttl=60) is SaveResult.ALREADY
     loaded = await store.load(plan, fresh_buffer)
     assert isinstance(loaded, Loaded)
-    assert loaded.body == make_body(plan, 1)
+    assert bytes(loaded.body) == make_body(plan, 1)
     assert await store.control.execute("TTL", keys.embedding(plan.mm_hash)) > 50
 
 
@@ -107,7 +107,7 @@ async def test_a_large_value_travels_in_parts_that_outlive_the_header(
     assert await store.look_up([(plan.mm_hash, NAMESPACE)]) == [plan]
     loaded = await store.load(plan, fresh_buffer)
     assert isinstance(loaded, Loaded)
-    assert loaded.body == body
+    assert bytes(loaded.body) == body
 
 
 async def test_a_large_value_that_lost_a_part_is_missing_and_can_be_replaced(
@@ -158,7 +158,7 @@ async def test_eight_loads_at_once_do_not_mix(store: EmbeddingStore) -> None:
         plans, await asyncio.gather(*(store.load(plan, fresh_buffer) for plan in plans)), strict=True
     ):
         assert isinstance(loaded, Loaded)
-        assert loaded.body == make_body(plan)
+        assert bytes(loaded.body) == make_body(plan)
 
 
 async def test_a_store_that_is_not_there_is_unavailable(tmp_path: Path) -> None:

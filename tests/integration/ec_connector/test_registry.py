@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+from triptych.ec_connector import keys
+from triptych.ec_connector.heartbeat import Heartbeat
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.launch.embedded_store import EmbeddedStore
+from triptych.types import WorkerInfo
+
+ENCODER = WorkerInfo("10.0.0.1:5000", "encoder", "i1", "k", "m", ("ns1", "ns2"), {"plan_credit": 16})
+PD = WorkerInfo("10.0.0.1:5000", "pd", "i2", "k", "m")
+
+
+async def becomes(registry: Registry, expected: list[WorkerInfo]) -> None:
+    async with asyncio.timeout(10):
+        while await registry.workers() != expected:
+            await asyncio.sleep(0.01)
+
+
+async def test_registered_workers_are_found_as_they_were_told(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    await registry.register(PD)
+    await registry.register(ENCODER)
+    assert await registry.workers() == [ENCODER, PD]
+
+
+async def test_a_worker_whose_term_has_ended_is_not_found(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    await registry.register(ENCODER, term=-1)
+    await registry.register(PD)
+    assert await registry.workers() == [PD]
+
+
+async def test_a_restarted_worker_takes_the_place_of_its_former_self(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    await registry.register(ENCODER)
+    successor = dataclasses.replace(ENCODER, incarnation="i3")
+    await registry.register(successor)
+    await registry.withdraw(ENCODER)
+    assert await registry.workers() == [successor]
+    await registry.withdraw(successor)
+    await registry.withdraw(successor)
+    assert await registry.workers() == []
+
+
+async def test_registrations_have_no_ttl(store: EmbeddingStore) -> None:
+    await Registry(store).register(ENCODER)
+    assert await store.control.execute("PTTL", keys.WORKERS) == -1
+
+
+async def test_live_proxies_are_counted(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    for name in ("p1", "p2", "p1"):
+        await registry.declare_proxy(name, 60)
+    await registry.declare_proxy("gone", -1)
+    assert await registry.proxies() == 2
+
+
+async def test_only_registrations_long_past_their_deadline_are_collected(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    await registry.register(ENCODER, term=-700)
+    await registry.register(PD, term=-10)
+    await registry.declare_proxy("dead", -700)
+    await registry.declare_proxy("live", 60)
+    assert await registry.collect_dead() == 2
+    assert await store.control.execute("HKEYS", keys.WORKERS) == [b"pd 10.0.0.1:5000"]
+
+
+async def test_a_registration_that_cannot_be_read_hides_no_other(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    await registry.register(ENCODER)
+    far = b"9" * 16
+    for name, raw in {"a": b"", "b": b"rubbish", "c": far + b"\xff", "d": far + b"\x80"}.items():
+        await store.control.execute("HSET", keys.WORKERS, name, raw)
+    assert await registry.workers() == [ENCODER]
+
+
+async def test_a_heartbeat_registers_at_once_and_withdraws_at_its_end(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    heartbeat = Heartbeat(registry, ENCODER, interval=0.02)
+    heartbeat.start()
+    await becomes(registry, [ENCODER])
+    await heartbeat.stop()
+    await heartbeat.stop()
+    assert await registry.workers() == []
+
+
+async def test_a_heartbeat_comes_back_after_a_flush(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    heartbeat = Heartbeat(registry, ENCODER, interval=0.02)
+    heartbeat.start()
+    await becomes(registry, [ENCODER])
+    await store.control.execute("FLUSHALL")
+    await becomes(registry, [ENCODER])
+    await heartbeat.stop(withdraw=False)
+    assert await registry.workers() == [ENCODER]
+
+
+async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path, 64 << 20)
+    server.start()
+    store = await EmbeddingStore.connect(server.url, timeout=1)
+    registry = Registry(store)
+    heartbeat = Heartbeat(registry, ENCODER, interval=0.02)
+    try:
+        heartbeat.start()
+        await becomes(registry, [ENCODER])
+        server.stop()
+        await asyncio.sleep(0.1)
+        server.start()
+        await becomes(registry, [ENCODER])
+        server.stop()
+        await heartbeat.stop()
+    finally:
+        await store.close()
+        server.stop()
