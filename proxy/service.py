@@ -112,7 +112,7 @@ async def _start_grpc(
 ) -> tuple[aio.Server, int]:
     server = make_server()
     servicer = ProxyServicer(dispatcher, pool, max_images=config.max_images, timeout=config.request_timeout)
-    proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
+    proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     await state.set("", health_pb2.HealthCheckResponse.SERVING)

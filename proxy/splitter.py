@@ -30,7 +30,7 @@ class SplitItem:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """`messages`: the JSON that Submit carries; `items`: in slot order; `chain`: a hash per message prefix."""
+    """`messages`: Submit's JSON; `items`: in slot order; `chain`: one hash per message prefix."""
 
     messages: bytes
     items: tuple[SplitItem, ...]

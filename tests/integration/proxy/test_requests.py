@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from openai import APIStatusError
+from support.proxy_fakes import FakeCluster, data_url, key_of, picture, until, user, whole_text
+
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
+from triptych.rpc import make_channel
+
+
+async def test_a_text_request_streams_every_token_once(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        assert await cluster.stream([{"role": "user", "content": "hello"}]) == whole_text(8)
+        await cluster.at_rest()
+
+
+async def test_a_text_request_reaches_no_encoder_and_works_without_any(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=0) as cluster:
+        reply = await cluster.ask([{"role": "user", "content": "hello"}])
+        assert reply.choices[0].message.content == whole_text(8)
+
+
+async def test_three_images_make_three_encoder_jobs_and_the_pd_worker_sees_no_pixel(
+    store: EmbeddingStore,
+) -> None:
+    pictures = [picture(name, 300_000) for name in ("one", "two", "three")]
+    async with FakeCluster(store, max_body=8 << 20) as cluster:
+        reply = await cluster.ask(user("what?", *pictures))
+        assert reply.choices[0].message.content == whole_text(8)
+        assert sorted(job.mm_hash for job in cluster.jobs) == sorted(map(key_of, pictures))
+        assert sorted(cluster.encoders[0].media) == sorted(pictures)
+        submit = cluster.pd_workers[0].submits[0]
+        assert submit.ByteSize() < 4096
+        assert [slot.plan.mm_hash for slot in submit.items] == [key_of(media) for media in pictures]
+        await cluster.at_rest()
+
+
+async def test_four_images_are_spread_over_two_encoders(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2) as cluster:
+        for encoder in cluster.encoders:
+            encoder.gate.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", *(picture(f"p{i}") for i in range(4)))))
+        await until(lambda: len(cluster.jobs) == 4)
+        assert [len(encoder.jobs) for encoder in cluster.encoders] == [2, 2]
+        for encoder in cluster.encoders:
+            encoder.gate.set()
+        await asked
+
+
+async def test_equal_images_of_one_request_and_of_two_are_encoded_once(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.encoders[0].gate.clear()
+        same = picture("same")
+        asked = [asyncio.create_task(cluster.ask(user(f"q{i}", same, same))) for i in range(2)]
+        await until(lambda: cluster.dispatcher.in_flight == 2 and len(cluster.jobs) == 1)
+        await asyncio.sleep(0.1)
+        cluster.encoders[0].gate.set()
+        for task in asked:
+            assert (await task).choices[0].message.content == whole_text(8)
+        assert len(cluster.jobs) == 1
+        await cluster.at_rest()
+
+
+async def test_a_stored_image_costs_no_encoder_job(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        await cluster.ask(user("first", picture("p")))
+        reply = await cluster.ask(user("second", picture("p")), extra_body={"triptych_timings": True})
+        assert len(cluster.jobs) == 1
+        assert reply.model_extra["triptych_timings"]["items"] == [
+            {"mm_hash": key_of(picture("p"))[:12], "cache": "store"}
+        ]
+
+
+async def test_another_salt_shares_no_embedding(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        await cluster.ask(user("?", picture("p")), extra_body={"cache_salt": "a"})
+        await cluster.ask(user("?", picture("p")), extra_body={"cache_salt": "b"})
+        assert [job.salt for job in cluster.jobs] == ["a", "b"]
+        assert [submit.salt for submit in cluster.pd_workers[0].submits] == ["a", "b"]
+
+
+async def test_the_pd_worker_hears_of_a_request_only_when_every_item_is_planned(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.encoders[0].gate.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: len(cluster.jobs) == 1)
+        assert cluster.pd_workers[0].submits == []
+        cluster.encoders[0].gate.set()
+        await asked
+
+
+async def test_no_tower_runs_before_a_pd_worker_has_admitted_the_request(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].admission.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: len(cluster.pd_workers[0].submits) == 1)
+        await asyncio.sleep(0.1)
+        assert cluster.encoders[0].runs == 0
+        cluster.pd_workers[0].admission.set()
+        await asked
+        assert cluster.encoders[0].runs == 1
+
+
+async def test_encoding_of_one_request_overlaps_decoding_of_another(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.encoders[0].tower.clear()
+        waiting = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: cluster.encoders[0].runs == 1)
+        assert await cluster.stream([{"role": "user", "content": "meanwhile"}]) == whole_text(8)
+        assert not waiting.done()
+        cluster.encoders[0].tower.set()
+        await waiting
+
+
+async def test_media_are_sent_again_when_the_encoder_asks(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.encoders[0].ask_media_again = True
+        await cluster.ask(user("?", picture("p")))
+        assert cluster.encoders[0].media == [picture("p"), picture("p")]
+
+
+async def test_usage_token_ids_and_timings_come_with_the_stream(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        chunks = await cluster.client.chat.completions.create(
+            model="demo",
+            messages=user("?", picture("p")),
+            max_tokens=4,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True, "triptych_timings": True},
+        )
+        seen = [chunk async for chunk in chunks]
+        assert seen[0].model_extra["prompt_token_ids"] == [1, 2, 3]
+        ids = [i for c in seen for choice in c.choices for i in choice.model_extra["token_ids"]]
+        assert ids == [1000, 1001, 1002, 1003]
+        assert seen[-2].choices[0].finish_reason == "length"
+        assert seen[-1].usage.prompt_tokens_details.cached_tokens == 2
+        assert (seen[-1].usage.prompt_tokens, seen[-1].usage.completion_tokens) == (3, 4)
+        timings = seen[-2].model_extra["triptych_timings"]
+        assert timings["items"][0]["cache"] == "encoded"
+        assert (timings["encode"], timings["save"], timings["decode"]) == (0.5, 0.25, 1.0)
+
+
+async def test_the_sampling_values_reach_the_pd_worker(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        await cluster.ask(
+            [{"role": "user", "content": "x"}],
+            temperature=0.5,
+            top_p=0.9,
+            seed=-1,
+            stop=["a", "b"],
+            extra_body={"top_k": 7, "min_tokens": 2, "ignore_eos": True},
+        )
+        await cluster.ask([{"role": "user", "content": "x"}])
+        first, second = (submit.sampling for submit in cluster.pd_workers[0].submits)
+        assert (first.temperature, first.top_k, first.min_tokens, first.ignore_eos) == (0.5, 7, 2, True)
+        assert (first.seed, list(first.stop)) == (2**64 - 1, ["a", "b"])
+        assert second.seed != 0
+        assert not second.HasField("temperature")
+
+
+async def test_an_image_that_no_encoder_can_read_is_a_400_that_names_its_field(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store) as cluster:
+        failed = common_pb2.Error(code="invalid_request_error", message="no image in these bytes")
+        cluster.encoders[0].failures.append(_failed(failed))
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(user("?", picture("bad")))
+        assert caught.value.status_code == 400
+        assert caught.value.body["param"] == "messages[0].content[0].image_url.url"
+        await cluster.at_rest()
+
+
+async def test_an_error_after_the_first_byte_is_an_event_in_the_stream(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        pd = cluster.pd_workers[0]
+        pd.pause_at = 2
+        chunks = await cluster.client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        text = [await anext(chunks) for _ in range(2)]
+        assert text
+        held = next(iter(pd.requests.values()))
+        error = common_pb2.Error(code="internal_error", message="it broke")
+        from triptych.protos import pd_pb2
+
+        pd.emit(held, finished=pd_pb2.Finished(reason="error", error=error))
+        with pytest.raises(Exception, match="it broke"):
+            _ = [chunk async for chunk in chunks]
+        await cluster.at_rest()
+
+
+async def test_a_pd_workers_refusal_reaches_the_client_with_its_field(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        refusal = common_pb2.Error(code="invalid_request_error", message="too long", param="max_tokens")
+        cluster.pd_workers[0].refusals.append(refusal)
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask([{"role": "user", "content": "x"}])
+        assert (caught.value.status_code, caught.value.body["param"]) == (400, "max_tokens")
+
+
+async def test_a_request_above_the_limit_gets_429_with_retry_after(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, max_queue=1) as cluster:
+        cluster.pd_workers[0].gate.clear()
+        first = asyncio.create_task(cluster.ask([{"role": "user", "content": "x"}]))
+        await until(lambda: cluster.dispatcher.in_flight == 1)
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask([{"role": "user", "content": "y"}])
+        assert caught.value.status_code == 429
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        cluster.pd_workers[0].gate.set()
+        await first
+
+
+async def test_a_request_whose_time_is_over_gets_504_and_is_cancelled(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, request_timeout=0.3) as cluster:
+        cluster.pd_workers[0].gate.clear()
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask([{"role": "user", "content": "x"}])
+        assert caught.value.status_code == 504
+        await until(lambda: len(cluster.pd_workers[0].cancels) == 1)
+
+
+async def test_a_client_that_leaves_cancels_its_request_at_the_pd_worker(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].pause_at = 3
+        chunks = await cluster.client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        await anext(chunks)
+        await chunks.close()
+        await until(lambda: len(cluster.pd_workers[0].cancels) == 1)
+        await cluster.at_rest()
+
+
+async def test_a_client_that_leaves_cancels_its_encoder_job(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.encoders[0].gate.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: len(cluster.jobs) == 1)
+        asked.cancel()
+        await until(lambda: cluster.encoders[0].open == 0)
+        await cluster.at_rest()
+
+
+async def test_a_job_lives_on_while_another_request_waits_for_it(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.encoders[0].gate.clear()
+        first = asyncio.create_task(cluster.ask(user("a", picture("p"))))
+        await until(lambda: len(cluster.jobs) == 1)
+        second = asyncio.create_task(cluster.ask(user("b", picture("p"))))
+        await until(lambda: cluster.dispatcher.in_flight == 2)
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await until(lambda: cluster.dispatcher.in_flight == 1)
+        cluster.encoders[0].gate.set()
+        await second
+        assert len(cluster.jobs) == 1
+
+
+async def test_grpc_gives_the_same_answer(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        channel = make_channel(f"127.0.0.1:{cluster.grpc_port}")
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        parts = [proxy_pb2.ChatPart(image=picture("p")), proxy_pb2.ChatPart(text="what?")]
+        request = proxy_pb2.ChatRequest(
+            messages=[proxy_pb2.ChatMessage(role="user", parts=parts)],
+            sampling=common_pb2.SamplingParams(max_tokens=5),
+            return_token_ids=True,
+        )
+        events = [event async for event in stub.Chat(request)]
+        assert "".join(event.text for event in events) == whole_text(5)
+        assert list(events[0].prompt_token_ids) == [1, 2, 3]
+        assert [i for event in events for i in event.token_ids] == [1000, 1001, 1002, 1003, 1004]
+        assert events[-1].finish.completion_tokens == 5
+        assert cluster.jobs[0].mm_hash == key_of(picture("p"))
+        models = await stub.ListModels(proxy_pb2.ListModelsRequest())
+        assert list(models.models) == ["demo"]
+        await channel.close()
+
+
+async def test_models_are_listed_and_the_proxy_is_ready(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        assert [model.id async for model in await cluster.client.models.list()] == ["demo"]
+        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
+        assert (ready.status_code, ready.json()["models"]) == (200, ["demo"])
+
+
+async def test_a_plain_image_part_and_a_uuid_are_taken(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        parts = [
+            {"type": "image", "image": data_url(picture("p")), "uuid": "mine"},
+            {"type": "image_url", "image_url": {"url": data_url(picture("p"))}, "uuid": "other"},
+        ]
+        await cluster.ask([{"role": "user", "content": parts}])
+        assert len(cluster.jobs) == 1
+
+
+def _failed(error: common_pb2.Error):  # noqa: ANN202
+    from triptych.protos import encoder_pb2
+
+    return encoder_pb2.JobFailed(error=error, retryable=False)

@@ -1,0 +1,454 @@
+"""Encoder and PD workers that follow a script, as real gRPC servers in this process, and a proxy before them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from openai import AsyncOpenAI
+
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.hashing import mm_hash
+from triptych.metrics import ProxyMetrics
+from triptych.protos import (
+    common_pb2,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    pd_pb2,
+    pd_pb2_grpc,
+    proxy_pb2_grpc,
+)
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc_server import ProxyServicer
+from triptych.proxy.http_server import make_app
+from triptych.proxy.pool import WorkerPool
+from triptych.proxy.service import HttpServer, _bind
+from triptych.proxy.wire import plan_from_proto
+from triptych.rpc import make_server
+from triptych.types import WorkerInfo
+
+MODEL = "demo"
+MODEL_KEY = "a" * 64
+NAMESPACE = "b" * 64
+ROWS, WIDTH = 4, 8
+
+
+def picture(name: str, size: int = 64) -> bytes:
+    """Bytes that stand for an image file."""
+    return (name.encode() + b"\x00" * size)[: max(size, len(name))]
+
+
+def data_url(media: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(media).decode()
+
+
+def user(text: str, *pictures: bytes) -> list[dict[str, Any]]:
+    """The messages of a question about pictures."""
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": data_url(media)}} for media in pictures
+    ]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def key_of(media: bytes, salt: str = "") -> str:
+    return mm_hash(media, namespace=NAMESPACE, modality="image", salt=salt)
+
+
+async def until(condition: Any, what: str = "the condition", seconds: float = 10.0) -> None:
+    """Waits until `condition()` holds; AssertionError after `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"{what} did not come about"
+        await asyncio.sleep(0.01)
+
+
+class FakeWorker:
+    """A gRPC server on a port of its own that can be killed and started again there."""
+
+    pool = ""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.incarnation = 0
+        self.server: Any = None
+        self.health: health.aio.HealthServicer | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def info(self) -> WorkerInfo:
+        namespaces = (NAMESPACE,) if self.pool == "encoder" else ()
+        capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
+        return WorkerInfo(
+            self.address, self.pool, f"i{self.incarnation}", MODEL_KEY, MODEL, namespaces, capacity
+        )
+
+    async def start(self) -> None:
+        self.incarnation += 1
+        self.server = make_server()
+        self.health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.add_to(self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self.server.start()
+
+    def add_to(self, server: Any) -> None:
+        raise NotImplementedError
+
+    async def kill(self) -> None:
+        """Connections end at once."""
+        if self.server is not None:
+            await self.server.stop(None)
+            self.server = None
+
+
+class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
+    """Plans at once and saves to the real store. `gate` holds plans, `tower` holds runs, while cleared."""
+
+    pool = "encoder"
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        super().__init__()
+        self.store = store
+        self.jobs: list[encoder_pb2.EncodeJob] = []
+        self.media: list[bytes] = []
+        self.runs = 0
+        self.cancelled = 0
+        self.open = 0
+        self.failures: list[encoder_pb2.JobFailed] = []
+        self.ask_media_again = False
+        self.gate = asyncio.Event()
+        self.tower = asyncio.Event()
+        self.gate.set()
+        self.tower.set()
+
+    def add_to(self, server: Any) -> None:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
+
+    async def Encode(self, requests: Any, context: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
+        self.open += 1
+        try:
+            async for event in self._encode(requests):
+                yield event
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.open -= 1
+
+    async def _encode(self, requests: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
+        messages = aiter(requests)
+        job = (await anext(messages)).job
+        self.jobs.append(job)
+        media = b""
+        while len(media) < job.media_bytes:
+            media += (await anext(messages)).media
+        self.media.append(media)
+        if self.failures:
+            yield encoder_pb2.EncodeEvent(failed=self.failures.pop(0))
+            return
+        await self.gate.wait()
+        plan = fake_plan(job.mm_hash)
+        yield encoder_pb2.EncodeEvent(planned=plan)
+        if self.ask_media_again:
+            self.ask_media_again = False
+            yield encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
+        while not (message := await anext(messages)).HasField("run"):
+            self.media.append(message.media)
+        self.runs += 1
+        await self.tower.wait()
+        values = plan_from_proto(plan)
+        await self.store.save(values, b"\x01" * values.nbytes, ttl=60.0, damaged_digest=job.damaged_digest)
+        ready = encoder_pb2.ItemReady(plan=plan, encode_seconds=0.5, save_seconds=0.25)
+        yield encoder_pb2.EncodeEvent(ready=ready)
+
+
+def fake_plan(key: str) -> common_pb2.ItemPlan:
+    return common_pb2.ItemPlan(
+        mm_hash=key,
+        namespace=NAMESPACE,
+        modality="image",
+        rows=ROWS,
+        width=WIDTH,
+        dtype="float32",
+        length=ROWS,
+        grid_thw=[1, 2, 2],
+    )
+
+
+def token_text(index: int) -> str:
+    return f"t{index} "
+
+
+def whole_text(count: int) -> str:
+    return "".join(token_text(index) for index in range(count))
+
+
+@dataclass
+class FakeRequest:
+    submit: pd_pb2.SubmitRequest
+    loaded: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    events: list[pd_pb2.RequestEvent] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
+    """Token i is 1000 + i. `gate` holds tokens while cleared; `admission` holds admissions."""
+
+    pool = "pd"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submits: list[pd_pb2.SubmitRequest] = []
+        self.cancels: list[str] = []
+        self.notices: list[list[str]] = []
+        self.attaches: list[pd_pb2.AttachRequest] = []
+        self.requests: dict[str, FakeRequest] = {}
+        self.refusals: list[common_pb2.Error] = []
+        self.missing: dict[str, list[str]] = {}
+        self.fail_with: common_pb2.Error | None = None
+        self.pause_at: int | None = None
+        self.repeat_frames = False
+        self.gate = asyncio.Event()
+        self.admission = asyncio.Event()
+        self.gate.set()
+        self.admission.set()
+        self.streams: dict[str, asyncio.Queue[pd_pb2.RequestEvent | None]] = {}
+
+    def add_to(self, server: Any) -> None:
+        pd_pb2_grpc.add_PDServiceServicer_to_server(self, server)
+
+    async def kill(self) -> None:
+        for request in self.requests.values():
+            if request.task:
+                request.task.cancel()
+        await asyncio.gather(*(r.task for r in self.requests.values() if r.task), return_exceptions=True)
+        self.requests.clear()
+        self.break_streams()
+        self.streams.clear()
+        await super().kill()
+
+    def break_streams(self) -> None:
+        """Ends every Attach call, as a connection that breaks does; requests live on."""
+        for queue in self.streams.values():
+            queue.put_nowait(None)
+
+    async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
+        self.submits.append(request)
+        if self.refusals:
+            return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=self.refusals.pop(0))
+        held = FakeRequest(request)
+        held.ready = {slot.plan.mm_hash for slot in request.items if slot.state == pd_pb2.ITEM_STATE_READY}
+        self.requests[request.request_id] = held
+        held.task = asyncio.create_task(self._serve(held))
+        return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
+
+    async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: Any) -> common_pb2.Ack:
+        self.notices.append(list(request.mm_hashes))
+        for held in self.requests.values():
+            held.ready.update(request.mm_hashes)
+            held.news.set()
+        return common_pb2.Ack()
+
+    async def Cancel(self, request: pd_pb2.CancelRequest, context: Any) -> common_pb2.Ack:
+        self.cancels += request.request_ids
+        for request_id in request.request_ids:
+            held = self.requests.pop(request_id, None)
+            if held is not None and held.task is not None:
+                held.task.cancel()
+        return common_pb2.Ack()
+
+    async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
+        await context.send_initial_metadata(())
+        self.attaches.append(request)
+        queue: asyncio.Queue[pd_pb2.RequestEvent | None] = asyncio.Queue()
+        self.streams[request.proxy_id] = queue
+        for item in request.requests:
+            held = self.requests.get(item.request_id)
+            if held is None or held.submit.attempt != item.attempt:
+                lost = pd_pb2.Lost()
+                queue.put_nowait(
+                    pd_pb2.RequestEvent(request_id=item.request_id, attempt=item.attempt, lost=lost)
+                )
+                continue
+            for event in held.events:
+                if not event.HasField("tokens") or event.tokens.position >= item.position:
+                    queue.put_nowait(event)
+        while (event := await queue.get()) is not None:
+            yield pd_pb2.StepEvents(events=[event])
+
+    def emit(self, held: FakeRequest, **body: Any) -> None:
+        event = pd_pb2.RequestEvent(request_id=held.submit.request_id, attempt=held.submit.attempt, **body)
+        held.events.append(event)
+        if queue := self.streams.get(held.submit.proxy_id):
+            queue.put_nowait(event)
+
+    async def _serve(self, held: FakeRequest) -> None:
+        submit = held.submit
+        await self.admission.wait()
+        prompt = list(submit.resume.prompt_token_ids) or [1, 2, 3]
+        places = [pd_pb2.ItemPlacement(offset=at, length=ROWS) for at, _ in enumerate(submit.items)]
+        self.emit(held, admitted=pd_pb2.Admitted(prompt_token_ids=prompt, placements=places))
+        for slot in submit.items:
+            await self._load(held, slot.plan.mm_hash)
+        if self.fail_with is not None:
+            self.emit(held, finished=pd_pb2.Finished(reason="error", error=self.fail_with))
+            return
+        count = submit.sampling.max_tokens or 8
+        for index in range(len(submit.resume.output_token_ids), count):
+            if index == self.pause_at:
+                self.gate.clear()
+            await self.gate.wait()
+            tokens = pd_pb2.Tokens(position=index, token_ids=[1000 + index], text=token_text(index))
+            self.emit(held, tokens=tokens)
+            if self.repeat_frames:
+                self.emit(held, tokens=tokens)
+            await asyncio.sleep(0)
+        finished = pd_pb2.Finished(
+            reason="length",
+            prompt_tokens=len(prompt),
+            completion_tokens=count,
+            cached_tokens=2,
+            queue_seconds=0.125,
+            load_seconds=0.25,
+            prefill_seconds=0.5,
+            decode_seconds=1.0,
+        )
+        self.emit(held, finished=finished)
+        self.requests.pop(submit.request_id, None)
+
+    async def _load(self, held: FakeRequest, key: str) -> None:
+        if key in held.loaded:
+            return
+        while key not in held.ready:
+            held.news.clear()
+            await held.news.wait()
+        if self.missing.get(key):
+            held.ready.discard(key)
+            digest = self.missing[key].pop(0)
+            self.emit(held, item_missing=pd_pb2.ItemMissing(mm_hash=key, damaged_digest=digest))
+            await self._load(held, key)
+            return
+        held.loaded.add(key)
+        self.emit(held, item_loaded=pd_pb2.ItemLoaded(mm_hash=key, seconds=0.1))
+
+
+class FakeCluster:
+    """A real proxy over HTTP and gRPC, with scripted workers around the test's store."""
+
+    def __init__(
+        self, store: EmbeddingStore, *, encoders: int = 1, pd_workers: int = 1, **options: Any
+    ) -> None:
+        self.store = store
+        self.registry = Registry(store)
+        self.encoders = [FakeEncoder(store) for _ in range(encoders)]
+        self.pd_workers = [FakePD() for _ in range(pd_workers)]
+        self.metrics = ProxyMetrics()
+        self._options = options
+
+    async def __aenter__(self) -> FakeCluster:
+        for worker in (*self.encoders, *self.pd_workers):
+            await worker.start()
+            await self.registry.register(worker.info, term=600.0)
+        options = dict(self._options)
+        view = options.pop("store_view", self.store)
+        registry = options.pop("registry_view", self.registry)
+        timeout = options.pop("request_timeout", 20.0)
+        max_body = options.pop("max_body", 1 << 20)
+        self.pool = WorkerPool(
+            registry, view, "proxy-test", health_timeout=options.pop("health_timeout", 5.0)
+        )
+        self.dispatcher = Dispatcher(self.pool, view, self.metrics, proxy_id="proxy-test", **options)
+        app = make_app(
+            self.dispatcher,
+            self.pool,
+            self.metrics.registry,
+            max_images=8,
+            max_body=max_body,
+            request_timeout=timeout,
+        )
+        listener = _bind("127.0.0.1", 0)
+        self.listener = listener
+        self.http = HttpServer(app, listener)
+        self.http_task = await self.http.start()
+        self.port = listener.getsockname()[1]
+        self.grpc_server = make_server()
+        servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
+        proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
+        self.grpc_port = self.grpc_server.add_insecure_port("127.0.0.1:0")
+        await self.grpc_server.start()
+        await self.pool.start()
+        await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
+        self.client = AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0)
+        return self
+
+    @property
+    def attached(self) -> int:
+        return sum(len(worker.attaches) > 0 for worker in self.pd_workers)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+        await self.dispatcher.close()
+        await self.http.stop(self.http_task)
+        self.listener.close()
+        await self.grpc_server.stop(None)
+        await self.pool.stop()
+        for worker in (*self.encoders, *self.pd_workers):
+            await worker.kill()
+
+    async def ask(self, messages: list[dict[str, Any]], **extra: Any) -> Any:
+        """A reply in one piece."""
+        options = {"max_tokens": 8, **extra}
+        return await self.client.chat.completions.create(model=MODEL, messages=messages, **options)
+
+    async def stream(self, messages: list[dict[str, Any]], **extra: Any) -> str:
+        """A streamed reply's text."""
+        options = {"max_tokens": 8, **extra}
+        chunks = await self.client.chat.completions.create(
+            model=MODEL, messages=messages, stream=True, **options
+        )
+        return "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices])
+
+    @property
+    def jobs(self) -> list[encoder_pb2.EncodeJob]:
+        return [job for encoder in self.encoders for job in encoder.jobs]
+
+    async def at_rest(self) -> None:
+        """Nothing of any request is left in the proxy."""
+        await until(lambda: self.dispatcher.in_flight == 0, "the end of all requests")
+        table = self.dispatcher.jobs.table
+        await until(lambda: len(table) == 0 and table.published_bytes == 0, "the end of all jobs")
+        assert self.dispatcher.media_bytes == 0
+
+
+async def raw_post(
+    port: int, body: bytes, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """One POST /v1/chat/completions on a connection of its own: status, headers, body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = {"Host": "x", "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+    head = "POST /v1/chat/completions HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+    writer.write(head.encode() + b"\r\n" + body)
+    await writer.drain()
+    raw = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    top, _, rest = raw.partition(b"\r\n\r\n")
+    first, *others = top.decode().split("\r\n")
+    found = {name.lower(): value for name, value in (line.split(": ", 1) for line in others)}
+    return int(first.split()[1]), found, rest
+
+
+def as_json(raw: bytes) -> Any:
+    return json.loads(raw)
