@@ -57,6 +57,9 @@ class SchedulerOutput:
     evicted: list[str] = field(default_factory=list)
     #: Requests that gave their blocks up in this step.
     preempted: list[RequestState] = field(default_factory=list)
+    #: Prompt tokens looked up in the prefix cache, and found there, by requests that started in this step.
+    prefix_queried: int = 0
+    prefix_hit: int = 0
     #: What the connector's worker role has to do in this step.
     ec_connector_metadata: ECConnectorMetadata | None = None
     #: Events that scheduling itself caused: admissions, missing items, deadlines.
@@ -73,6 +76,8 @@ class ModelRunnerOutput:
 
     #: One token for every chunk that samples, in the chunks' order.
     sampled: list[int] = field(default_factory=list)
+    #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
+    error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.
     ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
 

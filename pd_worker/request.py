@@ -5,18 +5,22 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from triptych.types import FinishReason, MMFeature, PDTimings
 
 if TYPE_CHECKING:
     import torch
 
+    from triptych.pd_worker.prefix_chain import PrefixChain
     from triptych.pd_worker.sampling import ResolvedSampling
 
 
 class TextOutput(Protocol):
     """Turns output tokens into text and says when the request has to stop."""
+
+    #: Set from the start when the resumed tokens ended the output already.
+    finished: FinishReason | None
 
     def append(self, token_id: int) -> tuple[str, FinishReason | None]:
         """The text that `token_id` completes, and the reason when it is the last token."""
@@ -25,6 +29,12 @@ class TextOutput(Protocol):
     def flush(self) -> str:
         """Text held back until now; called once, when the request ends."""
         ...
+
+
+class Names(TypedDict):
+    request_id: str
+    attempt: int
+    proxy_id: str
 
 
 @dataclass(eq=False, slots=True)
@@ -67,12 +77,9 @@ class EngineRequest:
         """Prompt and output tokens known so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
-    def distinct_items(self) -> dict[str, MMFeature]:
-        """The first feature of every key, in order."""
-        items: dict[str, MMFeature] = {}
-        for feature in self.features:
-            items.setdefault(feature.mm_hash, feature)
-        return items
+    def names(self) -> Names:
+        """The fields that every event of this attempt carries."""
+        return {"request_id": self.request_id, "attempt": self.attempt, "proxy_id": self.proxy_id}
 
 
 class RequestStatus(enum.Enum):
@@ -94,7 +101,15 @@ class RequestState:
     """A request's run state; the scheduler alone changes it."""
 
     request: EngineRequest
+    #: The request's KV blocks by content.
+    chain: PrefixChain
     status: RequestStatus = RequestStatus.WAITING_ROOM
+    #: Keys whose embedding is stored and whose mark the connector has not been given yet.
+    stored: set[str] = field(default_factory=set)
+    #: Indices of items whose last row is consumed, or that a prefix hit covers.
+    consumed: set[int] = field(default_factory=set)
+    #: Keys that an ItemLoaded event has named.
+    loaded: set[str] = field(default_factory=set)
     #: Tokens whose keys and values are in blocks, acknowledged steps only.
     num_computed_tokens: int = 0
     #: Prompt tokens that the prefix cache gave at the first start.
@@ -108,9 +123,33 @@ class RequestState:
     last_token_at: float | None = None
 
     @property
+    def request_id(self) -> str:
+        """Names the attempt inside this worker; what caches and the connector know it by."""
+        request = self.request
+        return f"{request.proxy_id}/{request.request_id}/{request.attempt}"
+
+    @property
+    def features(self) -> Sequence[MMFeature]:
+        return self.request.features
+
+    @property
+    def num_tokens(self) -> int:
+        return self.request.num_tokens
+
+    @property
+    def admitted(self) -> bool:
+        """Room for its items is promised."""
+        return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """Earlier requests go first, everywhere."""
+        return (self.request.arrival, self.request_id)
+
+    @property
     def is_decoding(self) -> bool:
-        """One token is left to compute: the next step puts out a token."""
-        return self.request.num_tokens - self.num_computed_tokens == 1 and bool(self.request.output_token_ids)
+        """Only the newest output token is left to compute."""
+        return bool(self.request.output_token_ids) and self.num_tokens - self.num_computed_tokens == 1
 
     def timings(self) -> PDTimings:
         """Seconds of each stage; 0 for those it never reached."""

@@ -1,0 +1,186 @@
+"""Which encoder outputs are resident, counted in bytes: an entry is READY only once a worker says so.
+
+Pure decisions, no tensors: the worker's map follows by `take_evicted` and by the loads that were reserved.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from triptych.types import ItemPlan
+
+#: A request (by its id inside this worker) and the index of one of its items.
+Holder = tuple[str, int]
+
+
+class Residency(enum.Enum):
+    """The answer to `acquire`."""
+
+    #: Resident; the holder has a reference.
+    READY = enum.auto()
+    #: Its bytes are on the way; the holder has a reference.
+    PENDING = enum.auto()
+    #: Not here, and there is room for it. No reference.
+    ABSENT = enum.auto()
+    #: Not here, and everything resident is in use. No reference.
+    NO_ROOM = enum.auto()
+    #: Larger than the cache. No reference.
+    TOO_BIG = enum.auto()
+
+
+class Source(enum.Enum):
+    """Where a reserved entry's bytes come from."""
+
+    COMPUTE = enum.auto()
+    LOAD = enum.auto()
+
+
+@dataclass(slots=True)
+class _Entry:
+    nbytes: int
+    source: Source
+    deadline: float
+    ready: bool = False
+    holders: set[Holder] = field(default_factory=set)
+
+
+class EncoderCache:
+    """ABSENT --reserve--> PENDING --commit--> READY --eviction--> ABSENT; `fail` takes PENDING back.
+
+    An entry without references stays until its bytes are needed, least recently used first. PENDING
+    entries are never evicted and end at their deadline.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._used = 0
+        self._entries: dict[str, _Entry] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._idle_bytes = 0
+        self._held: dict[str, dict[int, str]] = {}
+        self._evicted: list[str] = []
+
+    @property
+    def used(self) -> int:
+        """Bytes of all entries, PENDING ones included."""
+        return self._used
+
+    @property
+    def references(self) -> int:
+        return sum(len(items) for items in self._held.values())
+
+    def state(self, key: str) -> Residency:
+        """READY, PENDING or ABSENT, without taking a reference."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return Residency.ABSENT
+        return Residency.READY if entry.ready else Residency.PENDING
+
+    def acquire(self, holder: Holder, item: ItemPlan) -> Residency:
+        """Takes a reference where the item is READY or PENDING; asking again changes nothing."""
+        entry = self._entries.get(item.mm_hash)
+        if entry is not None:
+            self._refer(holder, item.mm_hash, entry)
+            return Residency.READY if entry.ready else Residency.PENDING
+        if item.nbytes > self.capacity:
+            return Residency.TOO_BIG
+        return Residency.ABSENT if self._fits(item.nbytes) else Residency.NO_ROOM
+
+    def reserve(self, holder: Holder, item: ItemPlan, source: Source, deadline: float) -> bool:
+        """ABSENT to PENDING, evicting what nobody refers to; False when it is not ABSENT or has no room.
+
+        Past `deadline` (the caller's clock) `expire` takes the entry back.
+        """
+        key = item.mm_hash
+        if key in self._entries or not self._fits(item.nbytes):
+            return False
+        while self.capacity - self._used < item.nbytes:
+            self._evict(next(iter(self._idle)))
+        # An eviction of an earlier life of this key must not reach the worker after the new bytes.
+        if key in self._evicted:
+            self._evicted.remove(key)
+        entry = self._entries[key] = _Entry(item.nbytes, source, deadline)
+        self._used += item.nbytes
+        self._refer(holder, key, entry)
+        return True
+
+    def commit(self, key: str) -> None:
+        """The worker has the bytes: PENDING to READY. A report of an entry given up is an eviction."""
+        entry = self._entries.get(key)
+        if entry is None:
+            if key not in self._evicted:
+                self._evicted.append(key)
+            return
+        if not entry.ready:
+            entry.ready = True
+            if not entry.holders:
+                self._rest(key, entry)
+
+    def fail(self, key: str) -> None:
+        """The bytes will not come: PENDING to ABSENT, and nobody refers to it any more."""
+        entry = self._entries.get(key)
+        if entry is None or entry.ready:
+            return
+        for request_id, index in entry.holders:
+            self._drop_held(request_id, index)
+        del self._entries[key]
+        self._used -= entry.nbytes
+
+    def expire(self, now: float) -> list[str]:
+        """Fails PENDING entries past their deadline and names them; the worker drops what it has of them."""
+        late = [key for key, entry in self._entries.items() if not entry.ready and entry.deadline < now]
+        for key in late:
+            self.fail(key)
+            self._evicted.append(key)
+        return late
+
+    def release(self, holder: Holder) -> None:
+        """Drops the holder's reference. Idempotent."""
+        key = self._held.get(holder[0], {}).get(holder[1])
+        if key is None:
+            return
+        self._drop_held(*holder)
+        entry = self._entries[key]
+        entry.holders.discard(holder)
+        if entry.ready and not entry.holders:
+            self._rest(key, entry)
+
+    def release_request(self, request_id: str) -> None:
+        """Drops all references of a request. Idempotent."""
+        for index in list(self._held.get(request_id, ())):
+            self.release((request_id, index))
+
+    def take_evicted(self) -> list[str]:
+        """Keys that the worker has to drop; drained. Never names a key that is resident or on the way."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def _fits(self, nbytes: int) -> bool:
+        return nbytes <= self.capacity - self._used + self._idle_bytes
+
+    def _refer(self, holder: Holder, key: str, entry: _Entry) -> None:
+        entry.holders.add(holder)
+        self._held.setdefault(holder[0], {})[holder[1]] = key
+        if key in self._idle:
+            del self._idle[key]
+            self._idle_bytes -= entry.nbytes
+
+    def _rest(self, key: str, entry: _Entry) -> None:
+        if key not in self._idle:
+            self._idle[key] = None
+            self._idle_bytes += entry.nbytes
+
+    def _evict(self, key: str) -> None:
+        entry = self._entries.pop(key)
+        del self._idle[key]
+        self._idle_bytes -= entry.nbytes
+        self._used -= entry.nbytes
+        self._evicted.append(key)
+
+    def _drop_held(self, request_id: str, index: int) -> None:
+        items = self._held.get(request_id, {})
+        items.pop(index, None)
+        if not items:
+            self._held.pop(request_id, None)

@@ -1,0 +1,210 @@
+"""The embeddings of requests, from the promise of room to the last row: admission, cache and connector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from triptych.ec_connector.base import ECConnectorOutput, ECConnectorScheduler, Presence
+from triptych.pd_worker.admission import Admission, distinct_bytes
+from triptych.pd_worker.encoder_cache import EncoderCache, Residency, Source
+from triptych.pd_worker.outputs import EngineEvent, GatheredRows, ItemLoaded, ItemMissing
+from triptych.pd_worker.request import RequestState
+from triptych.types import Placement
+
+#: Seconds that moving a landed host copy into the encoder cache may take.
+MOVE_TIMEOUT = 10.0
+
+
+@dataclass(slots=True)
+class ItemCounts:
+    """Where items were found, since the last `take`."""
+
+    resident: int = 0
+    fetched: int = 0
+    missing: int = 0
+    load_seconds: list[float] = field(default_factory=list)
+    load_bytes: int = 0
+
+
+class ItemTracker:
+    """Answers the scheduler's questions about items; the only one that changes the three parts."""
+
+    def __init__(self, cache: EncoderCache, admission: Admission, connector: ECConnectorScheduler) -> None:
+        self.cache = cache
+        self.admission = admission
+        self.connector = connector
+        self._counts = ItemCounts()
+
+    def admit(self, state: RequestState) -> bool:
+        """Promises room for all items that are still to be consumed, or nothing."""
+        features = [feature for index, feature in enumerate(state.features) if index not in state.consumed]
+        if not self.admission.reserve(state.request_id, distinct_bytes(features)):
+            return False
+        if features:
+            self.connector.add_request(state)
+        return True
+
+    def seek(self, state: RequestState, start: int, now: float) -> bool:
+        """Takes references to, or starts the loads of, all items needed from token `start` on.
+
+        True when all of them are here or on their way from the host copy. Only for admitted requests.
+        """
+        here = True
+        presences: list[Presence] | None = None
+        for index in self.needed(state, start):
+            residency = self.cache.acquire((state.request_id, index), state.features[index].plan)
+            if residency in (Residency.READY, Residency.PENDING):
+                continue
+            if presences is None:
+                presences = self.connector.has_caches(state)
+            here = self._load(state, index, residency, presences[index], now) and here
+        return here
+
+    def needed(self, state: RequestState, start: int) -> Iterator[int]:
+        """Indices of items with rows at or after token `start`, not consumed yet."""
+        for index, feature in enumerate(state.features):
+            placement = feature.placement
+            first, last = placement.embeds_in(start - placement.offset, placement.length)
+            if index not in state.consumed and first < last:
+                yield index
+
+    def _load(
+        self, state: RequestState, index: int, residency: Residency, presence: Presence, now: float
+    ) -> bool:
+        plan = state.features[index].plan
+        if presence is Presence.HIT and residency is Residency.ABSENT:
+            holder = (state.request_id, index)
+            if self.cache.reserve(holder, plan, Source.LOAD, now + MOVE_TIMEOUT):
+                self.connector.update_state_after_alloc(state, index)
+                return True
+        elif presence is not Presence.HIT and plan.mm_hash in state.stored:
+            state.stored.discard(plan.mm_hash)
+            self.connector.item_ready(plan.mm_hash)
+        return False
+
+    def stop_before_missing(self, state: RequestState, start: int, end: int) -> int:
+        """The end of the longest chunk from `start` up to `end` whose items are all READY."""
+        for index in self.needed(state, start):
+            feature = state.features[index]
+            first, last = rows_between(feature.placement, start, end)
+            if first < last and self.cache.acquire((state.request_id, index), feature.plan) is not (
+                Residency.READY
+            ):
+                end = max(start, feature.placement.offset)
+        return end
+
+    def consume(self, state: RequestState) -> None:
+        """Releases the items whose last row is in acknowledged blocks."""
+        for index, feature in enumerate(state.features):
+            if index not in state.consumed and feature.placement.end <= state.num_computed_tokens:
+                state.consumed.add(index)
+                self.cache.release((state.request_id, index))
+                self.connector.release(state.request_id, feature.mm_hash)
+                if not any(
+                    other.mm_hash == feature.mm_hash and i not in state.consumed
+                    for i, other in enumerate(state.features)
+                ):
+                    self.admission.release(state.request_id, feature.mm_hash)
+
+    def preempt(self, state: RequestState) -> bool:
+        """Releases all references; True when the request still has, or again got, room for all its items.
+
+        Otherwise it has given back what it held, so that two such requests never wait for each other.
+        """
+        self.cache.release_request(state.request_id)
+        state.stored.update(state.features[index].mm_hash for index in state.consumed)
+        state.consumed.clear()
+        if self.admit(state):
+            return True
+        self.admission.release_request(state.request_id)
+        self.connector.request_finished(state)
+        state.stored.update(feature.mm_hash for feature in state.features)
+        return False
+
+    def finish(self, state: RequestState) -> None:
+        """Releases everything. Idempotent."""
+        self.cache.release_request(state.request_id)
+        self.admission.release_request(state.request_id)
+        self.connector.request_finished(state)
+
+    def found(self, state: RequestState) -> list[EngineEvent]:
+        """ItemLoaded for items that cost no load: resident, or covered by a prefix hit."""
+        events: list[EngineEvent] = []
+        for index, feature in enumerate(state.features):
+            key = feature.mm_hash
+            if key in state.loaded:
+                continue
+            if index in state.consumed or self.cache.state(key) is Residency.READY:
+                self._counts.resident += 1
+                events.append(self._loaded(state, key, 0.0))
+        return events
+
+    def update(self, output: ECConnectorOutput, states: Iterable[RequestState]) -> list[EngineEvent]:
+        """Takes in what the connector has finished; tells every holder of a key about it."""
+        for key in output.loaded:
+            self.cache.commit(key)
+        for failure in output.failed:
+            self.cache.fail(failure.mm_hash)
+        self.connector.update_connector_output(output)
+        if not output.fetched and not output.failed:
+            return []
+        holders = [state for state in states if state.admitted]
+        events = [
+            event for key, seconds in output.fetched.items() for event in self._arrived(key, seconds, holders)
+        ]
+        digests = {failure.mm_hash: failure.damaged_digest for failure in output.failed}
+        for key, digest in digests.items():
+            events.extend(self._missing(key, digest, holders))
+        return events
+
+    def take_counts(self) -> ItemCounts:
+        counts, self._counts = self._counts, ItemCounts()
+        return counts
+
+    def _arrived(self, key: str, seconds: float, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
+        self._counts.fetched += 1
+        self._counts.load_seconds.append(seconds)
+        for state in holders:
+            plan = next((feature.plan for feature in state.features if feature.mm_hash == key), None)
+            if plan is not None and key not in state.loaded:
+                yield self._loaded(state, key, seconds)
+
+    def _missing(self, key: str, digest: str, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
+        reported = False
+        for state in holders:
+            index = next((i for i, f in enumerate(state.features) if f.mm_hash == key), None)
+            if index is None or self.connector.has_caches(state)[index] is not Presence.MISS:
+                continue
+            state.stored.discard(key)
+            state.loaded.discard(key)
+            reported = True
+            yield ItemMissing(**state.request.names(), mm_hash=key, damaged_digest=digest)
+        if reported:
+            self._counts.missing += 1
+            self.connector.item_missing_reported(key)
+
+    def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:
+        state.loaded.add(key)
+        return ItemLoaded(**state.request.names(), mm_hash=key, seconds=seconds)
+
+
+def rows_between(placement: Placement, start: int, end: int) -> tuple[int, int]:
+    """Rows [a, b) of the item that prompt tokens [start, end) consume."""
+    return placement.embeds_in(start - placement.offset, end - placement.offset)
+
+
+def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:
+    """Which rows go to which tokens of the chunk [start, end), one entry per stretch."""
+    gathered: list[GatheredRows] = []
+    for feature in state.features:
+        placement = feature.placement
+        row = 0
+        for first, count in placement.runs or ((0, placement.length),):
+            lo = max(start, placement.offset + first)
+            hi = min(end, placement.offset + first + count)
+            if lo < hi:
+                skipped = lo - placement.offset - first
+                gathered.append(GatheredRows(feature.mm_hash, row + skipped, hi - lo, lo - start))
+            row += count
+    return tuple(gathered)

@@ -1,0 +1,145 @@
+"""KV blocks: who holds which, and which full blocks can serve another request's prefix."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from triptych.pd_worker.prefix_chain import PrefixChain
+
+
+@dataclass(slots=True)
+class _Block:
+    refs: int = 0
+    digest: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Table:
+    blocks: list[int] = field(default_factory=list)
+    #: Blocks at the front of the table that the prefix cache knows.
+    registered: int = 0
+
+
+class KVCacheManager:
+    """`num_blocks` blocks of `block_size` tokens.
+
+    A block with references belongs to its requests' tables; one without is free, and if its content is
+    known it can be found again until its turn comes, least recently used first.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._blocks = [_Block() for _ in range(num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._by_digest: dict[bytes, int] = {}
+        self._tables: dict[str, _Table] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request holds."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def table(self, request_id: str) -> list[int]:
+        """The request's blocks, in token order; empty when it holds none."""
+        table = self._tables.get(request_id)
+        return table.blocks if table else []
+
+    def find_prefix(self, chain: PrefixChain, num_tokens: int) -> list[int]:
+        """Blocks that hold the first full blocks of `chain`, never all of `num_tokens`.
+
+        The last token has to be computed: its hidden state gives the next one.
+        """
+        found: list[int] = []
+        if not self.prefix_caching:
+            return found
+        for digest in chain.digests((num_tokens - 1) // self.block_size):
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def allocate(self, request_id: str, prefix: list[int], num_tokens: int, *, spare: int = 0) -> bool:
+        """Gives a request that holds nothing `prefix` and new blocks for the rest of `num_tokens`.
+
+        False, and nothing changed, when that would leave fewer than `spare` free blocks.
+        """
+        assert request_id not in self._tables, "a request starts with an empty table"
+        new = self.blocks_for(num_tokens) - len(prefix)
+        revived = sum(1 for block in prefix if self._blocks[block].refs == 0)
+        if new + revived + spare > len(self._free):
+            return False
+        for block in prefix:
+            self._refer(block)
+        blocks = prefix + [self._take() for _ in range(new)]
+        self._tables[request_id] = _Table(blocks, registered=len(prefix))
+        return True
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Adds blocks until `num_tokens` fit; False, and nothing changed, when there are too few."""
+        table = self._tables[request_id]
+        new = self.blocks_for(num_tokens) - len(table.blocks)
+        if new > len(self._free):
+            return False
+        table.blocks.extend(self._take() for _ in range(new))
+        return True
+
+    def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:
+        """Makes the request's full blocks findable, once their keys and values are written."""
+        if not self.prefix_caching:
+            return
+        table = self._tables[request_id]
+        full = num_computed_tokens // self.block_size
+        if full <= table.registered:
+            return
+        digests = chain.digests(full)
+        for index in range(table.registered, full):
+            # Two requests may compute the same content at once: the first block is kept.
+            if digests[index] not in self._by_digest:
+                block = table.blocks[index]
+                self._by_digest[digests[index]] = block
+                self._blocks[block].digest = digests[index]
+        table.registered = full
+
+    def free(self, request_id: str) -> None:
+        """Takes the request's references back. Idempotent."""
+        table = self._tables.pop(request_id, None)
+        if table is None:
+            return
+        # The end of a prefix goes first: a chain without its head is of no use.
+        for block in reversed(table.blocks):
+            self._release(block)
+
+    def _take(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        entry = self._blocks[block]
+        if entry.digest is not None:
+            del self._by_digest[entry.digest]
+            entry.digest = None
+        entry.refs = 1
+        return block
+
+    def _refer(self, block: int) -> None:
+        entry = self._blocks[block]
+        if entry.refs == 0:
+            del self._free[block]
+        entry.refs += 1
+
+    def _release(self, block: int) -> None:
+        entry = self._blocks[block]
+        assert entry.refs > 0, f"block {block} is freed twice"
+        entry.refs -= 1
+        if entry.refs == 0:
+            self._free[block] = None
+            if entry.digest is None:
+                self._free.move_to_end(block, last=False)

@@ -1,0 +1,66 @@
+"""What a KV block holds, as a digest: everything before it, its tokens, and the items that overlap it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from blake3 import blake3
+
+from triptych.types import MMFeature
+
+
+class PrefixChain:
+    """Digests of a request's full blocks, made once and extended as tokens come.
+
+    A digest covers its parent's, the block's token ids, and (mm_hash, item offset relative to the block's
+    start) of every item that overlaps the block: placeholder ids alone are equal for different images.
+    """
+
+    def __init__(
+        self,
+        root: bytes,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        features: Sequence[MMFeature],
+        block_size: int,
+    ) -> None:
+        self._root = root
+        self._prompt = prompt_token_ids
+        self._output = output_token_ids
+        self._features = sorted(features, key=lambda feature: feature.placement.offset)
+        self._block_size = block_size
+        self._digests: list[bytes] = []
+
+    def digests(self, num_blocks: int) -> list[bytes]:
+        """The first `num_blocks` digests; as many tokens must be known."""
+        for index in range(len(self._digests), num_blocks):
+            self._digests.append(self._digest(index))
+        return self._digests[:num_blocks]
+
+    def _digest(self, index: int) -> bytes:
+        start = index * self._block_size
+        end = start + self._block_size
+        hasher = blake3(self._digests[index - 1] if index else self._root)
+        hasher.update(np.asarray(self._tokens(start, end), dtype="<i4").tobytes())
+        for feature in self._features:
+            if overlaps(feature, start, end):
+                hasher.update(bytes.fromhex(feature.mm_hash))
+                hasher.update((feature.placement.offset - start).to_bytes(8, "little", signed=True))
+        return hasher.digest()
+
+    def _tokens(self, start: int, end: int) -> list[int]:
+        prompt = len(self._prompt)
+        tokens = list(self._prompt[start:end])
+        if end > prompt:
+            tokens.extend(self._output[max(0, start - prompt) : end - prompt])
+        assert len(tokens) == end - start, "only full blocks have a digest"
+        return tokens
+
+
+def overlaps(feature: MMFeature, start: int, end: int) -> bool:
+    """Whether the item stands in tokens [start, end); one without a span stands at its offset."""
+    placement = feature.placement
+    if placement.length == 0:
+        return start <= placement.offset < end
+    return placement.offset < end and placement.end > start

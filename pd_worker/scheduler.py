@@ -1,0 +1,399 @@
+"""Decides each step: who computes which tokens, who waits, who gives way. Pure decisions, no tensors."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
+from triptych.pd_worker.items import ItemTracker, gather_rows
+from triptych.pd_worker.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.outputs import (
+    EngineEvent,
+    ModelRunnerOutput,
+    NewTokens,
+    RequestAdmitted,
+    RequestFinished,
+    ScheduledChunk,
+    SchedulerOutput,
+)
+from triptych.pd_worker.prefix_chain import PrefixChain
+from triptych.pd_worker.request import EngineRequest, RequestState, RequestStatus
+from triptych.types import FinishReason, Usage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """From PDConfig; `max_num_batched_tokens` is the token budget of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @property
+    def prefill_cap(self) -> int:
+        """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
+        return max(1, self.max_num_batched_tokens // 2)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Tokens left in this step."""
+
+    tokens: int
+    prefill: int
+    prefilling: bool = False
+
+    def take(self, chunk: ScheduledChunk) -> None:
+        self.tokens -= chunk.count
+
+    def take_prefill(self, chunk: ScheduledChunk) -> None:
+        self.tokens -= chunk.count
+        self.prefill -= chunk.count
+        self.prefilling = True
+
+    @property
+    def for_prefill(self) -> int:
+        return max(0, min(self.tokens, self.prefill))
+
+
+class Scheduler:
+    """`schedule`, run, `update`, again. Requests are served in the order of their arrival.
+
+    A request waits for room (its items' bytes), then for its items, then for blocks and a slot; it gets
+    all blocks of its known tokens when it starts and one more at a time while it decodes. When none is
+    left, the latest request gives its own up and is computed again later: the earliest always goes on.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, items: ItemTracker) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.items = items
+        self._step = 0
+        self._waiting: list[RequestState] = []
+        self._running: list[RequestState] = []
+        self._states: dict[tuple[str, str], RequestState] = {}
+        self._events: list[EngineEvent] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def next_deadline(self) -> float | None:
+        return min((state.request.deadline for state in self._states.values()), default=None)
+
+    def check(self, request: EngineRequest) -> None:
+        """InvalidRequest for what could never run; the same for every way in."""
+        if request.num_tokens >= self.limits.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {request.num_tokens} tokens, but the model takes "
+                f"{self.limits.max_model_len} with the output: shorten messages or send fewer images",
+                param="messages",
+            )
+        for feature in request.features:
+            placement = feature.placement
+            if placement.length == 0 or placement.end > request.num_prompt_tokens:
+                raise InvalidRequest("an item stands outside of the prompt", param="messages")
+            if placement.num_embeds() != feature.plan.rows:
+                raise InvalidRequest(
+                    f"an item has {feature.plan.rows} embeddings for {placement.num_embeds()} placeholders",
+                    param="messages",
+                )
+            if placement.atomic and placement.length > self.limits.max_num_batched_tokens:
+                raise InvalidRequest(
+                    f"an item takes {placement.length} tokens at once, above --max-num-batched-tokens "
+                    f"{self.limits.max_num_batched_tokens}: send a smaller item or raise it",
+                    param="messages",
+                )
+        self.items.admission.check(request.features)
+
+    def add(self, request: EngineRequest, now: float) -> None:
+        """Takes a checked request in. A later attempt ends the earlier one; the same one is ignored."""
+        known = self._states.get(request.key)
+        if known is not None:
+            if known.request.attempt >= request.attempt:
+                return
+            self._finish(known, FinishReason.ABORT)
+        chain = PrefixChain(
+            request.prefix_root,
+            request.prompt_token_ids,
+            request.output_token_ids,
+            request.features,
+            self.kv.block_size,
+        )
+        state = RequestState(request, chain, stored=set(request.ready))
+        self._states[request.key] = state
+        bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
+        if request.output.finished is not None:
+            self._end_output(state, request.output.flush(), request.output.finished)
+
+    def mark_ready(self, mm_hashes: Iterable[str]) -> None:
+        """These embeddings are in the store."""
+        keys = set(mm_hashes)
+        for state in self._states.values():
+            state.stored.update(feature.mm_hash for feature in state.features if feature.mm_hash in keys)
+
+    def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
+        """Ends requests wherever they stand; unknown ones are ignored."""
+        for request_id in request_ids:
+            state = self._states.get((proxy_id, request_id))
+            if state is not None:
+                self._finish(state, FinishReason.ABORT)
+
+    def fail_all(self, error: RequestError) -> list[EngineEvent]:
+        """Ends every request with `error`; returns all events not told yet."""
+        for state in list(self._states.values()):
+            self._finish(state, FinishReason.ERROR, error)
+        return self._take_events()
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """The next step's work. Takes effect on waiting and blocks; tokens count once `update` is called."""
+        self._step += 1
+        output = SchedulerOutput(self._step)
+        self.items.cache.expire(now)
+        self._end_late(now)
+        self._admit(now)
+        self._seek_items(now)
+        budget = self._decode(output)
+        self._prefill(output, budget, now)
+        self._start(output, budget, now)
+        output.evicted = self.items.cache.take_evicted()
+        output.ec_connector_metadata = self.items.connector.build_connector_meta(output)
+        return output
+
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
+        """Takes in what the step has done; all events since the last call, in order."""
+        self._events += self.items.update(result.ec_connector_output, self._states.values())
+        if result.error is not None:
+            for chunk in output.chunks:
+                self._finish(
+                    chunk.state,
+                    FinishReason.ERROR,
+                    InternalError("the engine failed to compute this request"),
+                )
+            return self._take_events()
+        sampled = iter(result.sampled)
+        for chunk in output.chunks:
+            token = next(sampled) if chunk.samples else None
+            self._advance(chunk, token, now)
+        return self._take_events()
+
+    def _take_events(self) -> list[EngineEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def _end_late(self, now: float) -> None:
+        for state in [state for state in self._states.values() if state.request.deadline <= now]:
+            error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
+            self._finish(state, FinishReason.ERROR, error)
+
+    def _admit(self, now: float) -> None:
+        """Room in order of arrival: media requests behind one that does not fit wait too."""
+        blocked = False
+        for state in self._waiting:
+            if state.status is not RequestStatus.WAITING_ROOM or (blocked and state.features):
+                continue
+            if not self.items.admit(state):
+                blocked = True
+                continue
+            state.status = RequestStatus.WAITING_ITEMS
+            if state.admitted_at is None:
+                state.admitted_at = now
+                request = state.request
+                placements = tuple(feature.placement for feature in request.features)
+                self._events.append(
+                    RequestAdmitted(
+                        **request.names(),
+                        prompt_token_ids=tuple(request.prompt_token_ids),
+                        placements=placements,
+                    )
+                )
+
+    def _seek_items(self, now: float) -> None:
+        """Starts loads ahead of time: of admitted requests that wait, and of running ones whose item failed."""
+        for state in self._waiting:
+            if state.admitted and state.features:
+                here = self.items.seek(state, self._prefix_tokens(state), now)
+                self._note_items(state, here, now)
+        for state in self._running:
+            if state.features and not state.is_decoding:
+                self.items.seek(state, state.num_computed_tokens, now)
+
+    def _note_items(self, state: RequestState, here: bool, now: float) -> None:
+        self._events += self.items.found(state)
+        if here and state.items_at is None:
+            state.items_at = now
+
+    def _prefix_tokens(self, state: RequestState) -> int:
+        return len(self.kv.find_prefix(state.chain, state.num_tokens)) * self.kv.block_size
+
+    def _decode(self, output: SchedulerOutput) -> _Budget:
+        budget = _Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
+        for state in list(self._running):
+            if budget.tokens == 0:
+                break
+            if state.status is not RequestStatus.RUNNING or not state.is_decoding:
+                continue
+            if not self._grow(state, output):
+                continue
+            chunk = self._chunk(state, state.num_tokens)
+            output.chunks.append(chunk)
+            budget.take(chunk)
+        if output.chunks:
+            budget.prefill = self.limits.prefill_cap
+        return budget
+
+    def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
+        """A block for the newest token, taken from later requests when none is free."""
+        while not self.kv.grow(state.request_id, state.num_tokens):
+            victim = self._running[-1]
+            if victim is state:
+                return False
+            self._preempt(victim)
+            output.preempted.append(victim)
+        return True
+
+    def _preempt(self, state: RequestState) -> None:
+        self._running.remove(state)
+        self.kv.free(state.request_id)
+        state.num_computed_tokens = 0
+        state.preemptions += 1
+        keeps_room = self.items.preempt(state)
+        state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
+        bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
+
+    def _prefill(self, output: SchedulerOutput, budget: _Budget, now: float) -> None:
+        for state in self._running:
+            if budget.for_prefill == 0:
+                return
+            if not state.is_decoding:
+                self._prefill_one(state, output, budget)
+
+    def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: _Budget) -> None:
+        end = self._chunk_end(state, budget)
+        if end > state.num_computed_tokens:
+            chunk = self._chunk(state, end)
+            output.chunks.append(chunk)
+            budget.take_prefill(chunk)
+
+    def _chunk_end(self, state: RequestState, budget: _Budget) -> int:
+        """Where the next prefill chunk ends: budget, missing items, and spans that enter whole."""
+        start = state.num_computed_tokens
+        end = min(state.num_tokens, start + budget.for_prefill)
+        end = self._around_atomic(state, start, end, budget)
+        return self.items.stop_before_missing(state, start, end)
+
+    def _around_atomic(self, state: RequestState, start: int, end: int, budget: _Budget) -> int:
+        for feature in state.features:
+            placement = feature.placement
+            if placement.atomic and placement.offset < end < placement.end:
+                if placement.offset > start:
+                    end = placement.offset
+                else:
+                    # Decodes must not keep it out for ever: the first prefill of a step may go beyond.
+                    end = start if budget.prefilling else placement.end
+        return end
+
+    def _start(self, output: SchedulerOutput, budget: _Budget, now: float) -> None:
+        for state in list(self._waiting):
+            if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
+                return
+            if not state.admitted:
+                continue
+            prefix = self.kv.find_prefix(state.chain, state.num_tokens)
+            num_computed = len(prefix) * self.kv.block_size
+            # Not the queue: whoever waits for an encoder holds nobody up.
+            if not self.items.seek(state, num_computed, now):
+                continue
+            # Those that decode will soon need a block each; without them every start would be a preemption.
+            spare = len(self._running)
+            if not self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
+                return
+            self._run(state, num_computed, output, now)
+            self._prefill_one(state, output, budget)
+
+    def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
+        self._waiting.remove(state)
+        bisect.insort(self._running, state, key=lambda running: running.order)
+        state.status = RequestStatus.RUNNING
+        state.num_computed_tokens = num_computed
+        if state.first_scheduled_at is None:
+            state.first_scheduled_at = now
+            state.num_cached_tokens = min(num_computed, state.request.num_prompt_tokens)
+            if self.kv.prefix_caching:
+                output.prefix_queried += state.request.num_prompt_tokens
+                output.prefix_hit += state.num_cached_tokens
+        self.items.consume(state)
+        self._note_items(state, True, now)
+
+    def _chunk(self, state: RequestState, end: int) -> ScheduledChunk:
+        start = state.num_computed_tokens
+        rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
+        blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
+        return ScheduledChunk(state, start, end - start, tuple(blocks), rows, end == state.num_tokens)
+
+    def _advance(self, chunk: ScheduledChunk, token: int | None, now: float) -> None:
+        state = chunk.state
+        state.num_computed_tokens = chunk.end
+        self.kv.register(state.request_id, state.chain, chunk.end)
+        self.items.consume(state)
+        if token is None:
+            return
+        if state.first_token_at is None:
+            state.first_token_at = now
+        state.last_token_at = now
+        try:
+            text, reason = state.request.output.append(token)
+        except Exception:
+            log.exception("request %s: its output text failed", state.request.request_id)
+            self._finish(state, FinishReason.ERROR, InternalError("the output could not be turned into text"))
+            return
+        state.request.output_token_ids.append(token)
+        if reason is None and state.num_tokens >= self.limits.max_model_len:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            text += state.request.output.flush()
+        self._put_out(state, (token,), text)
+        if reason is not None:
+            self._finish(state, reason)
+
+    def _end_output(self, state: RequestState, text: str, reason: FinishReason) -> None:
+        """A resumed request whose output had ended before it was submitted here."""
+        if text:
+            self._put_out(state, (), text)
+        self._finish(state, reason)
+
+    def _put_out(self, state: RequestState, tokens: tuple[int, ...], text: str) -> None:
+        request = state.request
+        position = len(request.output_token_ids) - len(tokens)
+        self._events.append(NewTokens(**request.names(), position=position, token_ids=tokens, text=text))
+
+    def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
+        if state.status is RequestStatus.FINISHED:
+            return
+        queue = self._running if state.status is RequestStatus.RUNNING else self._waiting
+        queue.remove(state)
+        del self._states[state.request.key]
+        state.status = RequestStatus.FINISHED
+        self.kv.free(state.request_id)
+        self.items.finish(state)
+        request = state.request
+        usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), state.num_cached_tokens)
+        self._events.append(
+            RequestFinished(
+                **request.names(), reason=reason, error=error, usage=usage, timings=state.timings()
+            )
+        )
+
+
+def unfinished(chunks: Iterable[ScheduledChunk]) -> Iterator[ScheduledChunk]:
+    """Prefill chunks that did not end a prompt."""
+    return (chunk for chunk in chunks if not chunk.samples)
