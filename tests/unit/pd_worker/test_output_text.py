@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import functools
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import tokenizers as styles
+from support import trained
 from triptych.errors import InvalidRequest
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.output_text import IncrementalDecoder, OutputText
@@ -23,12 +22,8 @@ TEXTS = (
 )
 
 
-@functools.cache
 def tokenizer(style: str):
-    made = (
-        styles.qwen_tokenizer(600, default_system=False) if style == "qwen" else styles.llava_tokenizer(600)
-    )
-    return made.backend_tokenizer
+    return trained.tokenizer(style).backend_tokenizer
 
 
 def encode(style: str, text: str) -> list[int]:

@@ -1,0 +1,141 @@
+"""The checkpoint's chat template, rendered in a sandbox as transformers renders it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from triptych.errors import ConfigError, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+class ChatTemplate:
+    """Renders messages. `variables` are the special tokens that templates name, such as `bos_token`."""
+
+    def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
+        self._variables = dict(variables or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the checkpoint's chat template is no jinja: line {error.lineno}: {error.message}"
+            ) from error
+        #: Whether the template reads content as a list of parts; else it only takes strings.
+        self.takes_parts = self._takes_parts()
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt's text up to the assistant's turn; InvalidRequest with what the template objects to."""
+        try:
+            return self._template.render(
+                messages=[self._shaped(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._variables,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the model's chat template: {error}", param="messages") from error
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            # Templates are code of the checkpoint's author: whatever they trip over is this request's end.
+            log.warning("the chat template failed with %s", type(error).__name__)
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages ({type(error).__name__}): "
+                "check roles, their order and the kinds of content",
+                param="messages",
+            ) from error
+
+    def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message with its content as the template reads it."""
+        content = message["content"]
+        if self.takes_parts:
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            return {**message, "content": parts}
+        if isinstance(content, str):
+            return dict(message)
+        if any(part["type"] != "text" for part in content):
+            raise InvalidRequest("this model's chat template takes text only", param="messages")
+        return {**message, "content": "".join(part["text"] for part in content)}
+
+    def _takes_parts(self) -> bool:
+        """Tried out: a template for strings drops a list, prints it, or fails on it."""
+        probe = secrets.token_hex(8)
+        self.takes_parts = True
+        try:
+            text = self.render([{"role": "user", "content": [{"type": "text", "text": probe}]}])
+        except InvalidRequest:
+            return False
+        return text.count(probe) == 1 and f"'{probe}'" not in text and f'"{probe}"' not in text
+
+
+def read_template(path: Path, fallback: object = None) -> str:
+    """The template's source: chat_template.jinja, chat_template.json, else the tokenizer's (`fallback`).
+
+    ConfigError when there is none.
+    """
+    jinja, as_json = path / "chat_template.jinja", path / "chat_template.json"
+    source: object = fallback
+    if jinja.is_file():
+        source = jinja.read_text(encoding="utf-8")
+    elif as_json.is_file():
+        source = json.loads(as_json.read_text(encoding="utf-8")).get("chat_template")
+    if isinstance(source, Mapping):
+        source = source.get("default")
+    if not isinstance(source, str):
+        raise ConfigError(f"MODEL={path} has no chat template: put a chat_template.jinja into the folder")
+    return source
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}`, which training uses to mark the assistant's text, means nothing here."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML, which prompts are not."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

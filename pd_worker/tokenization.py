@@ -1,0 +1,133 @@
+"""Tokenises a rendered prompt so that no text of a user ever becomes a special token.
+
+In three moves: the user's strings are interrupted inside whatever looks like a special token, before they
+are rendered; then every special token left is the template's own and gets a name that nobody can guess;
+then the interruptions go, and a copy of the tokenizer that knows special tokens only by those names
+does the rest. Ordinary text is tokenised as transformers does it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from triptych.errors import ConfigError
+
+_NONCE_DIGITS = 32
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The checkpoint's fast tokenizer, as transformers loads it; ConfigError when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).split("\n", 1)[0][:200]
+        raise ConfigError(f"MODEL={path} has no usable tokenizer (tokenizer.json): {reason}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ConfigError(f"MODEL={path} has no fast tokenizer: put its tokenizer.json into the folder")
+    return tokenizer
+
+
+class GuardedTokenizer:
+    """Tokenises what `protect` has prepared. Thread-safe: nothing changes after construction.
+
+    `specials` are further token ids to guard, such as an image token that is not marked as special.
+    """
+
+    def __init__(self, backend: Tokenizer, *, bos_token: str = "", specials: tuple[int, ...] = ()) -> None:
+        spec = json.loads(backend.to_str())
+        tokens = [
+            token
+            for token in spec["added_tokens"]
+            # One character cannot be interrupted; it stays what it is.
+            if (token["special"] or token["id"] in specials) and len(token["content"]) > 1
+        ]
+        guarded = {token["content"]: token["id"] for token in tokens}
+        self.special_ids = frozenset(guarded.values())
+        self._bos_token = bos_token
+        self._break, name = _nonce(), _nonce()
+        self._nonces = (self._break, name)
+        self._names = {content: f"<|{name}.{index}|>" for index, content in enumerate(guarded)}
+        self._pattern = _any_of(tokens)
+        self._heads = {text[:size] for text in guarded for size in range(1, len(text))}
+        self._tails = {text[-size:] for text in guarded for size in range(1, len(text))}
+        self._reach = max((len(text) for text in guarded), default=1) - 1
+        self._tokenizer = Tokenizer.from_str(json.dumps(_renamed(spec, self._names)))
+        self._ids = {self._tokenizer.token_to_id(self._names[text]): token for text, token in guarded.items()}
+
+    def protect(self, text: str) -> str:
+        """`text` of a user, ready to be rendered."""
+        while any(nonce in text for nonce in self._nonces):
+            for nonce in self._nonces:
+                text = text.replace(nonce, "")
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: match[0][0] + self._break + match[0][1:], text)
+        # The template's text before or after must not complete a special token either.
+        if any(text[:size] in self._tails for size in range(1, self._reach + 1)):
+            text = self._break + text
+        if any(text[-size:] in self._heads for size in range(1, self._reach + 1)):
+            text += self._break
+        return text
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of a prompt rendered from protected strings.
+
+        The tokenizer's own first token is added, as transformers' processors do, unless the template
+        wrote it.
+        """
+        bos_written = bool(self._bos_token) and rendered.startswith(self._bos_token)
+        named = self._pattern.sub(lambda match: self._names[match[0]], rendered)
+        plain = named.replace(self._break, "")
+        ids = self._tokenizer.encode(plain, add_special_tokens=not bos_written).ids
+        return [self._ids.get(token, token) for token in ids]
+
+
+def _any_of(tokens: Sequence[Mapping[str, Any]]) -> re.Pattern[str]:
+    """Finds special tokens as the tokenizer does: the longest first, `single_word` ones between non-words."""
+    longest_first = sorted(tokens, key=lambda token: len(token["content"]), reverse=True)
+    choices = [
+        rf"(?<!\w){re.escape(token['content'])}(?!\w)"
+        if token["single_word"]
+        else re.escape(token["content"])
+        for token in longest_first
+    ]
+    # Without special tokens nothing may match.
+    return re.compile("|".join(choices) or r"(?!)")
+
+
+def _nonce() -> str:
+    """Digits: no case, no word boundary, nothing that a template's filters would change."""
+    return f"{secrets.randbelow(10**_NONCE_DIGITS):0{_NONCE_DIGITS}d}"
+
+
+def _renamed(spec: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The tokenizer's JSON in which the special tokens bear other names, in the vocabulary too.
+
+    Else a model that looks whole words up in its vocabulary could still find them in a user's text.
+    """
+    model = dict(spec["model"])
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(piece, piece): token for piece, token in vocab.items()}
+    elif isinstance(vocab, list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    if "merges" in model:
+        model["merges"] = [merge for merge in model["merges"] if _merged(merge) not in names]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    added = [
+        token | {"content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]
+    ]
+    return {**spec, "model": model, "added_tokens": added, "truncation": None, "padding": None}
+
+
+def _merged(merge: Any) -> str:
+    return "".join(merge.split(" ", 1) if isinstance(merge, str) else merge)
