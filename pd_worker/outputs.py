@@ -62,8 +62,6 @@ class SchedulerOutput:
     prefix_hit: int = 0
     #: What the connector's worker role has to do in this step.
     ec_connector_metadata: ECConnectorMetadata | None = None
-    #: Events that scheduling itself caused: admissions, missing items, deadlines.
-    events: list[EngineEvent] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

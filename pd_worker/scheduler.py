@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
@@ -173,12 +173,9 @@ class Scheduler:
         """Takes in what the step has done; all events since the last call, in order."""
         self._events += self.items.update(result.ec_connector_output, self._states.values())
         if result.error is not None:
+            error = InternalError("the engine failed to compute this request")
             for chunk in output.chunks:
-                self._finish(
-                    chunk.state,
-                    FinishReason.ERROR,
-                    InternalError("the engine failed to compute this request"),
-                )
+                self._finish(chunk.state, FinishReason.ERROR, error)
             return self._take_events()
         sampled = iter(result.sampled)
         for chunk in output.chunks:
@@ -218,7 +215,7 @@ class Scheduler:
                 )
 
     def _seek_items(self, now: float) -> None:
-        """Starts loads ahead of time: of admitted requests that wait, and of running ones whose item failed."""
+        """Starts loads ahead of time; again for running requests whose item came to nothing."""
         for state in self._waiting:
             if state.admitted and state.features:
                 here = self.items.seek(state, self._prefix_tokens(state), now)
@@ -392,8 +389,3 @@ class Scheduler:
                 **request.names(), reason=reason, error=error, usage=usage, timings=state.timings()
             )
         )
-
-
-def unfinished(chunks: Iterable[ScheduledChunk]) -> Iterator[ScheduledChunk]:
-    """Prefill chunks that did not end a prompt."""
-    return (chunk for chunk in chunks if not chunk.samples)
