@@ -67,7 +67,9 @@ async def _serve(
     metrics = EncoderMetrics(name)
     metrics.parameter_bytes.set(_parameter_bytes(encoder))
     worker = EncoderWorker(config, identity, encoder, store, metrics=metrics)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        worker.servicer, server
+    )
     healths = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healths, server)
     with _metrics_server(config, metrics) as metrics_port:
