@@ -61,7 +61,7 @@ class VisionModule(nn.Module):
         self.vision_tower = CLIPVisionModel._from_config(
             config.vision_config, dtype=dtype, attn_implementation="sdpa"
         )
-        self.multi_modal_projector = LlavaMultiModalProjector(config).to(dtype)
+        self.multi_modal_projector = LlavaMultiModalProjector(config)
 
 
 class LlavaEncoder(EncoderSide):

@@ -54,7 +54,7 @@ class TextDecoder(DecoderSide):
 
         def build() -> nn.Module:
             model = cls.text_model(text, dtype)
-            return TextModule(model, text.hidden_size, text.vocab_size).to(dtype)
+            return TextModule(model, text.hidden_size, text.vocab_size)
 
         module = empty_module(build)
         assert isinstance(module, TextModule)

@@ -1,0 +1,145 @@
+"""Both sides of every family together give transformers' logits for whole prompts with images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from support.checkpoints import FAMILIES, build_checkpoint
+from support.model_prompts import batch_logits, model_prompt, question
+from support.oracle import oracle, prompt_token_ids, teacher_forced_logits
+from support.pictures import picture
+from support.reference_attention import NAME
+from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
+from triptych.models.registry import load_decoder, load_encoder
+
+CPU = torch.device("cpu")
+VARIANTS = ("", "hub", "hub+sharded", "tied", "tied+hub", "small")
+IMAGES = [picture(1, 64, 64), picture(2, 96, 48), picture(3, 40, 90)]
+
+
+def sides(path: Path, dtype: torch.dtype = torch.float32) -> tuple[EncoderSide, DecoderSide]:
+    encoder = load_encoder(path, device=CPU, dtype=dtype)
+    return encoder, load_decoder(path, device=CPU, dtype=dtype, attn_implementation=NAME)
+
+
+def reference_logits(path: Path, images: list[Image.Image]) -> torch.Tensor:
+    """Logits after the prompt and after each of eight greedy tokens."""
+    messages = question(len(images))
+    tokens = oracle(path, messages, images, max_new_tokens=8).token_ids
+    return teacher_forced_logits(path, messages, images, tokens)
+
+
+def prompt_ids(path: Path, images: list[Image.Image]) -> list[int]:
+    messages = question(len(images))
+    return [
+        *prompt_token_ids(path, messages, images),
+        *oracle(path, messages, images, max_new_tokens=8).token_ids,
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_a_prompt_with_three_images_equal_transformers(family: str, variant: str) -> None:
+    path = build_checkpoint(family, variant=variant)
+    encoder, decoder = sides(path)
+    logits = batch_logits(decoder, [model_prompt(encoder, decoder, prompt_ids(path, IMAGES), IMAGES)])
+    torch.testing.assert_close(logits[-9:], reference_logits(path, IMAGES), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_flattened_batch_of_text_and_images_gives_each_prompt_its_own_logits(family: str) -> None:
+    path = build_checkpoint(family)
+    encoder, decoder = sides(path)
+    cases: list[list[Image.Image]] = [IMAGES[:1], [], IMAGES[1:]]
+    prompts = [model_prompt(encoder, decoder, prompt_ids(path, images), images) for images in cases]
+    logits = batch_logits(decoder, prompts, shuffle=True).split([len(prompt.token_ids) for prompt in prompts])
+    for images, part in zip(cases, logits, strict=True):
+        torch.testing.assert_close(part[-9:], reference_logits(path, images), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_a_text_prompt_equal_transformers(family: str) -> None:
+    path = build_checkpoint(family)
+    encoder, decoder = sides(path)
+    logits = batch_logits(decoder, [model_prompt(encoder, decoder, prompt_ids(path, []), [])])
+    torch.testing.assert_close(logits[-9:], reference_logits(path, []), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_of_several_sizes_in_one_tower_call_equal_one_by_one(family: str) -> None:
+    encoder = load_encoder(build_checkpoint(family), device=CPU, dtype=torch.float32)
+    items = [encoder.preprocess(image, {}) for image in IMAGES]
+    for item, rows in zip(items, encoder.encode(items), strict=True):
+        assert rows.shape == (item.rows, encoder.width)
+        torch.testing.assert_close(rows, encoder.encode([item])[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_equal_transformers_image_features(family: str) -> None:
+    path = build_checkpoint(family, variant="hub")
+    encoder = load_encoder(path, device=CPU, dtype=torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    items = [encoder.preprocess(image, {}) for image in IMAGES]
+    pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    grids = {} if family == "llava" else {"image_grid_thw": torch.tensor([item.grid_thw for item in items])}
+    with torch.no_grad():
+        features = model.model.get_image_features(pixel_values=pixels, return_dict=True, **grids)
+    levels = [features.pooler_output, *(features.get("deepstack_features") or ())]
+    for number, rows in enumerate(encoder.encode(items)):
+        expected = torch.cat([level[number] for level in levels], dim=-1)
+        torch.testing.assert_close(rows, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_item_has_storage_of_its_own(family: str) -> None:
+    encoder = load_encoder(build_checkpoint(family), device=CPU, dtype=torch.float32)
+    for rows in encoder.encode([encoder.preprocess(image, {}) for image in IMAGES]):
+        assert rows.is_contiguous()
+        assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_image_gives_other_logits(family: str) -> None:
+    path = build_checkpoint(family)
+    encoder, decoder = sides(path)
+    ids = prompt_ids(path, IMAGES[:1])
+    one = batch_logits(decoder, [model_prompt(encoder, decoder, ids, [picture(1)])])
+    other = batch_logits(decoder, [model_prompt(encoder, decoder, ids, [picture(9)])])
+    assert (one[-1] - other[-1]).abs().max() > 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_of_the_caller_are_left_as_they_were(family: str) -> None:
+    path = build_checkpoint(family)
+    encoder, decoder = sides(path)
+    prompt = model_prompt(encoder, decoder, prompt_ids(path, IMAGES[:1]), IMAGES[:1])
+    embeds = decoder.embed(torch.tensor(prompt.token_ids))
+    before = embeds.clone()
+    positions, _ = decoder.positions(prompt.token_ids, prompt.features)
+    start = prompt.features[0].placement.offset
+    merged = MergedEmbeds(torch.arange(start, start + len(prompt.rows[0])), prompt.rows[0])
+    decoder.forward(embeds, positions, merged, [len(prompt.token_ids)])
+    assert torch.equal(embeds, before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_sides_stay_near_the_fp32_reference(family: str) -> None:
+    path = build_checkpoint(family)
+    encoder, decoder = sides(path, torch.bfloat16)
+    prompt = model_prompt(encoder, decoder, prompt_ids(path, IMAGES[:1]), IMAGES[:1])
+    logits = batch_logits(decoder, [prompt])
+    assert (encoder.width, logits.dtype) == (prompt.rows[0].shape[1], torch.bfloat16)
+    assert (
+        torch.nn.functional.cosine_similarity(logits[-9:].float(), reference_logits(path, IMAGES[:1])).min()
+        > 0.97
+    )
+
+
+def test_the_attention_name_is_unknown_to_the_masks() -> None:
+    assert NAME not in ALL_MASK_ATTENTION_FUNCTIONS

@@ -1,0 +1,73 @@
+"""What a checkpoint says where the request is silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from support.checkpoints import FAMILIES, build_checkpoint
+from triptych.errors import ConfigError
+from triptych.models.base import GenerationDefaults
+from triptych.models.registry import generation_defaults, resolve_dtype
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_without_do_sample_is_greedy(family: str) -> None:
+    path = build_checkpoint(family)
+    eos = AutoTokenizer.from_pretrained(path).eos_token_id
+    found = generation_defaults(path)
+    assert (found.eos_token_ids, found.temperature, found.top_p, found.top_k) == ((eos,), 0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampling_values_and_a_list_of_eos_are_read(family: str) -> None:
+    path = build_checkpoint(family, variant="list_eos+sampling")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    found = generation_defaults(path)
+    assert found.eos_token_ids == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.8, 20)
+
+
+def test_without_generation_config_the_models_eos_counts(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    expected = generation_defaults(path).eos_token_ids
+    (path / "generation_config.json").unlink()
+    found = generation_defaults(path)
+    assert found.eos_token_ids == expected
+    assert found == GenerationDefaults(eos_token_ids=expected)
+
+
+def test_other_values_are_kept_aside(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    (path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 3, "temperature": 0.5, "max_new_tokens": 9, "repetition_penalty": 1.05})
+    )
+    found = generation_defaults(path)
+    assert (found.temperature, found.max_tokens, found.extra) == (0.0, 9, {"repetition_penalty": 1.05})
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "expected"),
+    [
+        ("cpu", "auto", torch.float32),
+        ("cpu", "bfloat16", torch.bfloat16),
+        ("cuda:1", "auto", torch.bfloat16),
+        ("cuda", "float16", torch.float16),
+    ],
+)
+@pytest.mark.parametrize("where", ["dtype", "torch_dtype", "text_config"])
+def test_auto_is_the_checkpoints_dtype_on_cuda_and_float32_on_a_cpu(
+    tmp_path: Path, where: str, device: str, name: str, expected: torch.dtype
+) -> None:
+    config = {"text_config": {"dtype": "bfloat16"}} if where == "text_config" else {where: "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert resolve_dtype(tmp_path, torch.device(device), name) == expected
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--dtype int4 is not supported: give --dtype float32, bfloat16"):
+        resolve_dtype(tmp_path, "cpu", "int4")

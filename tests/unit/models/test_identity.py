@@ -1,0 +1,160 @@
+"""What two workers must share to call their checkpoints one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.checkpoints import build_checkpoint
+from triptych.models import identity
+from triptych.models.identity import ModelIdentity, model_identity
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return build_checkpoint("qwen3_vl", tmp_path / "model")
+
+
+def key(path: Path, dtype: str = "float32") -> str:
+    return model_identity(path, dtype=dtype).model_key
+
+
+def settle(path: Path) -> None:
+    """As if the weights had been written an hour ago."""
+    for file in path.glob("*.safetensors"):
+        stamp = file.stat().st_mtime_ns - 3_600_000_000_000
+        os.utime(file, ns=(stamp, stamp))
+
+
+def change_weight(path: Path, name: str, index: int) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[index] += 1
+    save_file(tensors, file)
+
+
+def test_two_copies_of_a_folder_have_one_identity(model: Path, tmp_path: Path) -> None:
+    copy = build_checkpoint("qwen3_vl", tmp_path / "elsewhere")
+    assert model_identity(model, dtype="float32") == model_identity(copy, dtype=torch.float32)
+
+
+def test_sharding_does_not_change_the_identity(model: Path, tmp_path: Path) -> None:
+    sharded = build_checkpoint("qwen3_vl", tmp_path / "sharded", variant="sharded")
+    assert key(model) == key(sharded)
+
+
+def test_the_last_element_of_a_tower_weight_changes_the_identity(model: Path) -> None:
+    before = key(model)
+    change_weight(model, "model.visual.blocks.0.mlp.linear_fc1.weight", -1)
+    assert key(model) != before
+
+
+def test_the_head_of_a_text_weight_changes_the_identity(model: Path) -> None:
+    before = key(model)
+    change_weight(model, "lm_head.weight", 0)
+    assert key(model) != before
+
+
+def _tokenizer(path: Path) -> None:
+    text = (path / "tokenizer.json").read_text()
+    (path / "tokenizer.json").write_text(text.replace("<|im_end|>", "<|im_done|>"))
+
+
+def _config(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["rms_norm_eps"] = 1e-5
+    (path / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("change", [_tokenizer, _config])
+def test_tokenizer_and_config_change_the_identity(model: Path, change: Callable[[Path], None]) -> None:
+    before = key(model)
+    change(model)
+    assert key(model) != before
+
+
+def test_dtype_changes_the_identity(model: Path) -> None:
+    assert key(model, "float32") != key(model, "bfloat16")
+
+
+def test_a_revision_stands_for_the_weights(model: Path) -> None:
+    before = model_identity(model, dtype="float32", revision="abc").model_key
+    change_weight(model, "lm_head.weight", 0)
+    assert model_identity(model, dtype="float32", revision="abc").model_key == before
+    assert model_identity(model, dtype="float32", revision="def").model_key != before
+
+
+def test_the_image_processor_changes_the_namespace_and_not_the_model_key(model: Path, tmp_path: Path) -> None:
+    small = build_checkpoint("qwen3_vl", tmp_path / "small", variant="small")
+    one, other = (model_identity(path, dtype="float32") for path in (model, small))
+    assert one.model_key == other.model_key
+    assert one.namespace != other.namespace
+
+
+def test_the_version_of_the_image_backend_changes_the_namespace(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = model_identity(model, dtype="float32")
+    monkeypatch.setattr("PIL.__version__", "0.0")
+    after = model_identity(model, dtype="float32")
+    assert (after.model_key, after.namespace != before.namespace) == (before.model_key, True)
+
+
+def test_the_digest_of_settled_files_is_remembered(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(model)
+    before = key(model)
+    assert len(list(cache.rglob("*.json"))) == 1
+    monkeypatch.setattr(identity, "_tensor_digests", lambda *_: pytest.fail("digested again"))
+    assert key(model) == before
+
+
+def test_files_written_just_now_are_not_remembered(model: Path, cache: Path) -> None:
+    os.utime(model / "model.safetensors")
+    key(model)
+    assert not list(cache.rglob("*.json"))
+
+
+def test_a_remembered_digest_is_dropped_when_a_file_changes(model: Path) -> None:
+    settle(model)
+    before = key(model)
+    change_weight(model, "lm_head.weight", 0)
+    assert key(model) != before
+
+
+def test_a_damaged_memory_is_ignored(model: Path, cache: Path) -> None:
+    settle(model)
+    before = key(model)
+    for file in cache.rglob("*.json"):
+        file.write_text("{")
+    assert key(model) == before
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(model)
+    expected = key(model)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert key(model) == expected
+
+
+def test_an_identity_is_two_digests(model: Path) -> None:
+    found = model_identity(model, dtype="float32")
+    assert isinstance(found, ModelIdentity)
+    assert all(len(value) == 64 for value in (found.model_key, found.namespace))

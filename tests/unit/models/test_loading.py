@@ -1,0 +1,172 @@
+"""Which tensor goes to which side, and what happens when one is missing or too many."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from support.checkpoints import FAMILIES, build_checkpoint
+from triptych.errors import ConfigError
+from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.loading import KeyMap
+from triptych.models.registry import family_of, load_decoder, load_encoder
+
+CPU = torch.device("cpu")
+VARIANTS = ("", "hub", "sharded", "hub+sharded", "tied", "tied+hub")
+
+
+def encoder(path: Path) -> EncoderSide:
+    return load_encoder(path, device=CPU, dtype=torch.float32)
+
+
+def decoder(path: Path) -> DecoderSide:
+    return load_decoder(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def change_tensors(path: Path, change: dict[str, torch.Tensor | None]) -> Path:
+    file = path / "model.safetensors"
+    tensors = load_file(file) | change
+    save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, file)
+    return path
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_union_of_both_sides_is_the_checkpoint_and_they_share_nothing(family: str, variant: str) -> None:
+    path = build_checkpoint(family, variant=variant)
+    files = Checkpoint(path).files
+    keys = family_of(path).keys
+    held_by_encoder, held_by_decoder = keys.encoder_names(files), keys.decoder_names(files)
+    assert set(held_by_encoder) | set(held_by_decoder) == set(files)
+    assert set(held_by_encoder) & set(held_by_decoder) == set()
+    assert keys.shared == ()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_side_holds_its_own_tensors_of_the_checkpoint_and_nothing_on_meta(
+    family: str, variant: str
+) -> None:
+    path = build_checkpoint(family, variant=variant)
+    checkpoint, keys = Checkpoint(path), family_of(path).keys
+    sides = (
+        (encoder(path).module, keys.encoder_names(checkpoint.files)),
+        (decoder(path).module, keys.decoder_names(checkpoint.files)),
+    )
+    for module, names in sides:
+        assert {name for name, _ in module.named_parameters()} == set(names.values())
+        assert not any(tensor.is_meta for tensor in module.state_dict(keep_vars=True).values())
+        assert not any(buffer.is_meta for buffer in module.buffers())
+        for key, tensor in checkpoint.read(names):
+            assert torch.equal(module.get_parameter(names[key]), tensor)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_sides_have_no_parameter_of_the_other(family: str) -> None:
+    path = build_checkpoint(family)
+    tower = [name for name, _ in encoder(path).module.named_parameters()]
+    text = [name for name, _ in decoder(path).module.named_parameters()]
+    assert not [
+        name for name in tower if "lm_head" in name or "embed_tokens" in name or "self_attn.o_proj" in name
+    ]
+    assert not [name for name in text if "visual" in name or "vision" in name or "projector" in name]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tied_head_is_the_embedding(family: str) -> None:
+    module = decoder(build_checkpoint(family, variant="tied")).module
+    assert module.get_parameter("lm_head.weight") is module.get_parameter("model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_untied_head_is_not_the_embedding(family: str) -> None:
+    module = decoder(build_checkpoint(family)).module
+    assert not torch.equal(
+        module.get_parameter("lm_head.weight"), module.get_parameter("model.embed_tokens.weight")
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rotary_frequencies_are_real_and_stay_in_float32_when_weights_do_not(family: str) -> None:
+    path = build_checkpoint(family)
+    side = load_decoder(path, device=CPU, dtype=torch.bfloat16, attn_implementation="sdpa")
+    frequencies = dict(side.module.named_buffers())["model.rotary_emb.inv_freq"]
+    assert frequencies.dtype == torch.float32
+    assert torch.equal(frequencies, dict(decoder(path).module.named_buffers())["model.rotary_emb.inv_freq"])
+    assert frequencies[0] == 1.0
+    assert {parameter.dtype for parameter in side.module.parameters()} == {torch.bfloat16}
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    change_tensors(path, {"model.language_model.norm.weight": None})
+    with pytest.raises(ConfigError, match=r"lacks tensors: model\.norm\.weight"):
+        decoder(path)
+
+
+def test_a_missing_head_of_an_untied_checkpoint_is_named(tmp_path: Path) -> None:
+    path = change_tensors(build_checkpoint("llava", tmp_path / "model"), {"lm_head.weight": None})
+    with pytest.raises(ConfigError, match=r"lacks tensors: lm_head\.weight"):
+        decoder(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unknown_tensors_are_refused_by_both_sides(family: str, tmp_path: Path) -> None:
+    path = build_checkpoint(family, tmp_path / "model")
+    change_tensors(path, {"audio_tower.weight": torch.zeros(2)})
+    for load in (encoder, decoder):
+        with pytest.raises(ConfigError, match=r"1 unknown tensors: audio_tower\.weight"):
+            load(path)
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen2_5_vl", tmp_path / "model")
+    change_tensors(path, {"lm_head.weight": torch.zeros(3, 64)})
+    with pytest.raises(ConfigError, match=r"do not fit its config\.json"):
+        decoder(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_side_survives_the_deletion_of_its_files(family: str, tmp_path: Path) -> None:
+    path = build_checkpoint(family, tmp_path / "model")
+    module = encoder(path).module
+    before = {name: parameter.clone() for name, parameter in module.named_parameters()}
+    (path / "model.safetensors").write_bytes(b"")
+    assert all(torch.equal(module.get_parameter(name), value) for name, value in before.items())
+
+
+def test_a_tensor_that_two_sides_claim_unasked_is_refused() -> None:
+    keys = KeyMap(encoder=((r"^x\.", ""),), decoder=((r"^x\.", "model."),))
+    with pytest.raises(ConfigError, match=r"claimed by both sides: x\.y"):
+        keys.check(["x.y"])
+    KeyMap(encoder=keys.encoder, decoder=keys.decoder, shared=(r"^x\.",)).check(["x.y"])
+
+
+def test_buffers_of_older_checkpoints_are_left_aside() -> None:
+    keys = KeyMap(encoder=(), decoder=((r"^model\.", "model."),))
+    old = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    keys.check(["model.norm.weight", old])
+    assert keys.decoder_names([old]) == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_want_no_gradient(family: str) -> None:
+    modules: tuple[nn.Module, ...] = (
+        encoder(build_checkpoint(family)).module,
+        decoder(build_checkpoint(family)).module,
+    )
+    assert not any(parameter.requires_grad for module in modules for parameter in module.parameters())
+
+
+def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(ConfigError, match="quantized"):
+        encoder(path)

@@ -1,0 +1,151 @@
+"""What the image processors take, and what they refuse before anything is allocated."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor
+
+from support.checkpoints import FAMILIES, build_checkpoint
+from support.pictures import picture
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.models.base import EncoderSide
+from triptych.models.registry import load_encoder
+
+QWEN = ("qwen3_vl", "qwen2_5_vl")
+
+
+@functools.cache
+def encoder(family: str, variant: str = "") -> EncoderSide:
+    path = build_checkpoint(family, variant=variant)
+    return load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("variant", ["", "small"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pixels_are_those_of_the_checkpoints_processor(family: str, variant: str) -> None:
+    processor = AutoImageProcessor.from_pretrained(build_checkpoint(family, variant=variant), backend="pil")
+    image = picture(1, 120, 70)
+    item = encoder(family, variant).preprocess(image, {})
+    expected = processor(images=[image], return_tensors="pt")
+    assert torch.equal(item.tensors["pixel_values"], expected["pixel_values"])
+    assert item.nbytes == expected["pixel_values"].nbytes
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_an_image_of_qwen_is_a_grid_of_patches_merged_four_to_a_row(family: str) -> None:
+    item = encoder(family).preprocess(picture(1, 96, 48), {})
+    assert (item.grid_thw, item.rows, item.length, item.cost) == ((1, 6, 12), 18, 18, 72)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_the_checkpoints_limit_shrinks_a_large_image(family: str) -> None:
+    item = encoder(family, "small").preprocess(picture(1, 256, 256), {})
+    assert item.cost * 8 * 8 <= 1024
+
+
+@pytest.mark.parametrize("options", [{"max_pixels": 1024}, {"size": {"longest_edge": 1024}}])
+@pytest.mark.parametrize("family", QWEN)
+def test_a_request_may_shrink_an_image(family: str, options: dict[str, Any]) -> None:
+    side = encoder(family)
+    assert side.preprocess(picture(1, 128, 128), {}).rows == 64
+    assert side.preprocess(picture(1, 128, 128), options).rows == 4
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_a_request_may_enlarge_an_image_inside_the_checkpoints_limit(family: str) -> None:
+    assert encoder(family).preprocess(picture(1, 32, 32), {"min_pixels": 4096}).rows == 16
+
+
+@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"max_pixels": 10**9}, "mm_processor_kwargs.max_pixels"),
+        ({"size": {"longest_edge": 10**9}}, "mm_processor_kwargs.size"),
+        ({"min_pixels": 10**9}, "mm_processor_kwargs.min_pixels"),
+        ({"min_pixels": 2048, "max_pixels": 1024}, "mm_processor_kwargs.min_pixels"),
+        ({"max_pixels": 0}, "mm_processor_kwargs.max_pixels"),
+        ({"max_pixels": True}, "mm_processor_kwargs.max_pixels"),
+        ({"max_pixels": "many"}, "mm_processor_kwargs.max_pixels"),
+        ({"size": {"width": 32}}, "mm_processor_kwargs.size"),
+        ({"size": 32}, "mm_processor_kwargs.size"),
+        ({"patch_size": 4}, "mm_processor_kwargs.patch_size"),
+        ({"colour": "red"}, "mm_processor_kwargs.colour"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(family: str, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        encoder(family).preprocess(picture(1), options)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_an_image_too_long_for_its_width_is_refused(family: str) -> None:
+    with pytest.raises(InvalidRequest, match="aspect ratio") as refused:
+        encoder(family).preprocess(Image.new("RGB", (4000, 4)), {})
+    assert refused.value.param == "image"
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (3, 500)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_and_narrow_images_have_rows(family: str, size: tuple[int, int]) -> None:
+    side = encoder(family)
+    item = side.preprocess(Image.new("RGB", size, "red"), {})
+    assert side.encode([item])[0].shape == (item.rows, side.width)
+
+
+def test_every_image_of_llava_takes_as_many_rows() -> None:
+    side = encoder("llava")
+    items = [side.preprocess(picture(1, *size), {}) for size in ((48, 48), (200, 20))]
+    assert [(item.rows, item.length, item.grid_thw, item.cost) for item in items] == [(36, 36, (), 36)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"max_pixels": 1024}, "mm_processor_kwargs.max_pixels"),
+        ({"do_pad": True}, "mm_processor_kwargs.do_pad"),
+        ({"do_resize": "yes"}, "mm_processor_kwargs.do_resize"),
+        ({"crop_size": {"height": 32, "width": 32}}, "mm_processor_kwargs"),
+    ],
+)
+def test_llava_refuses_what_its_processor_or_tower_does_not_take(options: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        encoder("llava").preprocess(picture(1), options)
+    assert refused.value.param == param
+
+
+def test_llava_takes_options_that_keep_the_towers_size() -> None:
+    side, image = encoder("llava"), picture(1, 200, 100)
+    stretched = side.preprocess(image, {"size": {"height": 48, "width": 48}})
+    plain = side.preprocess(image, {})
+    assert not torch.equal(stretched.tensors["pixel_values"], plain.tensors["pixel_values"])
+
+
+def test_llava_pads_where_its_processor_does() -> None:
+    side, image = encoder("llava", "small"), picture(1, 200, 100)
+    padded, cropped = side.preprocess(image, {}), side.preprocess(image, {"do_pad": False})
+    assert not torch.equal(padded.tensors["pixel_values"], cropped.tensors["pixel_values"])
+
+
+def test_a_checkpoint_without_image_processor_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    (path / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json"):
+        load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_a_llava_of_other_parts_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("llava", tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    config["vision_config"] = {"model_type": "siglip_vision_model"}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="siglip_vision_model and llama"):
+        load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)

@@ -1,0 +1,161 @@
+"""What makes two workers' checkpoints the same: their content, never their folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from triptych.errors import ConfigError
+from triptych.hashing import framed_digest
+from triptych.models.checkpoint import read_config, safetensors_files
+from triptych.models.images import ImageProcessor
+from triptych.models.registry import family_of
+
+log = logging.getLogger(__name__)
+
+#: Changes when stored rows or KV blocks come to mean something else.
+LAYOUT_VERSION = 1
+#: Of tensors outside the tower only so much is read: enough to tell checkpoints apart, and fast.
+_HEAD_BYTES = 64 * 1024
+#: A file written so lately could change again without changing its time stamp.
+_SETTLED_SECONDS = 2.0
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+#: Of config.json: what transformers notes about itself and about where the folder lay.
+_INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """`model_key` names model, weights, tokenizer and dtype; `namespace` also how images are processed."""
+
+    model_key: str
+    namespace: str
+
+
+def model_identity(path: Path, *, dtype: torch.dtype | str, revision: str = "") -> ModelIdentity:
+    """The identity of a checkpoint; `revision` stands for the weights where given, else they are digested."""
+    path = Path(path)
+    config = {name: value for name, value in read_config(path).items() if name not in _INCIDENTAL}
+    weights = f"revision:{revision}" if revision else _weights_digest(path)
+    model_key = framed_digest(
+        (
+            ("domain", b"triptych.model_key"),
+            ("layout", str(LAYOUT_VERSION).encode()),
+            ("config", json.dumps(config, sort_keys=True).encode()),
+            ("weights", weights.encode()),
+            ("tokenizer", _tokenizer_digest(path).encode()),
+            ("dtype", str(dtype).removeprefix("torch.").encode()),
+        )
+    )
+    return ModelIdentity(model_key=model_key, namespace=_namespace(path, model_key))
+
+
+def _namespace(path: Path, model_key: str) -> str:
+    processor = json.dumps(ImageProcessor(path).config, sort_keys=True, default=str)
+    return framed_digest(
+        (
+            ("domain", b"triptych.namespace"),
+            ("model_key", model_key.encode()),
+            ("processor", processor.encode()),
+        )
+    )
+
+
+def _tokenizer_digest(path: Path) -> str:
+    files = [(name, path / name) for name in _TOKENIZER_FILES]
+    return framed_digest((name, file.read_bytes()) for name, file in files if file.is_file())
+
+
+def _weights_digest(path: Path) -> str:
+    """Digest of the tensors, remembered beside the sizes and times of the files that hold them."""
+    files = safetensors_files(path)
+    stamps: list[list[Any]] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    sidecar = _sidecar(path)
+    known = _recall(sidecar, stamps)
+    if known:
+        return known
+    tower = family_of(path).keys.encoder_names
+    tensors = sorted(entry for file in files for entry in _tensor_digests(file, tower))
+    digest = framed_digest((key, value.encode()) for key, value in tensors)
+    if all(time.time_ns() - stamp[2] > _SETTLED_SECONDS * 1e9 for stamp in stamps):
+        _remember(sidecar, stamps, digest)
+    return digest
+
+
+def _tensor_digests(file: Path, tower: Any) -> Iterator[tuple[str, str]]:
+    """(key, dtype, shape and content's digest) of each tensor; one outside the tower by its head."""
+    header, start = _header(file)
+    keys = [key for key in header if key != "__metadata__"]
+    whole = tower(keys)
+    with file.open("rb") as source:
+        for key in keys:
+            begin, end = header[key]["data_offsets"]
+            size = end - begin if key in whole else min(end - begin, _HEAD_BYTES)
+            source.seek(start + begin)
+            digest = blake3(max_threads=blake3.AUTO)
+            while size > 0 and (chunk := source.read(min(size, 1 << 24))):
+                digest.update(chunk)
+                size -= len(chunk)
+            yield key, f"{header[key]['dtype']} {header[key]['shape']} {digest.hexdigest()}"
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """A safetensors file's header, and where the tensors' bytes begin."""
+    try:
+        with file.open("rb") as source:
+            (length,) = struct.unpack("<Q", source.read(8))
+            if length > file.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header: dict[str, Any] = json.loads(source.read(length))
+            return header, 8 + length
+    except (OSError, ValueError, struct.error) as error:
+        raise ConfigError(f"{file} is damaged ({error}): fetch the checkpoint again") from error
+
+
+def _sidecar(path: Path) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return base / "triptych" / "weights" / f"{blake3(str(path.resolve()).encode()).hexdigest()[:32]}.json"
+
+
+def _recall(sidecar: Path, stamps: list[list[Any]]) -> str:
+    """The digest noted for exactly these files; "" if none is, or none can be read."""
+    try:
+        noted = json.loads(sidecar.read_text(encoding="utf-8"))
+        if noted["files"] == stamps and noted["layout"] == LAYOUT_VERSION:
+            return str(noted["digest"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.info("weights are digested again: %s cannot be read (%s)", sidecar, error)
+    return ""
+
+
+def _remember(sidecar: Path, stamps: list[list[Any]], digest: str) -> None:
+    text = json.dumps({"layout": LAYOUT_VERSION, "files": stamps, "digest": digest})
+    aside = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
+    try:
+        sidecar.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(sidecar)
+    except OSError as error:
+        log.info("the digest of the weights is not kept: %s cannot be written (%s)", sidecar, error)
