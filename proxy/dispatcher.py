@@ -251,6 +251,7 @@ class Dispatcher:
         assert flow.binding is not None
         keys = [(key, flow.binding.namespace) for key in mm_hashes]
         while not flow.lifecycle.ended:
+            flow.looked_up = asyncio.get_running_loop().time()
             try:
                 found = await self._store.look_up(keys)
                 epoch = await self._store.epoch()

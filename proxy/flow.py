@@ -36,6 +36,8 @@ class Flow:
     origins: dict[str, str] = field(default_factory=dict)
     #: The store's epoch when the item was last known to be there.
     epochs: dict[str, str] = field(default_factory=dict)
+    #: When the store's look-up began, in loop time.
+    looked_up: float = 0.0
     first_token: float | None = None
     status: int = 499
     completion_tokens: int = 0
@@ -58,6 +60,7 @@ class Flow:
                 salt=self.call.cache_salt,
                 request_id=self.call.request_id,
                 deadline=self.deadline,
+                looked_up=self.looked_up,
             )
             for item in self.split.items
         }

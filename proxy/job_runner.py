@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,12 +26,14 @@ from triptych.types import ItemPlan
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+#: Items whose publication is remembered, for look-ups that were under way then.
+RECENT_ITEMS = 4096
 DEFAULT_CREDIT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ItemSource:
-    """All that an encoder needs of an item. `deadline` is the last one of those who asked, in loop time."""
+    """All that an encoder needs of an item. `deadline` and `looked_up` (the start of the store's look-up) are in loop time."""
 
     mm_hash: str
     namespace: str
@@ -40,6 +43,7 @@ class ItemSource:
     salt: str
     request_id: str
     deadline: float
+    looked_up: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class JobRunner:
         self._sources: dict[str, ItemSource] = {}
         self._tries: dict[str, _Try] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._recent: OrderedDict[str, tuple[float, JobReady]] = OrderedDict()
         self._ticker: asyncio.TimerHandle | None = None
 
     def work(self, plan: ItemPlan | None) -> float:
@@ -99,6 +104,8 @@ class JobRunner:
 
         `counts`: a loss that says something about the pace of the PD workers.
         """
+        if not re_encode and self._published_since(source):
+            return True
         job, joined = self.table.want(
             source.mm_hash,
             source.request_id,
@@ -118,6 +125,14 @@ class JobRunner:
             loop.call_soon(self._sink.planned, source.request_id, source.mm_hash, plan)
         self.pump()
         return joined
+
+    def _published_since(self, source: ItemSource) -> bool:
+        """Whether the item has landed after the request's look-up began; then it is ready now."""
+        landed, end = self._recent.get(source.mm_hash, (0.0, None))
+        if end is None or landed < source.looked_up:
+            return False
+        asyncio.get_running_loop().call_soon(self._sink.ready, source.request_id, source.mm_hash, end)
+        return True
 
     def leave(self, request_id: str) -> None:
         """The request has ended; jobs without another waiter are cancelled."""
@@ -222,6 +237,9 @@ class JobRunner:
         if job is None:
             return
         self._sources.pop(job.mm_hash, None)
+        self._recent[job.mm_hash] = (asyncio.get_running_loop().time(), end)
+        if len(self._recent) > RECENT_ITEMS:
+            self._recent.popitem(last=False)
         if not end.already_stored and end.encode_seconds > 0:
             self._model.learn(_patches(end.plan), end.encode_seconds)
         for request_id in sorted(job.waiters):

@@ -173,6 +173,7 @@ class WorkerPool:
                 changed = True
             elif worker.info != info:
                 changed |= self._renew(worker, info)
+        for info in sorted(infos, key=lambda info: info.pool != "pd"):
             self._declare(info)
         for address, worker in list(self.workers.items()):
             worker.registered = address in named
