@@ -165,10 +165,13 @@ class ItemTracker:
     def _arrived(self, key: str, seconds: float, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
         self._counts.fetched += 1
         self._counts.load_seconds.append(seconds)
+        nbytes = 0
         for state in holders:
             plan = next((feature.plan for feature in state.features if feature.mm_hash == key), None)
+            nbytes = nbytes if plan is None else plan.nbytes
             if plan is not None and key not in state.loaded:
                 yield self._loaded(state, key, seconds)
+        self._counts.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
         reported = False

@@ -44,6 +44,11 @@ class ScheduledChunk:
     def end(self) -> int:
         return self.start + self.count
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the chunk that belong to the prompt."""
+        return max(0, min(self.end, self.state.request.num_prompt_tokens) - self.start)
+
 
 @dataclass(slots=True)
 class SchedulerOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
 from triptych.pd_worker.items import ItemTracker, gather_rows
@@ -38,6 +38,15 @@ class SchedulerLimits:
     def prefill_cap(self) -> int:
         """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
         return max(1, self.max_num_batched_tokens // 2)
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Seconds that metrics have not seen yet."""
+
+    first_token: list[float] = field(default_factory=list)
+    between_tokens: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -78,6 +87,7 @@ class Scheduler:
         self._running: list[RequestState] = []
         self._states: dict[tuple[str, str], RequestState] = {}
         self._events: list[EngineEvent] = []
+        self.latencies = Latencies()
 
     @property
     def num_waiting(self) -> int:
@@ -344,9 +354,7 @@ class Scheduler:
         self.items.consume(state)
         if token is None:
             return
-        if state.first_token_at is None:
-            state.first_token_at = now
-        state.last_token_at = now
+        self._note_token(state, now)
         try:
             text, reason = state.request.output.append(token)
         except Exception:
@@ -360,7 +368,16 @@ class Scheduler:
             text += state.request.output.flush()
         self._put_out(state, (token,), text)
         if reason is not None:
+            self.latencies.whole.append(now - state.request.arrival)
             self._finish(state, reason)
+
+    def _note_token(self, state: RequestState, now: float) -> None:
+        if state.first_token_at is None or state.last_token_at is None:
+            state.first_token_at = now
+            self.latencies.first_token.append(now - state.request.arrival)
+        else:
+            self.latencies.between_tokens.append(now - state.last_token_at)
+        state.last_token_at = now
 
     def _end_output(self, state: RequestState, text: str, reason: FinishReason) -> None:
         """A resumed request whose output had ended before it was submitted here."""

@@ -1,0 +1,149 @@
+"""A step's chunks as tensors: plain lists first, then one copy to the device each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triptych.ec_connector.base import EncoderCacheMap
+from triptych.models.base import MergedEmbeds
+from triptych.pd_worker.attention import AttentionMetadata, PagedKVCache, PrefillSpan
+from triptych.pd_worker.outputs import ScheduledChunk
+from triptych.pd_worker.request import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the decoder takes. `token_ids` [T], `positions` [rows, T]; `last` [N] are the batch indices of
+    the tokens whose logits are sampled, those of `sampling` in order."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    merged: MergedEmbeds | None
+    attention: AttentionMetadata
+    last: torch.Tensor
+    sampling: list[ScheduledChunk]
+
+
+class BatchBuilder:
+    """Builds batches for one device; on CUDA through pinned memory, without waiting for the copy."""
+
+    def __init__(
+        self, cache: PagedKVCache, position_rows: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._cache = cache
+        self._rows = position_rows
+        self._device = device
+        self._dtype = dtype
+
+    def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
+        """`chunks` in batch order: those of one token first, see `in_batch_order`."""
+        tokens: list[int] = []
+        slots: list[int] = []
+        last: list[int] = []
+        sampling: list[ScheduledChunk] = []
+        firsts: list[int] = []
+        for chunk in chunks:
+            firsts.append(len(tokens))
+            tokens.extend(chunk_tokens(chunk.state.request, chunk.start, chunk.end))
+            slots.extend(self._slots(chunk))
+            if chunk.samples:
+                last.append(len(tokens) - 1)
+                sampling.append(chunk)
+        return Batch(
+            token_ids=self._move(torch.tensor(tokens)),
+            positions=self._move(self._positions(chunks)),
+            merged=self._merged(chunks, firsts, embeddings),
+            attention=self._attention(chunks, firsts, slots),
+            last=self._move(torch.tensor(last, dtype=torch.int64)),
+            sampling=sampling,
+        )
+
+    def _slots(self, chunk: ScheduledChunk) -> list[int]:
+        size = self._cache.block_size
+        return [chunk.block_ids[i // size] * size + i % size for i in range(chunk.start, chunk.end)]
+
+    def _positions(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
+        """[rows, T]; a run of decodes becomes one tensor."""
+        parts: list[torch.Tensor] = []
+        flat: list[int] = []
+        for chunk in chunks:
+            request = chunk.state.request
+            prompt_end = min(chunk.end, request.num_prompt_tokens)
+            if chunk.start < prompt_end:
+                self._close(flat, parts)
+                parts.append(request.positions[:, chunk.start : prompt_end])
+            output = range(max(chunk.start, request.num_prompt_tokens), chunk.end)
+            flat.extend(i + request.position_delta for i in output)
+        self._close(flat, parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _close(self, flat: list[int], parts: list[torch.Tensor]) -> None:
+        if flat:
+            parts.append(torch.tensor(flat).expand(self._rows, -1))
+            flat.clear()
+
+    def _merged(
+        self, chunks: Sequence[ScheduledChunk], firsts: Sequence[int], embeddings: EncoderCacheMap
+    ) -> MergedEmbeds | None:
+        index: list[int] = []
+        rows: list[torch.Tensor] = []
+        for chunk, first in zip(chunks, firsts, strict=True):
+            for part in sorted(chunk.rows, key=lambda gathered: gathered.at):
+                index.extend(range(first + part.at, first + part.at + part.count))
+                rows.append(embeddings[part.mm_hash].data[part.first : part.first + part.count])
+        if not rows:
+            return None
+        merged = torch.cat(rows).to(device=self._device, dtype=self._dtype)
+        return MergedEmbeds(self._move(torch.tensor(index)), merged)
+
+    def _attention(
+        self, chunks: Sequence[ScheduledChunk], firsts: Sequence[int], slots: list[int]
+    ) -> AttentionMetadata:
+        decodes = [chunk for chunk in chunks if chunk.count == 1]
+        longest = max((len(chunk.block_ids) for chunk in decodes), default=0)
+        tables = [[*chunk.block_ids, *([0] * (longest - len(chunk.block_ids)))] for chunk in decodes]
+        lengths = [chunk.end for chunk in decodes]
+        prefills = [
+            PrefillSpan(
+                first,
+                first + chunk.count,
+                chunk.start,
+                self._move(torch.tensor(chunk.block_ids)),
+                tuple(
+                    (f.placement.offset, f.placement.end) for f in chunk.state.features if f.placement.atomic
+                ),
+            )
+            for chunk, first in zip(chunks, firsts, strict=True)
+            if chunk.count > 1
+        ]
+        return AttentionMetadata(
+            cache=self._cache,
+            slots=self._move(torch.tensor(slots)),
+            num_decodes=len(decodes),
+            decode_tables=self._move(torch.tensor(tables, dtype=torch.int64)),
+            decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
+            prefills=prefills,
+            decode_padded=any(length != longest * self._cache.block_size for length in lengths),
+        )
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.contiguous().pin_memory().to(self._device, non_blocking=True)
+
+
+def in_batch_order(chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
+    """One-token chunks first: they share one attention call."""
+    return sorted(chunks, key=lambda chunk: chunk.count > 1)
+
+
+def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:
+    """Tokens [start, end) of prompt and output."""
+    prompt = request.num_prompt_tokens
+    tokens = list(request.prompt_token_ids[start:end])
+    if end > prompt:
+        tokens.extend(request.output_token_ids[max(0, start - prompt) : end - prompt])
+    return tokens

@@ -1,0 +1,41 @@
+"""How many KV blocks the configured memory holds, and whether the longest request fits."""
+
+from __future__ import annotations
+
+import torch
+
+from triptych.config import PDConfig, format_size
+from triptych.errors import ConfigError
+from triptych.models.base import DecoderGeometry
+
+#: Above this a default would ask for more memory than most machines give.
+_DEFAULT_MAX_MODEL_LEN = 32768
+
+
+def max_model_len(config: PDConfig, geometry: DecoderGeometry) -> int:
+    """Longest prompt plus output; ConfigError above what the checkpoint's positions allow."""
+    limit = geometry.max_position_embeddings
+    if config.max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is above the checkpoint's {limit} positions: lower it"
+        )
+    return config.max_model_len or min(limit, _DEFAULT_MAX_MODEL_LEN)
+
+
+def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers."""
+    return 2 * geometry.num_layers * block_size * geometry.num_kv_heads * geometry.head_dim * dtype.itemsize
+
+
+def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
+    """Blocks in --kv-memory; ConfigError, with the sum, when one longest request does not fit."""
+    nbytes = block_bytes(geometry, config.block_size, dtype)
+    longest = max_model_len(config, geometry)
+    need = -(-longest // config.block_size)
+    if config.kv_memory // nbytes < need:
+        raise ConfigError(
+            f"--kv-memory {format_size(config.kv_memory)} holds no request of --max-model-len {longest}: "
+            f"{need} blocks of {config.block_size} tokens x {format_size(nbytes)} = "
+            f"{format_size(need * nbytes)}; raise --kv-memory or lower --max-model-len"
+        )
+    return config.kv_memory // nbytes

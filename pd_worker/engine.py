@@ -1,0 +1,155 @@
+"""The PD worker's engine: one thread that schedules, runs, updates and tells, again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from triptych.config import PDConfig
+from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
+from triptych.errors import InternalError, Unavailable
+from triptych.metrics import PDMetrics
+from triptych.models.base import DecoderSide
+from triptych.pd_worker.admission import Admission
+from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
+from triptych.pd_worker.encoder_cache import EncoderCache
+from triptych.pd_worker.items import ItemTracker
+from triptych.pd_worker.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.model_runner import ModelRunner
+from triptych.pd_worker.outputs import EngineEvent
+from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.step_metrics import StepMetrics
+
+log = logging.getLogger(__name__)
+
+#: Longest sleep of an idle engine, should a wake-up ever be lost.
+_LONGEST_SLEEP = 1.0
+
+
+class Engine:
+    """`submit`, `items_ready` and `cancel` come from any thread; `emit` is called from the engine's.
+
+    `emit` gets all events of one step at once, in order, and must not block.
+    """
+
+    def __init__(
+        self,
+        config: PDConfig,
+        decoder: DecoderSide,
+        connector_scheduler: ECConnectorScheduler,
+        connector_worker: ECConnectorWorker,
+        emit: Callable[[list[EngineEvent]], None],
+        metrics: PDMetrics,
+        *,
+        model_name: str = "",
+    ) -> None:
+        self.max_model_len = max_model_len(config, decoder.geometry)
+        num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
+        kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        items = ItemTracker(
+            EncoderCache(config.encoder_cache_memory),
+            Admission(config.encoder_cache_memory),
+            connector_scheduler,
+        )
+        limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len)
+        self.scheduler = Scheduler(limits, kv, items)
+        self.runner = ModelRunner(
+            decoder, connector_worker, num_blocks=num_blocks, block_size=config.block_size
+        )
+        self._emit = emit
+        self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
+        metrics.parameter_bytes.set(self.runner.parameter_bytes)
+        self._condition = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._awake = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        connector_worker.on_progress = self.wake
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Ends the thread after its step; requests that are left end with Unavailable. Idempotent."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Takes a request; everything else comes by `emit`. InvalidRequest for what can never run."""
+        self.scheduler.check(request)
+        self._put(lambda: self.scheduler.add(request, time.monotonic()))
+
+    def items_ready(self, mm_hashes: Iterable[str]) -> None:
+        """These embeddings have landed in the store."""
+        keys = list(mm_hashes)
+        self._put(lambda: self.scheduler.mark_ready(keys))
+
+    def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
+        """Ends requests with ABORT and frees all that they hold; unknown ones are ignored."""
+        ids = list(request_ids)
+        self._put(lambda: self.scheduler.cancel(ids, proxy_id))
+
+    def wake(self) -> None:
+        """Something may have become possible."""
+        with self._condition:
+            self._awake = True
+            self._condition.notify()
+
+    def _put(self, command: Callable[[], None]) -> None:
+        with self._condition:
+            if self._stopping:
+                raise Unavailable("this worker is shutting down", retry_after=1.0)
+            self._inbox.append(command)
+            self._condition.notify()
+
+    def _run(self) -> None:
+        busy = False
+        while not self._stopping:
+            commands = self._take_inbox(sleep=not busy)
+            try:
+                busy = self._step(commands)
+            except Exception:
+                log.exception("the engine failed; all its requests end")
+                self._tell(self.scheduler.fail_all(InternalError("the engine failed")))
+                busy = False
+        self._tell(self.scheduler.fail_all(Unavailable("this worker is shutting down", retry_after=1.0)))
+
+    def _step(self, commands: list[Callable[[], None]]) -> bool:
+        """One step; False when there was nothing to do."""
+        for command in commands:
+            command()
+        output = self.scheduler.schedule(time.monotonic())
+        result = self.runner.execute(output)
+        events = self.scheduler.update(output, result, time.monotonic())
+        self._metrics.record(output, events)
+        self._tell(events)
+        return bool(output.chunks or events or result.ec_connector_output.loaded)
+
+    def _take_inbox(self, *, sleep: bool) -> list[Callable[[], None]]:
+        with self._condition:
+            if sleep:
+                self._condition.wait_for(lambda: self._inbox or self._awake or self._stopping, self._pause())
+            commands, self._inbox = self._inbox, []
+            self._awake = False
+            return commands
+
+    def _pause(self) -> float:
+        """Seconds until the next deadline."""
+        deadline = self.scheduler.next_deadline()
+        if deadline is None:
+            return _LONGEST_SLEEP
+        return min(_LONGEST_SLEEP, max(0.0, deadline - time.monotonic()))
+
+    def _tell(self, events: list[EngineEvent]) -> None:
+        if not events:
+            return
+        try:
+            self._emit(events)
+        except Exception:
+            log.exception("events of a step were not taken")

@@ -1,0 +1,85 @@
+"""What one engine step adds to the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from triptych.metrics import PDMetrics
+from triptych.pd_worker.outputs import EngineEvent, NewTokens, RequestFinished, SchedulerOutput
+from triptych.pd_worker.scheduler import Latencies, Scheduler
+from triptych.types import FinishReason
+
+
+class StepMetrics:
+    """Reads the scheduler after each step; all gauges are zero at rest."""
+
+    def __init__(self, metrics: PDMetrics, model_name: str, scheduler: Scheduler) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+        self._scheduler = scheduler
+
+    def record(self, output: SchedulerOutput | None, events: Iterable[EngineEvent]) -> None:
+        """`output` is None when the step failed before it was planned."""
+        self._gauges()
+        self._items()
+        self._latencies()
+        if output is not None:
+            self._step(output)
+        for event in events:
+            if isinstance(event, NewTokens):
+                self._metrics.generation_tokens.inc(len(event.token_ids))
+            elif isinstance(event, RequestFinished):
+                self._finished(event)
+
+    def _latencies(self) -> None:
+        taken, self._scheduler.latencies = self._scheduler.latencies, Latencies()
+        for histogram, values in (
+            (self._metrics.time_to_first_token, taken.first_token),
+            (self._metrics.inter_token_latency, taken.between_tokens),
+            (self._metrics.e2e_latency, taken.whole),
+        ):
+            for seconds in values:
+                histogram.observe(seconds)
+
+    def _gauges(self) -> None:
+        metrics, scheduler = self._metrics, self._scheduler
+        metrics.requests_running.set(scheduler.num_running)
+        metrics.requests_waiting.set(scheduler.num_waiting)
+        metrics.kv_blocks_used.set(scheduler.kv.num_used)
+        metrics.kv_cache_usage.set(scheduler.kv.num_used / scheduler.kv.num_blocks)
+        metrics.encoder_cache_bytes.set(scheduler.items.cache.used)
+        metrics.encoder_cache_references.set(scheduler.items.cache.references)
+        metrics.reserved_bytes.set(scheduler.items.admission.reserved)
+
+    def _items(self) -> None:
+        counts = self._scheduler.items.take_counts()
+        for result, count in (
+            ("resident", counts.resident),
+            ("fetched", counts.fetched),
+            ("missing", counts.missing),
+        ):
+            if count:
+                self._metrics.ec_lookups.labels(self._model_name, result).inc(count)
+        for seconds in counts.load_seconds:
+            self._metrics.ec_load_seconds.observe(seconds)
+        self._metrics.ec_load_bytes.inc(counts.load_bytes)
+
+    def _step(self, output: SchedulerOutput) -> None:
+        metrics = self._metrics
+        metrics.preemptions.inc(len(output.preempted))
+        metrics.prefix_queries.inc(output.prefix_queried)
+        metrics.prefix_hits.inc(output.prefix_hit)
+        if not output.chunks:
+            return
+        metrics.batch_requests.observe(len(output.chunks))
+        metrics.iteration_tokens.observe(output.num_tokens)
+        metrics.chunked_prefills.inc(sum(1 for chunk in output.chunks if not chunk.samples))
+        metrics.prompt_tokens.inc(sum(chunk.num_prompt_tokens for chunk in output.chunks))
+
+    def _finished(self, event: RequestFinished) -> None:
+        metrics, timings = self._metrics, event.timings
+        metrics.request_success.labels(self._model_name, str(event.reason)).inc()
+        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            metrics.queue_time.observe(timings.queue)
+            metrics.prefill_time.observe(timings.prefill)
+            metrics.decode_time.observe(timings.decode)

@@ -1,0 +1,181 @@
+"""Engine requests and an engine without a model, for tests of the scheduler and its parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from triptych.ec_connector.base import (
+    ECConnectorOutput,
+    ECConnectorScheduler,
+    ECTransferConfig,
+    EncoderOutput,
+)
+from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.pd_worker.admission import Admission
+from triptych.pd_worker.encoder_cache import EncoderCache
+from triptych.pd_worker.items import ItemTracker
+from triptych.pd_worker.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.sampling import ResolvedSampling
+from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
+from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
+
+WIDTH = 4
+FAR = 1e9
+
+
+@dataclass
+class CountingText:
+    """Ends after `max_tokens`; the text is the token ids."""
+
+    max_tokens: int
+    finished: FinishReason | None = None
+    count: int = 0
+
+    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
+        self.count += 1
+        if self.count >= self.max_tokens:
+            self.finished = FinishReason.LENGTH
+        return f"{token_id} ", self.finished
+
+    def flush(self) -> str:
+        return ""
+
+
+def greedy(max_tokens: int) -> ResolvedSampling:
+    return ResolvedSampling(max_tokens, 0, 0.0, 1.0, 0, 0, (), frozenset(), True, ())
+
+
+def make_feature(
+    name: str,
+    offset: int,
+    length: int,
+    *,
+    runs: tuple[tuple[int, int], ...] | None = None,
+    atomic: bool = False,
+) -> MMFeature:
+    """An item of float32 rows of WIDTH elements; its mm_hash follows from `name`."""
+    placement = Placement(offset, length, runs, atomic)
+    mm_hash = hashlib.sha256(name.encode()).hexdigest()
+    plan = ItemPlan(mm_hash, "n" * 64, "image", placement.num_embeds(), WIDTH, "float32", length, runs)
+    return MMFeature(plan, placement)
+
+
+def make_request(
+    name: str,
+    prompt: int | Sequence[int],
+    features: Sequence[MMFeature] = (),
+    *,
+    max_tokens: int = 1,
+    arrival: float = 0.0,
+    deadline: float = FAR,
+    ready: Sequence[str] | None = None,
+    proxy_id: str = "proxy",
+    attempt: int = 1,
+    root: bytes = b"r" * 32,
+) -> EngineRequest:
+    """`ready` None: all items are stored already."""
+    tokens = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
+    keys = [feature.mm_hash for feature in features] if ready is None else ready
+    return EngineRequest(
+        request_id=name,
+        attempt=attempt,
+        proxy_id=proxy_id,
+        arrival=arrival,
+        deadline=deadline,
+        prompt_token_ids=tokens,
+        features=tuple(features),
+        ready=frozenset(keys),
+        positions=torch.arange(len(tokens))[None],
+        position_delta=0,
+        sampling=greedy(max_tokens),
+        prefix_root=root,
+        output=CountingText(max_tokens),
+    )
+
+
+@dataclass
+class ModellessEngine:
+    """A scheduler, an in-process connector and no model: every sampled token is `token`."""
+
+    store: str
+    num_blocks: int = 64
+    block_size: int = 4
+    budget: int = 16
+    max_num_seqs: int = 8
+    capacity: int = 1 << 20
+    max_model_len: int = 256
+    prefix_caching: bool = True
+    token: int = 7
+    now: float = 0.0
+    events: list[EngineEvent] = field(default_factory=list)
+    resident: dict[str, EncoderOutput] = field(default_factory=dict)
+    connector: ECConnectorScheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = ECTransferConfig(connector="memory", store_url=self.store)
+        self.connector = MemoryConnectorScheduler(config)
+        self.worker = MemoryConnectorWorker(config)
+        self.kv = KVCacheManager(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)
+        self.cache = EncoderCache(self.capacity)
+        self.admission = Admission(self.capacity)
+        self.items = ItemTracker(self.cache, self.admission, self.connector)
+        limits = SchedulerLimits(self.max_num_seqs, self.budget, self.max_model_len)
+        self.scheduler = Scheduler(limits, self.kv, self.items)
+
+    def add(self, *requests: EngineRequest) -> None:
+        for request in requests:
+            self.scheduler.check(request)
+            self.scheduler.add(request, self.now)
+
+    def step(self, *, error: Exception | None = None) -> SchedulerOutput:
+        """One step; asserts that every row that a chunk consumes is resident."""
+        output = self.scheduler.schedule(self.now)
+        result = self.run(output)
+        result.error = error
+        self.events += self.scheduler.update(output, result, self.now)
+        return output
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        for key in output.evicted:
+            self.resident.pop(key, None)
+        assert output.ec_connector_metadata is not None
+        self.worker.start_load_caches(output.ec_connector_metadata, self.resident)
+        for chunk in output.chunks:
+            for rows in chunk.rows:
+                data = self.resident[rows.mm_hash].data
+                assert data[rows.first : rows.first + rows.count].shape[0] == rows.count
+        sampled = [self.token for chunk in output.chunks if chunk.samples]
+        return ModelRunnerOutput(sampled, self.finished())
+
+    def finished(self) -> ECConnectorOutput:
+        return self.worker.get_finished()
+
+    def run_out(self, limit: int = 400) -> list[SchedulerOutput]:
+        """Steps until no request is left."""
+        outputs = []
+        while self.scheduler.num_running or self.scheduler.num_waiting:
+            outputs.append(self.step())
+            assert len(outputs) < limit, "no progress"
+        return outputs
+
+    def of(self, kind: type[EngineEvent]) -> list[EngineEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def assert_at_rest(self) -> None:
+        """Nobody holds anything any more."""
+        assert self.kv.num_used == 0
+        assert self.cache.references == 0
+        assert self.admission.reserved == 0
+
+
+def publish(store: dict[str, EncoderOutput], *features: MMFeature) -> None:
+    """Puts made-up rows of these items into an in-process store."""
+    for feature in features:
+        plan = feature.plan
+        store[plan.mm_hash] = EncoderOutput(plan, torch.zeros(plan.rows, plan.width))
