@@ -1,0 +1,136 @@
+"""A Submit message becomes the engine's request, or the error that names what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triptych.config import format_size
+from triptych.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from triptych.hashing import prefix_root
+from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.pd_worker.output_text import OutputText, TokenDecoder
+from triptych.pd_worker.prompt import Prompt, PromptBuilder
+from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.sampling import resolve
+from triptych.pd_worker.wire import plan_from_proto, sampling_from_proto
+from triptych.protos import pd_pb2
+from triptych.types import ItemPlan
+
+_MAX_NAME = 256
+
+
+class Intake:
+    """Holds nothing between requests; called from a pool of threads.
+
+    `encoder_cache_bytes` bounds the distinct items of one request.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_key: str,
+        prompts: PromptBuilder,
+        tokenizer: TokenDecoder,
+        decoder: DecoderSide,
+        defaults: GenerationDefaults,
+        max_model_len: int,
+        encoder_cache_bytes: int,
+    ) -> None:
+        self._model_key = model_key
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._decoder = decoder
+        self._defaults = defaults
+        self._max_model_len = max_model_len
+        self._encoder_cache_bytes = encoder_cache_bytes
+
+    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
+        """The request that `message` asks for; `arrival` in seconds of time.monotonic. RequestError."""
+        self._check_names(message)
+        plans = [plan_from_proto(slot.plan) for slot in message.items]
+        self._check_plans(plans)
+        resume = message.resume if message.HasField("resume") else None
+        prompt = self._prompt(message, resume, plans)
+        sampling = resolve(
+            sampling_from_proto(message.sampling),
+            self._defaults,
+            len(prompt.token_ids),
+            self._max_model_len,
+        )
+        received = list(resume.output_token_ids) if resume else []
+        self._check_tokens(received)
+        output = OutputText(self._tokenizer, sampling, received, resume.text_sent_chars if resume else 0)
+        positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
+        return EngineRequest(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            proxy_id=message.proxy_id,
+            arrival=arrival,
+            deadline=arrival + message.timeout,
+            prompt_token_ids=prompt.token_ids,
+            features=prompt.features,
+            ready=frozenset(
+                slot.plan.mm_hash for slot in message.items if slot.state == pd_pb2.ITEM_STATE_READY
+            ),
+            positions=positions,
+            position_delta=delta,
+            sampling=sampling,
+            prefix_root=prefix_root(self._model_key, message.salt),
+            output=output,
+            output_token_ids=received,
+            resumed_tokens=len(received),
+        )
+
+    def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
+        for field in ("request_id", "proxy_id"):
+            if not 0 < len(getattr(message, field)) <= _MAX_NAME:
+                raise InvalidRequest(f"{field} must have 1 to {_MAX_NAME} characters", param=field)
+        if message.attempt < 1:
+            raise InvalidRequest("attempt counts from 1", param="attempt")
+        if message.model_key != self._model_key:
+            # Another worker may serve it: the proxy looks on.
+            raise Unavailable("this worker serves another model_key", param="model_key", retry_after=1.0)
+        if not message.timeout > 0:
+            raise DeadlineExceeded("the request's time is over", param="timeout")
+
+    def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
+        geometry = self._decoder.geometry
+        width = geometry.hidden_size * (1 + geometry.deepstack_levels)
+        distinct: dict[str, ItemPlan] = {}
+        for plan in plans:
+            if plan.modality != "image":
+                raise InvalidRequest("an item's modality must be image", param="items")
+            if plan.width != width:
+                raise InvalidRequest(
+                    f"an item's embeddings are {plan.width} wide, but this model takes {width}", param="items"
+                )
+            if distinct.setdefault(plan.mm_hash, plan) != plan:
+                raise InvalidRequest("two plans of one mm_hash differ", param="items")
+        tokens = sum(plan.length for plan in plans)
+        if tokens >= self._max_model_len:
+            raise InvalidRequest(
+                f"the images of messages take {tokens} tokens, but the model takes {self._max_model_len} "
+                "with text and output: send fewer or smaller images",
+                param="messages",
+            )
+        nbytes = sum(plan.nbytes for plan in distinct.values())
+        if nbytes > self._encoder_cache_bytes:
+            raise InvalidRequest(
+                f"the images of messages need {format_size(nbytes)} of embeddings, but "
+                f"--encoder-cache-memory is {format_size(self._encoder_cache_bytes)}: "
+                "send fewer or smaller images, or raise it",
+                param="messages",
+            )
+
+    def _prompt(
+        self, message: pd_pb2.SubmitRequest, resume: pd_pb2.Resume | None, plans: Sequence[ItemPlan]
+    ) -> Prompt:
+        if resume is None or not resume.prompt_token_ids:
+            return self._prompts.build(message.messages, plans)
+        places = [(place.offset, place.length) for place in resume.placements]
+        return self._prompts.take_up(tuple(resume.prompt_token_ids), places, plans)
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self._decoder.geometry.vocab_size
+        if token_ids and max(token_ids) >= vocab_size:
+            raise InvalidRequest(f"output_token_ids must be from 0 to {vocab_size - 1}", param="resume")

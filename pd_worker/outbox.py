@@ -1,0 +1,217 @@
+"""One stream of events per proxy, fed by the engine, which never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from triptych.pd_worker.history import RequestHistory
+from triptych.pd_worker.outputs import EngineEvent
+from triptych.protos import pd_pb2
+
+log = logging.getLogger(__name__)
+
+#: A proxy without a stream keeps its requests for as long.
+KEEP_DETACHED_SECONDS = 2.0
+#: A finished request can be asked for again for as long after its last event was handed over.
+KEEP_FINISHED_SECONDS = 10.0
+
+
+class EventStream:
+    """What one Attach call sends: a message whenever something is new, merged while the proxy is slow."""
+
+    def __init__(self, proxy_id: str, clock: Callable[[], float]) -> None:
+        self.proxy_id = proxy_id
+        self._clock = clock
+        self._new: dict[str, RequestHistory] = {}
+        self._lost: list[pd_pb2.RequestEvent] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._new and not self._lost
+
+    def add(self, history: RequestHistory) -> None:
+        self._new[history.request_id] = history
+        self._wake.set()
+
+    def forget(self, request_id: str) -> None:
+        self._new.pop(request_id, None)
+
+    def lose(self, request_id: str, attempt: int) -> None:
+        self._lost.append(pd_pb2.RequestEvent(request_id=request_id, attempt=attempt, lost=pd_pb2.Lost()))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends the stream after what is new."""
+        self._closed = True
+        self._wake.set()
+
+    async def next(self) -> pd_pb2.StepEvents | None:
+        """The next message; None at the end. Waits as long as the call lives."""
+        while True:
+            events, self._lost = self._lost, []
+            histories, self._new = list(self._new.values()), {}
+            for history in histories:
+                events.extend(history.take(self._clock()))
+            if events:
+                return pd_pb2.StepEvents(events=events)
+            if self._closed:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+
+
+@dataclass(slots=True)
+class _Proxy:
+    """One proxy's requests. `detached_at` is None while it has a stream."""
+
+    detached_at: float | None
+    stream: EventStream | None = None
+    requests: dict[str, RequestHistory] = field(default_factory=dict)
+
+
+class Outbox:
+    """Lives in the event loop; only `emit` may be called from another thread.
+
+    `cancel(request_ids, proxy_id)` ends requests in the engine: those of a proxy that stays away and
+    those that it names no longer.
+    """
+
+    def __init__(
+        self, cancel: Callable[[Sequence[str], str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cancel = cancel
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._proxies: dict[str, _Proxy] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were opened and have not ended."""
+        return sum(h.finished is None for proxy in self._proxies.values() for h in proxy.requests.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, and every attached proxy has been handed everything."""
+        streams = (proxy.stream for proxy in self._proxies.values())
+        return self.unfinished == 0 and all(stream is None or stream.idle for stream in streams)
+
+    def emit(self, events: list[EngineEvent]) -> None:
+        """All events of one engine step; called from the engine's thread, which goes on at once."""
+        try:
+            self._loop.call_soon_threadsafe(self.deliver, events)
+        except RuntimeError:
+            log.warning("%d events came after the end of the event loop", len(events))
+
+    def deliver(self, events: Iterable[EngineEvent]) -> None:
+        """Files the events and wakes the streams; events of requests given up are dropped."""
+        for event in events:
+            proxy = self._proxies.get(event.proxy_id)
+            history = proxy.requests.get(event.request_id) if proxy else None
+            if proxy is None or history is None or history.attempt != event.attempt:
+                continue
+            history.add(event)
+            if proxy.stream is not None:
+                proxy.stream.add(history)
+
+    def open(self, proxy_id: str, request_id: str, attempt: int, resumed_tokens: int = 0) -> bool:
+        """Expects events of this attempt from now on. False when it, or a later one, is known already."""
+        proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
+        known = proxy.requests.get(request_id)
+        if known is not None and known.attempt >= attempt:
+            return False
+        if known is not None:
+            self.give_up(proxy_id, [request_id])
+        proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens)
+        return True
+
+    def close(self, proxy_id: str, request_id: str, attempt: int) -> None:
+        """The request was refused: nobody will hear of it."""
+        if self.holds(proxy_id, request_id, attempt):
+            self._drop(self._proxies[proxy_id], request_id)
+
+    def holds(self, proxy_id: str, request_id: str, attempt: int) -> bool:
+        """Whether somebody still waits for this attempt."""
+        proxy = self._proxies.get(proxy_id)
+        history = proxy.requests.get(request_id) if proxy else None
+        return history is not None and history.attempt == attempt
+
+    def give_up(self, proxy_id: str, request_ids: Iterable[str]) -> None:
+        """Nobody wants these any more: they end in the engine and are forgotten. Unknown ones are ignored."""
+        proxy = self._proxies.get(proxy_id)
+        known = [request_id for request_id in request_ids if proxy and request_id in proxy.requests]
+        if proxy is None or not known:
+            return
+        running = [request_id for request_id in known if proxy.requests[request_id].finished is None]
+        for request_id in known:
+            self._drop(proxy, request_id)
+        if running:
+            log.info("%d requests of proxy %s are given up", len(running), proxy_id)
+            self._cancel(running, proxy_id)
+
+    def items_ready(self, proxy_id: str, mm_hashes: Sequence[str]) -> None:
+        """The proxy has said that these are in the store: what it knew of their absence is over."""
+        if proxy := self._proxies.get(proxy_id):
+            for history in proxy.requests.values():
+                for mm_hash in mm_hashes:
+                    history.item_ready(mm_hash)
+
+    def attach(self, proxy_id: str, named: Sequence[pd_pb2.Reattach]) -> EventStream:
+        """The proxy's stream from now on, in place of any other.
+
+        Named requests are sent again from their position, or Lost; those not named are cancelled.
+        """
+        proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=None))
+        if proxy.stream is not None:
+            proxy.stream.close()
+        stream = proxy.stream = EventStream(proxy_id, self._clock)
+        proxy.detached_at = None
+        given_up = proxy.requests.keys() - {reattach.request_id for reattach in named}
+        for reattach in named:
+            history = proxy.requests.get(reattach.request_id)
+            if (
+                history is not None
+                and history.attempt == reattach.attempt
+                and history.rewind(reattach.position)
+            ):
+                stream.add(history)
+            else:
+                stream.lose(reattach.request_id, reattach.attempt)
+                given_up |= proxy.requests.keys() & {reattach.request_id}
+        self.give_up(proxy_id, sorted(given_up))
+        return stream
+
+    def detach(self, stream: EventStream) -> None:
+        """The stream's call has ended. Its proxy has a little time to come back."""
+        proxy = self._proxies.get(stream.proxy_id)
+        if proxy is not None and proxy.stream is stream:
+            proxy.stream, proxy.detached_at = None, self._clock()
+
+    def sweep(self) -> None:
+        """Cancels the requests of proxies that stayed away, forgets finished ones. Called regularly."""
+        now = self._clock()
+        for proxy_id, proxy in list(self._proxies.items()):
+            if proxy.detached_at is not None and now - proxy.detached_at > KEEP_DETACHED_SECONDS:
+                self.give_up(proxy_id, list(proxy.requests))
+                del self._proxies[proxy_id]
+                continue
+            for request_id, history in list(proxy.requests.items()):
+                taken = history.finished_taken_at
+                if taken is not None and now - taken > KEEP_FINISHED_SECONDS:
+                    self._drop(proxy, request_id)
+
+    def shut_down(self) -> None:
+        """Ends every stream after its last events."""
+        for proxy in self._proxies.values():
+            if proxy.stream is not None:
+                proxy.stream.close()
+
+    def _drop(self, proxy: _Proxy, request_id: str) -> None:
+        del proxy.requests[request_id]
+        if proxy.stream is not None:
+            proxy.stream.forget(request_id)

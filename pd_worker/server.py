@@ -1,0 +1,140 @@
+"""The PD worker's gRPC service: thin, between the wire and intake, engine and outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+
+from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
+from triptych.hashing import check_mm_hash
+from triptych.pd_worker.outbox import Outbox
+from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.wire import error_to_proto
+from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+#: Requests that may wait beyond those that run, before new ones are refused.
+MAX_WAITING = 1024
+
+
+class EnginePort(Protocol):
+    """The part of the engine that the service drives; every method is thread-safe and returns at once."""
+
+    def submit(self, request: EngineRequest) -> None: ...
+
+    def items_ready(self, mm_hashes: Sequence[str]) -> None: ...
+
+    def cancel(self, request_ids: Sequence[str], proxy_id: str) -> None: ...
+
+
+class IntakePort(Protocol):
+    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest: ...
+
+
+class PDServicer(pd_pb2_grpc.PDServiceServicer):
+    """`max_requests` bounds the requests held; those taken up again (attempt above 1) always get in."""
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        intake: IntakePort,
+        outbox: Outbox,
+        pool: Executor,
+        *,
+        max_requests: int = MAX_WAITING,
+    ) -> None:
+        self._engine = engine
+        self._intake = intake
+        self._outbox = outbox
+        self._pool = pool
+        self._max_requests = max_requests
+        self._draining = False
+
+    def drain(self) -> None:
+        """From now on every new request is refused; those held go on."""
+        self._draining = True
+
+    async def Submit(
+        self, request: pd_pb2.SubmitRequest, context: aio.ServicerContext[Any, Any]
+    ) -> pd_pb2.SubmitReply:
+        try:
+            await self._take(request)
+        except RequestError as error:
+            log.info("request %s refused: %s %s", request.request_id, error.code, error.param or "")
+            return _refused(error)
+        except Exception:
+            log.exception("request %s failed at the door", request.request_id)
+            return _refused(InternalError("an unexpected error in the PD worker"))
+        return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
+
+    async def NotifyItems(
+        self, request: pd_pb2.ItemsNotice, context: aio.ServicerContext[Any, Any]
+    ) -> common_pb2.Ack:
+        keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
+        known = [key for key in keys if key]
+        self._outbox.items_ready(request.proxy_id, known)
+        try:
+            self._engine.items_ready(known)
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        return common_pb2.Ack()
+
+    async def Cancel(
+        self, request: pd_pb2.CancelRequest, context: aio.ServicerContext[Any, Any]
+    ) -> common_pb2.Ack:
+        self._outbox.give_up(request.proxy_id, request.request_ids)
+        return common_pb2.Ack()
+
+    async def Attach(
+        self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pd_pb2.StepEvents]:
+        stream = self._outbox.attach(request.proxy_id, request.requests)
+        try:
+            # Says that the stream stands, long before the first event.
+            await context.send_initial_metadata(())
+            while (message := await stream.next()) is not None:
+                yield message
+        finally:
+            self._outbox.detach(stream)
+
+    async def _take(self, message: pd_pb2.SubmitRequest) -> None:
+        arrival = time.monotonic()
+        self._check_room(message)
+        names = (message.proxy_id, message.request_id, message.attempt)
+        if not self._outbox.open(*names, len(message.resume.output_token_ids)):
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            request = await loop.run_in_executor(self._pool, self._intake.take, message, arrival)
+            if not self._outbox.holds(*names):
+                raise Unavailable("the request was cancelled before it began")
+            self._engine.submit(request)
+        except BaseException:
+            self._outbox.close(*names)
+            raise
+
+    def _check_room(self, message: pd_pb2.SubmitRequest) -> None:
+        if self._draining:
+            raise Unavailable("this worker is stopping", retry_after=1.0)
+        if message.attempt <= 1 and self._outbox.unfinished >= self._max_requests:
+            raise Overloaded("too many requests wait for this worker", retry_after=1.0)
+
+
+def _refused(error: RequestError) -> pd_pb2.SubmitReply:
+    return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error_to_proto(error))
+
+
+def _key(mm_hash: str) -> str:
+    try:
+        return check_mm_hash(mm_hash)
+    except InvalidRequest:
+        log.warning("a notice names a key that is none")
+        return ""
