@@ -72,19 +72,21 @@ async def _serve(
     )
     healths = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healths, server)
-    with _metrics_server(config, metrics) as metrics_port:
-        heartbeat = Heartbeat(Registry(store), worker_info(config, identity, metrics_port))
-        worker.start()
-        await server.start()
-        await healths.set("", health_pb2.HealthCheckResponse.SERVING)
-        heartbeat.start()
-        logger.info("ready: encoder %s %s", address, name)
-        await stop.wait()
-        logger.info("draining: %d open jobs", len(worker.jobs))
-        await heartbeat.stop()
-        await healths.enter_graceful_shutdown()
-        await worker.drain(DRAIN_SECONDS)
-        await server.stop(1.0)
+    try:
+        with _metrics_server(config, metrics) as metrics_port:
+            heartbeat = Heartbeat(Registry(store), worker_info(config, identity, metrics_port))
+            worker.start()
+            await server.start()
+            await healths.set("", health_pb2.HealthCheckResponse.SERVING)
+            heartbeat.start()
+            logger.info("ready: encoder %s %s", address, name)
+            await stop.wait()
+            logger.info("draining: %d open jobs", len(worker.jobs))
+            await heartbeat.stop()
+            await healths.enter_graceful_shutdown()
+            await worker.drain(DRAIN_SECONDS)
+            await server.stop(1.0)
+    finally:
         await worker.stop()
 
 

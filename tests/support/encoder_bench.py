@@ -7,17 +7,20 @@ import io
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
 
 from triptych import hashing
 from triptych.config import EncoderConfig
+from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
+from triptych.ec_connector.redis_connector import RedisConnectorWorker
 from triptych.ec_connector.store import EmbeddingStore
+from triptych.encoder_worker.output_cache import OutputCache
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem
@@ -95,18 +98,39 @@ class Bench:
                 await asyncio.sleep(0.005)
 
 
+class OwnSaver:
+    """A connector of its own, where a process has several workers."""
+
+    def __init__(self, url: str) -> None:
+        self._wake: Callable[[], None] = lambda: None
+        config = ECTransferConfig(store_url=url, namespace=NAMESPACE)
+        self.connector = RedisConnectorWorker(config, lambda: self._wake())
+
+    def on_progress(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
+        self.connector.save_caches(outputs, mm_hash, damaged_digest)
+
+    def get_finished(self) -> ECConnectorOutput:
+        return self.connector.get_finished()
+
+
 @asynccontextmanager
 async def bench(
     encoder: EncoderSide, store: EmbeddingStore, url: str, *, lease_term: float = 5.0, **flags: Any
 ) -> AsyncIterator[Bench]:
     """A worker on a free port over the store."""
+    saver = OwnSaver(url)
     server = make_server()
     port = server.add_insecure_port("127.0.0.1:0")
     address, incarnation = f"127.0.0.1:{port}", uuid.uuid4().hex
     config = EncoderConfig(store=url, **flags)
     identity = WorkerIdentity(NAMESPACE, "cd" * 32, "tiny", address, incarnation)
     metrics, tower = EncoderMetrics("tiny"), WatchedTower(encoder)
-    worker = EncoderWorker(config, identity, tower, store, metrics=metrics, lease_term=lease_term)
+    worker = EncoderWorker(
+        config, identity, tower, store, metrics=metrics, saver=saver, lease_term=lease_term
+    )
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     worker.start()
     await server.start()
@@ -119,22 +143,31 @@ async def bench(
         await channel.close()
         await server.stop(None)
         await worker.stop()
+        await asyncio.to_thread(saver.connector.shutdown)
+
+
+class HasStub(Protocol):
+    """Where jobs are sent."""
+
+    @property
+    def stub(self) -> encoder_pb2_grpc.EncoderServiceStub: ...
 
 
 @dataclass
 class Job:
     """One Encode stream, driven step by step."""
 
-    bench: Bench
+    bench: HasStub
     media: bytes
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
+    namespace: str = NAMESPACE
 
     def __post_init__(self) -> None:
         self.key = hashing.mm_hash(
             self.media,
-            namespace=NAMESPACE,
+            namespace=self.namespace,
             modality="image",
             processor_options=self.options,
             salt=self.salt,
@@ -146,7 +179,7 @@ class Job:
         fields = {
             "job_id": "job",
             "mm_hash": self.key,
-            "namespace": NAMESPACE,
+            "namespace": self.namespace,
             "modality": "image",
             "processor_options": json.dumps(self.options) if self.options else "",
             "salt": self.salt,

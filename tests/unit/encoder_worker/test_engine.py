@@ -1,0 +1,165 @@
+"""The step loop: batches in, one answer per item out, saves beside the tower."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from triptych.ec_connector.base import ECConnectorOutput
+from triptych.encoder_worker.engine import (
+    BatchDone,
+    Encoded,
+    EncoderEngine,
+    EngineEvent,
+    Saved,
+    TowerItem,
+    Unsaved,
+)
+from triptych.encoder_worker.output_cache import OutputCache
+from triptych.errors import InternalError
+from triptych.models.base import EncoderSide, PreparedItem
+from triptych.types import ItemPlan
+
+WIDTH = 4
+
+
+class Tower(EncoderSide):
+    """Puts out its input; an item with NaN fails its batch."""
+
+    width, dtype, device = WIDTH, torch.float32, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
+        raise NotImplementedError
+
+    def preprocess(self, image: Image.Image, options: Mapping[str, Any]) -> PreparedItem:
+        raise NotImplementedError
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        self.batches.append(len(items))
+        rows = [item.tensors["rows"] for item in items]
+        if any(row.isnan().any() for row in rows):
+            raise RuntimeError("a bad item")
+        return rows
+
+
+class Saver:
+    """Lands every save at once, save those of keys in `refused`."""
+
+    def __init__(self) -> None:
+        self.saves: list[tuple[str, str]] = []
+        self.refused: set[str] = set()
+        self.broken: set[str] = set()
+        self.output = ECConnectorOutput()
+        self.wake: Callable[[], None] = lambda: None
+
+    def on_progress(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
+        if mm_hash in self.broken:
+            raise RuntimeError("no save")
+        self.saves.append((mm_hash, damaged_digest))
+        if mm_hash in self.refused:
+            self.output.unsaved[mm_hash] = "no room"
+        else:
+            self.output.saved.append(mm_hash)
+        self.wake()
+
+    def get_finished(self) -> ECConnectorOutput:
+        output, self.output = self.output, ECConnectorOutput()
+        return output
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.tower, self.saver, self.outputs = Tower(), Saver(), OutputCache(1 << 20)
+        self.events: queue.Queue[EngineEvent] = queue.Queue()
+        self.engine = EncoderEngine(self.tower, self.saver, self.outputs, self.events.put)
+
+    def take(self, count: int) -> list[EngineEvent]:
+        return [self.events.get(timeout=10) for _ in range(count)]
+
+
+@pytest.fixture
+def b() -> Iterator[Bench]:
+    bench = Bench()
+    bench.engine.start()
+    yield bench
+    bench.engine.stop()
+
+
+def item(key: str, *, value: float = 1.0, rows: int = 2, wanted: bool = True, digest: str = "") -> TowerItem:
+    data = torch.full((2, WIDTH), value)
+    prepared = PreparedItem(2, 2, (), 1, {"rows": data})
+    plan = ItemPlan(key, "n" * 64, "image", rows, WIDTH, "float32", rows)
+    return TowerItem(plan, prepared, None, digest, lambda: wanted)
+
+
+def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
+    b.engine.encode([item("a"), item("b", digest="d")])
+    events = b.take(5)
+    assert [e.mm_hash for e in events if isinstance(e, Encoded)] == ["a", "b"]
+    assert [e.mm_hash for e in events if isinstance(e, Saved)] == ["a", "b"]
+    [done] = [e for e in events if isinstance(e, BatchDone)]
+    assert (done.items, done.calls) == (2, 1)
+    assert b.saver.saves == [("a", ""), ("b", "d")]
+
+
+def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
+    b.engine.encode([item("a"), item("bad", value=float("nan")), item("c")])
+    events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
+    assert isinstance(events["bad"].error, RuntimeError)
+    assert events["a"].saving and events["c"].saving
+    assert b.tower.batches == [3, 1, 1, 1]
+
+
+def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
+    b.engine.encode([item("a", rows=3)])
+    encoded, _ = b.take(2)
+    assert isinstance(encoded, Encoded)
+    assert isinstance(encoded.error, InternalError)
+    assert b.saver.saves == []
+
+
+def test_what_nobody_waits_for_is_kept_but_not_saved(b: Bench) -> None:
+    b.engine.encode([item("a", wanted=False)])
+    encoded, _ = b.take(2)
+    assert isinstance(encoded, Encoded)
+    assert not encoded.saving
+    assert b.saver.saves == []
+    assert b.engine.kept("a") is not None
+
+
+def test_a_kept_output_does_not_use_the_tower(b: Bench) -> None:
+    b.engine.encode([item("a")])
+    b.take(3)
+    kept = b.engine.kept("a")
+    assert kept is not None
+    b.engine.encode([TowerItem(kept.plan, None, kept, "", lambda: True)])
+    done = [e for e in b.take(3) if isinstance(e, BatchDone)]
+    assert (done[0].items, done[0].calls) == (0, 0)
+    assert b.tower.batches == [1]
+    assert len(b.saver.saves) == 2
+
+
+def test_a_save_that_does_not_land_is_reported_and_may_be_repeated(b: Bench) -> None:
+    b.saver.refused = {"a"}
+    b.saver.broken = {"b"}
+    b.engine.encode([item("a"), item("b")])
+    unsaved = {e.mm_hash: e.reason for e in b.take(5) if isinstance(e, Unsaved)}
+    assert unsaved == {"a": "no room", "b": "RuntimeError"}
+    b.saver.refused = set()
+    kept = b.engine.kept("a")
+    assert kept is not None
+    b.engine.save(kept)
+    assert b.take(1) == [Saved("a")]
