@@ -107,15 +107,7 @@ class BatchBuilder:
         tables = [[*chunk.block_ids, *([0] * (longest - len(chunk.block_ids)))] for chunk in decodes]
         lengths = [chunk.end for chunk in decodes]
         prefills = [
-            PrefillSpan(
-                first,
-                first + chunk.count,
-                chunk.start,
-                self._move(torch.tensor(chunk.block_ids)),
-                tuple(
-                    (f.placement.offset, f.placement.end) for f in chunk.state.features if f.placement.atomic
-                ),
-            )
+            self._prefill(chunk, first)
             for chunk, first in zip(chunks, firsts, strict=True)
             if chunk.count > 1
         ]
@@ -128,6 +120,12 @@ class BatchBuilder:
             prefills=prefills,
             decode_padded=any(length != longest * self._cache.block_size for length in lengths),
         )
+
+    def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:
+        placements = [feature.placement for feature in chunk.state.features]
+        atomic = tuple((placement.offset, placement.end) for placement in placements if placement.atomic)
+        table = self._move(torch.tensor(chunk.block_ids))
+        return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cpu":

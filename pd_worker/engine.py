@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from triptych.config import PDConfig
 from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
-from triptych.errors import InternalError, Unavailable
+from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.admission import Admission
@@ -83,6 +83,8 @@ class Engine:
     def submit(self, request: EngineRequest) -> None:
         """Takes a request; everything else comes by `emit`. InvalidRequest for what can never run."""
         self.scheduler.check(request)
+        if self._stopping:
+            raise Unavailable("this worker is shutting down", retry_after=1.0)
         self._put(lambda: self.scheduler.add(request, time.monotonic()))
 
     def items_ready(self, mm_hashes: Iterable[str]) -> None:
@@ -103,8 +105,6 @@ class Engine:
 
     def _put(self, command: Callable[[], None]) -> None:
         with self._condition:
-            if self._stopping:
-                raise Unavailable("this worker is shutting down", retry_after=1.0)
             self._inbox.append(command)
             self._condition.notify()
 
@@ -116,9 +116,11 @@ class Engine:
                 busy = self._step(commands)
             except Exception:
                 log.exception("the engine failed; all its requests end")
-                self._tell(self.scheduler.fail_all(InternalError("the engine failed")))
+                self._fail_all(InternalError("the engine failed"))
                 busy = False
-        self._tell(self.scheduler.fail_all(Unavailable("this worker is shutting down", retry_after=1.0)))
+        for command in self._take_inbox(sleep=False):
+            command()
+        self._fail_all(Unavailable("this worker is shutting down", retry_after=1.0))
 
     def _step(self, commands: list[Callable[[], None]]) -> bool:
         """One step; False when there was nothing to do."""
@@ -129,7 +131,13 @@ class Engine:
         events = self.scheduler.update(output, result, time.monotonic())
         self._metrics.record(output, events)
         self._tell(events)
-        return bool(output.chunks or events or result.ec_connector_output.loaded)
+        moved = result.ec_connector_output
+        return bool(output.chunks or events or moved.fetched or moved.loaded or moved.failed)
+
+    def _fail_all(self, error: RequestError) -> None:
+        events = self.scheduler.fail_all(error)
+        self._metrics.record(None, events)
+        self._tell(events)
 
     def _take_inbox(self, *, sleep: bool) -> list[Callable[[], None]]:
         with self._condition:

@@ -42,7 +42,7 @@ class ModelRunner:
         return sum(p.numel() * p.element_size() for p in self._decoder.module.parameters())
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        """One step. A model that cannot run is an `error` in the output; transfers are reported all the same."""
+        """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
         self._start_transfers(scheduled)
         output = ModelRunnerOutput()
         try:
