@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from triptych.ec_connector.address import StoreAddress, command, open_socket
 
@@ -65,8 +65,11 @@ class BulkReader(asyncio.BufferedProtocol):
         except BaseException:
             sock.close()
             raise
-        for words in address.greeting():
-            await reader._exchange(command(*words), None)
+        try:
+            for words in address.greeting():
+                await reader._exchange(command(*words), None)
+        except BulkRefused as error:
+            raise BulkLost(f"log-in failed: {error}", untouched=False) from error
         return reader
 
     @property
@@ -106,8 +109,8 @@ class BulkReader(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(BulkLost(f"the connection broke: {exc or 'end of stream'}", untouched=self._untouched))
@@ -195,28 +198,28 @@ C = TypeVar("C", bound=Connection)
 
 
 class BulkPool(Generic[C]):
-    """At most `size` connections; an idle one is used again, a failed one never."""
+    """At most `size` connections in use; an idle one is used again, a failed one never."""
 
     def __init__(self, make: Callable[[], Awaitable[C]], size: int) -> None:
         self._make = make
-        self._slots = asyncio.Semaphore(size)
+        #: Whoever wants a connection holds a slot; waiting for one is not part of a transfer's deadline.
+        self.slots = asyncio.Semaphore(size)
         self._idle: list[C] = []
         self._closed = False
 
     @asynccontextmanager
     async def connection(self, *, fresh: bool = False) -> AsyncIterator[C]:
-        """A connection for one exchange; any exception inside closes it."""
-        async with self._slots:
-            connection = (None if fresh else self._take_idle()) or await self._make()
-            try:
-                yield connection
-            except BaseException:
-                connection.close()
-                raise
-            if connection.usable and not self._closed:
-                self._idle.append(connection)
-            else:
-                connection.close()
+        """A connection for one exchange; any exception inside closes it. The caller holds a slot."""
+        connection = (None if fresh else self._take_idle()) or await self._make()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if connection.usable and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     def _take_idle(self) -> C | None:
         while self._idle:

@@ -25,8 +25,11 @@ class BulkWriter:
     async def open(cls, address: StoreAddress) -> BulkWriter:
         """A connection that is logged in. OSError or BulkError if there is none."""
         writer = cls(await open_socket(address))
-        for words in address.greeting():
-            await writer._exchange([memoryview(command(*words))])
+        try:
+            for words in address.greeting():
+                await writer._exchange([memoryview(command(*words))])
+        except BulkRefused as error:
+            raise BulkLost(f"log-in failed: {error}", untouched=False) from error
         return writer
 
     @property

@@ -13,6 +13,9 @@ class DeviceCopier:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self.is_cuda = self.device.type == "cuda"
+        if self.is_cuda and self.device.index is None:
+            # A bare "cuda" is another device on every thread that has chosen one.
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
     def to_device(self, host: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:

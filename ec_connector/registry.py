@@ -1,6 +1,7 @@
 """The registry: which workers and proxies live. The only way in which processes find each other.
 
-Two hashes without a TTL (see `keys`), every value led by its deadline in ms of the server's clock.
+Two hashes without a TTL (see `keys`). A value is its deadline in ms of the server's clock (16 digits), the
+incarnation, a line end, and the WorkerInfo as msgpack.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 _DECLARE = (
     _NOW
     + """
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%016.0f', now + ARGV[3]) .. ARGV[2])
+local value = string.format('%016.0f', now + ARGV[2]) .. ARGV[3] .. '\\n' .. ARGV[4]
+redis.call('HSET', KEYS[1], ARGV[1], value)
 return 1
 """
 )
@@ -49,7 +51,8 @@ return live
 # Only its own registration: a worker that came after it at the same address stays.
 _WITHDRAW = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
-if not value or string.sub(value, 17) ~= ARGV[2] then return 0 end
+local mark = ARGV[2] .. '\\n'
+if not value or string.sub(value, 17, 16 + #mark) ~= mark then return 0 end
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 
@@ -74,11 +77,14 @@ class Registry:
 
     async def register(self, info: WorkerInfo, term: float = TERM) -> None:
         """The worker lives for `term` seconds from now, in place of one of its pool at this address."""
-        await self._control.script(_DECLARE, [keys.WORKERS], _field(info), _pack(info), int(term * 1000))
+        term_ms = int(term * 1000)
+        await self._control.script(
+            _DECLARE, [keys.WORKERS], _field(info), term_ms, info.incarnation, _pack(info)
+        )
 
     async def withdraw(self, info: WorkerInfo) -> None:
         """The worker is gone. Another one that took its address stays. Idempotent."""
-        await self._control.script(_WITHDRAW, [keys.WORKERS], _field(info), _pack(info))
+        await self._control.script(_WITHDRAW, [keys.WORKERS], _field(info), info.incarnation)
 
     async def workers(self) -> list[WorkerInfo]:
         """The live workers, by pool and address."""
@@ -88,7 +94,7 @@ class Registry:
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
         """The proxy lives for `term` seconds from now."""
-        await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, proxy_id, int(term * 1000))
+        await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, int(term * 1000), proxy_id, b"")
 
     async def proxies(self) -> int:
         """How many proxies live."""
@@ -113,7 +119,9 @@ def _pack(info: WorkerInfo) -> bytes:
 def _unpack(raw: bytes) -> WorkerInfo | None:
     """None, with a log line, for a registration that no version of ours has written."""
     try:
-        fields: Any = msgpack.unpackb(raw, strict_map_key=True, max_ext_len=0, max_bin_len=0)
+        fields: Any = msgpack.unpackb(
+            raw.partition(b"\n")[2], strict_map_key=True, max_ext_len=0, max_bin_len=0
+        )
         info = WorkerInfo(**{**fields, "namespaces": tuple(fields["namespaces"])})
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         log.warning("a registration of %d bytes cannot be read", len(raw))

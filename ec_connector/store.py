@@ -227,11 +227,16 @@ class EmbeddingStore:
         self, key: str, value: Sequence[Buffer], milliseconds: int, *, only_new: bool = True
     ) -> bool:
         nbytes = sum(len(piece) for piece in value)
-        return await self._bulk(
-            self._writers,
-            nbytes,
-            lambda writer: writer.set(key, value, milliseconds=milliseconds, only_new=only_new),
-        )
+        try:
+            return await self._bulk(
+                self._writers,
+                nbytes,
+                lambda writer: writer.set(key, value, milliseconds=milliseconds, only_new=only_new),
+            )
+        except BulkRefused as error:
+            if str(error).startswith("the store answered OOM"):
+                raise StoreFull(f"store {self.address.label} has no room for {nbytes} bytes") from error
+            raise StoreUnavailable(f"store {self.address.label} refused a value: {error}") from error
 
     async def load(self, plan: ItemPlan, into: Into) -> LoadResult:
         """The item's verified body, received into the buffer that `into(nbytes)` gives.
@@ -284,7 +289,7 @@ class EmbeddingStore:
     async def _bulk(self, pool: BulkPool[C], nbytes: int, use: Callable[[C], Awaitable[T]]) -> T:
         """One bulk exchange under its deadline; once more when a kept connection turns out dead."""
         try:
-            async with asyncio.timeout(self._timeout + nbytes / _SLOWEST):
+            async with pool.slots, asyncio.timeout(self._timeout + nbytes / _SLOWEST):
                 try:
                     async with pool.connection() as connection:
                         return await use(connection)
@@ -293,9 +298,7 @@ class EmbeddingStore:
                         raise
                 async with pool.connection(fresh=True) as connection:
                     return await use(connection)
-        except (ValueTooLarge, BulkRefused) as error:
-            if str(error).startswith("the store answered OOM"):
-                raise StoreFull(f"store {self.address.label} has no room for {nbytes} bytes") from error
+        except (ValueTooLarge, BulkRefused):
             raise
         except (BulkError, OSError, TimeoutError) as error:
             reason = str(error) or "the transfer hangs"

@@ -5,9 +5,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.transfers import mute_server
 from triptych.ec_connector import codec, keys
+from triptych.ec_connector.address import parse_store_url
 from triptych.ec_connector.leases import Lease, Leases
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import (
@@ -164,6 +167,62 @@ async def test_eight_loads_at_once_do_not_mix(store: EmbeddingStore) -> None:
 async def test_a_store_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="not reachable"):
         await EmbeddingStore.connect(f"unix://{tmp_path}/none.sock", timeout=1)
+
+
+async def test_a_store_that_hangs_is_unavailable_at_its_timeout(tmp_path: Path) -> None:
+    with mute_server(tmp_path) as url:
+        with pytest.raises(StoreUnavailable, match="not reachable"):
+            await EmbeddingStore.connect(url, timeout=0.2)
+        store = EmbeddingStore(parse_store_url(url), 0.2)
+        plan = make_plan()
+        assert not await store.ping()
+        with pytest.raises(StoreUnavailable, match="hangs"):
+            await store.load(plan, fresh_buffer)
+        with pytest.raises(StoreUnavailable, match="hangs"):
+            await store.save(plan, make_body(plan), ttl=60)
+        await store.close()
+
+
+async def test_a_store_with_a_password_is_used_by_all_its_connections(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path, 64 << 20)
+    server.start()
+    plain = await EmbeddingStore.connect(server.url)
+    plan = make_plan()
+    try:
+        await plain.control.execute("CONFIG", "SET", "requirepass", "secret")
+        with pytest.raises(StoreUnavailable):
+            await EmbeddingStore.connect(server.url)
+        path = server.url.removeprefix("unix://")
+        store = await EmbeddingStore.connect(f"unix://:secret@{path}?db=3")
+        await store.save(plan, make_body(plan), ttl=60)
+        assert isinstance(await store.load(plan, fresh_buffer), Loaded)
+        await store.control.execute("CONFIG", "SET", "requirepass", "other")
+        await store.control.execute("CLIENT", "KILL", "SKIPME", "no")
+        with pytest.raises(StoreUnavailable):
+            await store.load(plan, fresh_buffer)
+        with pytest.raises(StoreUnavailable):
+            await store.save(plan, make_body(plan), ttl=60)
+        await store.close()
+    finally:
+        await plain.close()
+        server.stop()
+
+
+def test_saves_and_loads_work_under_uvloop(store_url: str) -> None:
+    async def round_trip() -> bytes:
+        store = await EmbeddingStore.connect(store_url)
+        try:
+            await store.save(plan, body, ttl=60)
+            loaded = await store.load(plan, fresh_buffer)
+            assert isinstance(loaded, Loaded)
+            return bytes(loaded.body)
+        finally:
+            await store.close()
+
+    plan = make_plan("under uvloop", rows=2000, width=1024)
+    body = make_body(plan)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(round_trip()) == body
 
 
 async def test_an_address_of_another_kind_is_a_config_error() -> None:
