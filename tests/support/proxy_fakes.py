@@ -1,4 +1,4 @@
-"""Encoder and PD workers that follow a script, as real gRPC servers in this process, and a proxy before them."""
+"""Encoder and PD workers that follow a script, as real gRPC servers, and a proxy before them."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 from openai import APIStatusError
-from support.proxy_fakes import FakeCluster, key_of, picture, until, user, whole_text
 
+from support.proxy_fakes import FakeCluster, key_of, picture, until, user, whole_text
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.protos import common_pb2, encoder_pb2
 from triptych.types import ItemPlan, WorkerInfo

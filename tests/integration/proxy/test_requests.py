@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from openai import APIStatusError
-from support.proxy_fakes import FakeCluster, data_url, key_of, picture, until, user, whole_text
 
+from support.proxy_fakes import FakeCluster, data_url, key_of, picture, until, user, whole_text
 from triptych.ec_connector.store import EmbeddingStore
-from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
+from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc import make_channel
 
 
@@ -188,8 +188,6 @@ async def test_an_error_after_the_first_byte_is_an_event_in_the_stream(store: Em
         assert text
         held = next(iter(pd.requests.values()))
         error = common_pb2.Error(code="internal_error", message="it broke")
-        from triptych.protos import pd_pb2
-
         pd.emit(held, finished=pd_pb2.Finished(reason="error", error=error))
         with pytest.raises(Exception, match="it broke"):
             _ = [chunk async for chunk in chunks]
@@ -302,7 +300,5 @@ async def test_a_plain_image_part_and_a_uuid_are_taken(store: EmbeddingStore) ->
         assert len(cluster.jobs) == 1
 
 
-def _failed(error: common_pb2.Error):  # noqa: ANN202
-    from triptych.protos import encoder_pb2
-
+def _failed(error: common_pb2.Error) -> encoder_pb2.JobFailed:
     return encoder_pb2.JobFailed(error=error, retryable=False)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from triptych.proxy.backpressure import Backpressure
+from triptych.proxy.routing import (
+    EncoderLoad,
+    PDLoad,
+    PrefixAffinity,
+    WorkModel,
+    choose_encoder,
+    choose_pd,
+    rendezvous,
+)
+
+
+def test_the_encoder_with_least_outstanding_work_is_chosen() -> None:
+    loads = [EncoderLoad("a", 9.0), EncoderLoad("b", 1.0), EncoderLoad("c", 5.0)]
+    assert choose_encoder(loads, "k", 1.0) == "b"
+
+
+def test_equal_encoders_are_told_apart_by_the_key() -> None:
+    loads = [EncoderLoad("a", 0.0), EncoderLoad("b", 0.0)]
+    chosen = {key: choose_encoder(loads, key, 1.0) for key in map(str, range(200))}
+    assert all(chosen[key] == choose_encoder(reversed(loads), key, 1.0) for key in chosen)
+    assert 60 < sum(address == "a" for address in chosen.values()) < 140
+
+
+def test_a_keys_encoder_changes_only_when_that_encoder_goes() -> None:
+    three = [EncoderLoad(name, 0.0) for name in "abc"]
+    for key in map(str, range(100)):
+        before = choose_encoder(three, key, 1.0)
+        after = choose_encoder(three[:2], key, 1.0)
+        assert before in (after, "c")
+
+
+def test_no_encoder_no_choice() -> None:
+    assert choose_encoder([], "k", 1.0) is None
+
+
+def test_text_goes_to_the_least_busy_pd_worker() -> None:
+    loads = [PDLoad("a", 5, 64), PDLoad("b", 2, 64)]
+    assert choose_pd(loads, ["x"], PrefixAffinity()) == "b"
+
+
+def test_a_longer_known_prefix_wins_while_the_load_allows_it() -> None:
+    affinity = PrefixAffinity()
+    affinity.record(["one"], "a")
+    affinity.record(["one", "two"], "b")
+    affinity.record(["one"], "a")
+    assert choose_pd([PDLoad("a", 0, 64), PDLoad("b", 3, 64)], ["one", "two"], affinity) == "b"
+    assert choose_pd([PDLoad("a", 0, 64), PDLoad("b", 40, 64)], ["one", "two"], affinity) == "a"
+    assert choose_pd([PDLoad("a", 3, 64)], ["one", "two"], affinity) == "a"
+
+
+def test_affinity_follows_the_worker_that_has_taken_the_request() -> None:
+    affinity = PrefixAffinity()
+    affinity.record(["one"], "a")
+    affinity.record(["one"], "b")
+    assert affinity.owner(["one"], ["a", "b"]) == "b"
+    assert affinity.owner(["one"], ["a"]) is None
+
+
+def test_affinity_is_bounded() -> None:
+    affinity = PrefixAffinity(capacity=2)
+    for digest in ("x", "y", "z"):
+        affinity.record([digest], "a")
+    assert affinity.owner(["x"], ["a"]) is None
+    assert affinity.owner(["z"], ["a"]) == "a"
+
+
+def test_rendezvous_is_the_same_in_every_process() -> None:
+    assert rendezvous("k", "a") == 4338435921006465380
+
+
+def test_work_is_learnt_as_a_line_over_the_patches() -> None:
+    model = WorkModel()
+    for patches in (100, 200, 400, 800):
+        model.learn(patches, 0.5 + 0.01 * patches)
+    assert abs(model.work(1000) - 10.5) < 0.01
+    assert model.work(100) < model.work(None) < model.work(800)
+
+
+def test_work_is_the_mean_while_all_items_are_alike() -> None:
+    model = WorkModel()
+    model.learn(100, 2.0)
+    model.learn(100, 4.0)
+    assert 2.9 < model.work(500) < 3.1
+
+
+def test_media_are_refused_while_re_encodes_exceed_a_tenth_of_the_work() -> None:
+    pressure = Backpressure()
+    for at in range(20):
+        pressure.record(1.0, float(at), re_encode=False)
+    assert not pressure.refuses_media(20.0)
+    for at in range(4):
+        pressure.record(1.0, 20.0 + at, re_encode=True)
+    assert pressure.refuses_media(24.0)
+    assert not pressure.refuses_media(60.0)
+
+
+def test_a_tenth_of_the_work_is_still_allowed() -> None:
+    pressure = Backpressure()
+    for _ in range(90):
+        pressure.record(1.0, 0.0, re_encode=False)
+    for _ in range(10):
+        pressure.record(1.0, 0.0, re_encode=True)
+    assert not pressure.refuses_media(1.0)
+
+
+def test_a_single_loss_refuses_nobody() -> None:
+    pressure = Backpressure()
+    pressure.record(1.0, 0.0, re_encode=True)
+    assert not pressure.refuses_media(1.0)

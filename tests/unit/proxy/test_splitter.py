@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from triptych.errors import InvalidRequest
+from triptych.hashing import mm_hash
+from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
+from triptych.proxy.splitter import SplitRequest, split
+from triptych.types import SamplingParams
+
+
+def call(*parts: TextPart | ImagePart, salt: str = "", options: dict[str, object] | None = None) -> ChatCall:
+    messages = (ChatMessage("system", "be brief"), ChatMessage("user", parts))
+    return ChatCall("r", "m", messages, SamplingParams(), 1.0, salt, options or {})
+
+
+async def made(request: ChatCall, namespace: str = "n") -> SplitRequest:
+    with ThreadPoolExecutor(1) as executor:
+        return await split(request, namespace, executor)
+
+
+def image(media: bytes) -> ImagePart:
+    return ImagePart(base64.b64encode(media).decode(), "field")
+
+
+async def test_pictures_become_empty_slots_in_order() -> None:
+    request = await made(call(image(b"one"), TextPart("and"), image(b"two")))
+    assert json.loads(request.messages) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]},
+    ]
+    assert [item.media for item in request.items] == [b"one", b"two"]
+
+
+async def test_the_key_is_the_shared_one_over_the_decoded_bytes() -> None:
+    request = await made(call(image(b"one"), salt="s", options={"a": 1}))
+    expected = mm_hash(b"one", namespace="n", modality="image", processor_options={"a": 1}, salt="s")
+    assert request.items[0].mm_hash == expected
+
+
+async def test_large_pictures_are_decoded_in_slices_to_the_same_bytes() -> None:
+    media = bytes(range(256)) * 12_345
+    assert (await made(call(image(media)))).items[0].media == media
+
+
+@pytest.mark.parametrize("text", ["a", "ab c", "ab=c", "====", "é", "", "AAAA" * 300_000 + "=A=="])
+async def test_bad_base64_is_an_error_that_names_the_field(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await made(call(ImagePart(text, "field")))
+    assert caught.value.param == "field"
+
+
+async def test_equal_prefixes_have_equal_hashes_and_another_picture_changes_them() -> None:
+    same = await made(call(image(b"one"), TextPart("x")))
+    again = await made(call(image(b"one"), TextPart("x")))
+    other = await made(call(image(b"two"), TextPart("x")))
+    salted = await made(call(image(b"one"), TextPart("x"), salt="s"))
+    assert same.chain == again.chain
+    assert same.chain[0] == other.chain[0]
+    assert same.chain[1] != other.chain[1]
+    assert same.chain[0] != salted.chain[0]
