@@ -41,7 +41,7 @@ async def run(config: ProxyConfig) -> None:
     proxy_id = f"proxy-{uuid.uuid4().hex}"
     metrics = ProxyMetrics()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_bind(config.host, config.port))
+        listener = stack.enter_context(bind(config.host, config.port))
         store = await _connect(config.store)
         pool = WorkerPool(Registry(store), store, proxy_id, config.internal_token)
         dispatcher = Dispatcher(pool, store, metrics, proxy_id=proxy_id, max_queue=config.max_queue)
@@ -74,7 +74,8 @@ async def run(config: ProxyConfig) -> None:
         await store.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address. ConfigError when it is taken; port 0 picks a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

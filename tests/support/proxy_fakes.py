@@ -28,7 +28,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import HttpServer, _bind
+from triptych.proxy.service import HttpServer, bind
 from triptych.proxy.wire import plan_from_proto
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
@@ -378,7 +378,7 @@ class FakeCluster:
             max_body=max_body,
             request_timeout=timeout,
         )
-        listener = _bind("127.0.0.1", 0)
+        listener = bind("127.0.0.1", 0)
         self.listener = listener
         self.http = HttpServer(app, listener)
         self.http_task = await self.http.start()
