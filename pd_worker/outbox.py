@@ -54,10 +54,12 @@ class EventStream:
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
         while True:
-            events, self._lost = self._lost, []
+            events: list[pd_pb2.RequestEvent] = []
             histories, self._new = list(self._new.values()), {}
             for history in histories:
                 events.extend(history.take(self._clock()))
+            events.extend(self._lost)
+            self._lost.clear()
             if events:
                 return pd_pb2.StepEvents(events=events)
             if self._closed:
@@ -206,10 +208,14 @@ class Outbox:
                     self._drop(proxy, request_id)
 
     def shut_down(self) -> None:
-        """Ends every stream after its last events."""
+        """Ends every stream after its last events; what has not finished goes on at another worker."""
         for proxy in self._proxies.values():
-            if proxy.stream is not None:
-                proxy.stream.close()
+            if proxy.stream is None:
+                continue
+            for history in proxy.requests.values():
+                if history.finished is None:
+                    proxy.stream.lose(history.request_id, history.attempt)
+            proxy.stream.close()
 
     def _drop(self, proxy: _Proxy, request_id: str) -> None:
         del proxy.requests[request_id]

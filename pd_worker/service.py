@@ -1,0 +1,268 @@
+"""The PD worker's process: load, serve, register, and drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import start_http_server
+
+from triptych.config import PDConfig, check_advertise, check_bind, format_size
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
+from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.heartbeat import Heartbeat
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.errors import ConfigError, Unavailable
+from triptych.metrics import PDMetrics
+from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.registry import generation_defaults, load_decoder, resolve_dtype
+from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.intake import Intake
+from triptych.pd_worker.outbox import Outbox
+from triptych.pd_worker.prompt import open_checkpoint
+from triptych.pd_worker.server import MAX_WAITING, PDServicer
+from triptych.protos import pd_pb2_grpc
+from triptych.rpc import make_server
+from triptych.types import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the requests held get after SIGTERM; what is left then goes on at another worker.
+DRAIN_SECONDS = 30.0
+_SWEEP_SECONDS = 0.25
+_POLL_SECONDS = 0.02
+_INTAKE_THREADS = 2
+#: Decoders narrower than this lose more in the barriers between threads than they win by them.
+_WIDE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A checkpoint's decoder side and what its files say."""
+
+    path: Path
+    name: str
+    decoder: DecoderSide
+    identity: ModelIdentity
+    defaults: GenerationDefaults
+
+
+async def run(config: PDConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
+    check_bind(config.host, config.internal_token)
+    if config.advertise:
+        check_advertise(config.advertise)
+    stop = _stop_signal()
+    store = await _connect(config.store)
+    try:
+        model = await asyncio.to_thread(_load, config)
+        await _serve(config, model, store, stop)
+    finally:
+        await store.close()
+
+
+async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event) -> None:
+    server = make_server(config.internal_token)
+    address = _bind(server, config)
+    with _metrics_server(config, metrics := PDMetrics(model.name)) as metrics_port:
+        worker = PDWorker(config, model, metrics)
+        info = worker.info(address, metrics_port)
+        heartbeat = Heartbeat(Registry(store), info)
+        healths = health.aio.HealthServicer()
+        pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(healths, server)
+        worker.start()
+        try:
+            await server.start()
+            await healths.set("", health_pb2.HealthCheckResponse.SERVING)
+            heartbeat.start()
+            log.info("ready: pd %s %s", address, model.name)
+            await stop.wait()
+            log.info("draining: %d requests", worker.outbox.unfinished)
+            await heartbeat.stop()
+            await healths.enter_graceful_shutdown()
+            await worker.drain(DRAIN_SECONDS)
+        finally:
+            worker.outbox.shut_down()
+            await server.stop(1.0)
+            await worker.stop()
+
+
+class PDWorker:
+    """Engine, connector, intake and outbox of one model, wired together in the running event loop."""
+
+    def __init__(self, config: PDConfig, model: LoadedModel, metrics: PDMetrics) -> None:
+        self._config = config
+        self._model = model
+        transfer = ECTransferConfig(
+            store_url=config.store,
+            model_key=model.identity.model_key,
+            namespace=model.identity.namespace,
+            device=config.device,
+            host_buffer_bytes=config.encoder_cache_memory,
+        )
+        self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
+        self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER)
+        self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
+        self._sweeper: asyncio.Task[None] | None = None
+        self.outbox = Outbox(self._cancel)
+        self.engine = Engine(
+            config,
+            model.decoder,
+            self._planner,
+            self._mover,
+            self.outbox.emit,
+            metrics,
+            model_name=model.name,
+        )
+        prompts, tokenizer = open_checkpoint(model.path, model.decoder, self.engine.max_model_len)
+        intake = Intake(
+            model_key=model.identity.model_key,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            decoder=model.decoder,
+            defaults=model.defaults,
+            max_model_len=self.engine.max_model_len,
+            encoder_cache_bytes=config.encoder_cache_memory,
+        )
+        most = MAX_WAITING + config.max_num_seqs
+        self.servicer = PDServicer(self.engine, intake, self.outbox, self._pool, max_requests=most)
+
+    def info(self, address: str, metrics_port: int) -> WorkerInfo:
+        """The worker's registration. It serves all namespaces of its model_key."""
+        return WorkerInfo(
+            address=address,
+            pool="pd",
+            incarnation=uuid.uuid4().hex,
+            model_key=self._model.identity.model_key,
+            model=self._model.name,
+            capacity={
+                "encoder_cache_bytes": self._config.encoder_cache_memory,
+                "max_num_seqs": self._config.max_num_seqs,
+                "max_model_len": self.engine.max_model_len,
+                "metrics_port": metrics_port,
+            },
+        )
+
+    def start(self) -> None:
+        self.engine.start()
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweep")
+
+    async def drain(self, grace: float) -> None:
+        """Refuses what is new and lets what is held finish, for at most `grace` seconds."""
+        self.servicer.drain()
+        deadline = time.monotonic() + grace
+        while not self.outbox.idle and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Ends the engine and gives everything back."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        await asyncio.to_thread(self.engine.stop)
+        await asyncio.to_thread(self._mover.shutdown)
+        self._planner.shutdown()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.outbox.sweep()
+
+    def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
+        # An engine that is stopping ends all its requests anyway.
+        with contextlib.suppress(Unavailable):
+            self.engine.cancel(request_ids, proxy_id)
+
+
+def default_threads(hidden_size: int) -> int:
+    """Torch threads for a decoder of this width."""
+    return 1 if hidden_size < _WIDE else max(1, len(os.sched_getaffinity(0)))
+
+
+def _load(config: PDConfig) -> LoadedModel:
+    start = time.monotonic()
+    path = Path(config.model)
+    device = _device(config.device)
+    dtype = resolve_dtype(path, device, config.dtype)
+    decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    torch.set_num_threads(config.threads or default_threads(decoder.geometry.hidden_size))
+    identity = model_identity(path, dtype=dtype, revision=config.model_revision)
+    size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
+    log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
+    name = config.served_model_name or path.resolve().name
+    return LoadedModel(path, name, decoder, identity, generation_defaults(path))
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _connect(url: str) -> EmbeddingStore:
+    if not url:
+        raise ConfigError("--store is missing: give the store's address, such as unix:///run/store.sock")
+    try:
+        return await EmbeddingStore.connect(url)
+    except StoreUnavailable as error:
+        raise ConfigError(
+            f"--store {url} cannot be reached ({error}): start it, or correct the address"
+        ) from error
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
+    return device
+
+
+def _bind(server: aio.Server, config: PDConfig) -> str:
+    """Binds the port and returns the address that others reach the worker at."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    try:
+        port = server.add_insecure_port(f"{host}:{config.port}")
+    except RuntimeError as error:
+        raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
+    address = config.advertise or f"{host}:{port}"
+    check_advertise(address)
+    return address
+
+
+@contextmanager
+def _metrics_server(config: PDConfig, metrics: PDMetrics) -> Iterator[int]:
+    """Serves /metrics; yields the port."""
+    try:
+        server, thread = start_http_server(config.metrics_port, addr=config.host, registry=metrics.registry)
+    except OSError as error:
+        raise ConfigError(f"--metrics-port {config.metrics_port} is taken: choose another one") from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

@@ -1,0 +1,184 @@
+"""The real worker over gRPC: right tokens, whole streams, clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.checkpoints import build_checkpoint
+from support.oracle import assert_exact, oracle
+from support.pd_client import Answer, PDClient
+from triptych.config import PDConfig
+from triptych.metrics import PDMetrics
+from triptych.models.identity import model_identity
+from triptych.models.registry import generation_defaults, load_decoder
+from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.service import LoadedModel, PDWorker
+from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.rpc import make_channel, make_server
+
+TEXTS = ("Hello there", "Count to ten, please.", "größer naïve 你好")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    torch.set_num_threads(1)
+    path = build_checkpoint("qwen3_vl")
+    decoder = load_decoder(
+        path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation=ATTENTION_NAME
+    )
+    identity = model_identity(path, dtype=torch.float32)
+    return LoadedModel(Path(path), "tiny", decoder, identity, generation_defaults(path))
+
+
+@asynccontextmanager
+async def serving(model: LoadedModel, store_url: str, **flags) -> AsyncIterator[tuple[PDWorker, PDClient]]:
+    config = PDConfig(model=str(model.path), store=store_url, kv_memory=32 << 20, max_model_len=512, **flags)
+    worker = PDWorker(config, model, PDMetrics("tiny"))
+    server = make_server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
+    worker.start()
+    await server.start()
+    try:
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            client = PDClient(channel, model.identity.model_key)
+            await client.attach()
+            yield worker, client
+            await client.detach()
+    finally:
+        worker.outbox.shut_down()
+        await server.stop(1.0)
+        await worker.stop()
+
+
+async def test_text_requests_get_the_tokens_that_transformers_generates(model, store_url):
+    expected = [oracle(model.path, [{"role": "user", "content": text}], max_new_tokens=40) for text in TEXTS]
+    async with serving(model, store_url) as (_, client):
+        await asyncio.gather(
+            *(
+                client.submit(client.message(text, text, max_tokens=40, ignore_eos=True, temperature=0.0))
+                for text in TEXTS
+            )
+        )
+        answers = [await client.until(text) for text in TEXTS]
+    assert [list(a.admitted.prompt_token_ids) for a in answers] == [e.prompt_token_ids for e in expected]
+    assert_exact(expected, [answer.token_ids for answer in answers])
+    assert [answer.finished.reason for answer in answers] == ["length"] * len(TEXTS)
+    assert [answer.finished.completion_tokens for answer in answers] == [40] * len(TEXTS)
+
+
+async def test_a_resumed_request_goes_on_as_the_unbroken_one(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        sampling = {"max_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+        await client.submit(client.message("whole", "Tell me", **sampling))
+        whole = await client.until("whole")
+        for split in (0, 1, 17, 30):
+            resume = pd_pb2.Resume(
+                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+            )
+            name = f"resumed {split}"
+            message = client.message(name, "", attempt=2, resume=resume, **sampling)
+            assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+            resumed = await client.until(name)
+            assert resumed.token_ids == whole.token_ids
+            assert resumed.text == whole.text
+            assert resumed.finished.completion_tokens == 30
+
+
+async def test_a_proxy_that_comes_back_misses_nothing(model, store_url):
+    async with serving(model, store_url) as (worker, client):
+        await client.submit(client.message("r1", "Tell me more", max_tokens=200, ignore_eos=True))
+        answer = await client.until("r1", tokens=10)
+        await client.detach()
+        position = len(answer.token_ids)
+        await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=position))
+        await client.until("r1")
+        assert len(answer.token_ids) == 200
+        tokenizer_text = worker.servicer._intake._tokenizer.decode(answer.token_ids)
+        assert answer.text == tokenizer_text
+        assert answer.finished.reason == "length"
+
+
+async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(model, store_url):
+    async with serving(model, store_url) as (worker, client):
+        await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
+        await client.until("r1", tokens=3)
+        await client.detach()
+        client.answers["unknown"] = Answer()
+        await client.attach(pd_pb2.Reattach(request_id="unknown", attempt=1, position=0))
+        assert (await client.until("unknown")).lost
+        await no_requests(worker)
+
+
+async def test_a_cancelled_request_frees_all_it_holds(model, store_url):
+    async with serving(model, store_url) as (worker, client):
+        await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
+        await client.until("r1", tokens=3)
+        await client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1", "r2"]))
+        await no_requests(worker)
+        assert worker.engine.scheduler.kv.num_used == 0
+
+
+async def test_a_draining_worker_finishes_what_it_holds_and_refuses_the_rest(model, store_url):
+    async with serving(model, store_url) as (worker, client):
+        await client.submit(client.message("r1", "Tell me more", max_tokens=60, ignore_eos=True))
+        await client.until("r1", tokens=3)
+        draining = asyncio.create_task(worker.drain(20.0))
+        await asyncio.sleep(0)
+        reply = await client.submit(client.message("r2", "more", attempt=2))
+        assert (reply.status, reply.error.code) == (pd_pb2.SubmitReply.STATUS_REFUSED, "unavailable")
+        await draining
+        assert len((await client.until("r1")).token_ids) == 60
+
+
+async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(model, store_url):
+    async with serving(model, store_url) as (worker, client):
+        await client.submit(client.message("r1", "Tell me more", max_tokens=450, ignore_eos=True))
+        await client.until("r1", tokens=3)
+        await worker.drain(0.0)
+        worker.outbox.shut_down()
+        assert (await client.until("r1")).lost
+
+
+@pytest.mark.parametrize(
+    ("param", "change"),
+    [
+        ("max_tokens", {"max_tokens": 600}),
+        ("top_p", {"top_p": 1.5}),
+        ("temperature", {"temperature": -1.0}),
+        ("min_tokens", {"min_tokens": 9, "max_tokens": 5}),
+        ("stop", {"stop": [""]}),
+        ("messages", {"text": "far too long " * 400}),
+        ("messages", {"text": [{"type": "image"}]}),
+        ("model_key", {"model_key": "x"}),
+        ("request_id", {"request_id": ""}),
+        ("attempt", {"attempt": 0}),
+        ("timeout", {"timeout": 0}),
+    ],
+)
+async def test_a_refusal_names_the_field_and_leaves_nothing_behind(model, store_url, param, change):
+    async with serving(model, store_url) as (worker, client):
+        text = change.pop("text", "hello")
+        model_key = change.pop("model_key", client.model_key)
+        request_id = change.pop("request_id", "r1")
+        message = client.message(request_id, text, **change)
+        message.model_key = model_key
+        reply = await client.submit(message)
+        assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
+        assert reply.error.param == param
+        assert param in reply.error.message or reply.error.code != "invalid_request_error"
+        assert worker.outbox.unfinished == 0
+
+
+async def no_requests(worker: PDWorker) -> None:
+    """Within its time the engine holds nothing."""
+    async with asyncio.timeout(10):
+        while worker.engine.scheduler.num_running or worker.engine.scheduler.num_waiting:
+            await asyncio.sleep(0.01)
+    assert worker.outbox.unfinished == 0
