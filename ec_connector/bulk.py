@@ -17,6 +17,7 @@ from triptych.ec_connector.address import StoreAddress, command, open_socket
 _LINE_BYTES = 512
 
 Into = Callable[[int], memoryview]
+Progress = Callable[[int], None]
 
 
 class BulkError(Exception):
@@ -47,6 +48,7 @@ class BulkReader(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[memoryview | bytes | None] | None = None
         self._into: Into | None = None
+        self._progress: Progress = _unobserved
         self._reset()
 
     def _reset(self) -> None:
@@ -76,11 +78,13 @@ class BulkReader(asyncio.BufferedProtocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing() and self._reply is None
 
-    async def get(self, key: str, into: Into) -> memoryview | None:
+    async def get(self, key: str, into: Into, progress: Progress | None = None) -> memoryview | None:
         """The value in the buffer that `into(nbytes)` gives; None if there is no such key.
 
+        `progress` is told how many bytes are there, as they come; it must not raise.
         `into` may raise a BulkError to refuse the size. Any failure closes the connection.
         """
+        self._progress = progress or _unobserved
         reply = await self._exchange(command("GET", key), into)
         if isinstance(reply, bytes):
             self.close()
@@ -126,6 +130,7 @@ class BulkReader(asyncio.BufferedProtocol):
             self.close()
         elif self._body is not None and self._filled < len(self._body):
             self._filled += nbytes
+            self._progress(self._filled)
         else:
             self._take(bytes(self._scratch[:nbytes]))
 
@@ -145,6 +150,8 @@ class BulkReader(asyncio.BufferedProtocol):
         head = data[: len(self._body) - self._filled]
         self._body[self._filled : self._filled + len(head)] = head
         self._filled += len(head)
+        if head:
+            self._progress(self._filled)
         self._line += data[len(head) :]
         if len(self._line) >= 2:
             self._finish()
@@ -183,6 +190,10 @@ class BulkReader(asyncio.BufferedProtocol):
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
         self.close()
+
+
+def _unobserved(filled: int) -> None:
+    """Nobody watches this transfer."""
 
 
 class Connection(Protocol):

@@ -38,6 +38,9 @@ PART_BYTES = 64 << 20
 ALIGNMENT = 64
 MAX_NDIM = 4
 
+#: Where the checksum itself stands; it covers everything else.
+CHECKSUM_SPAN = (32, 48)
+
 _PREFIX = struct.Struct("<4sHHII8s8s16s")
 _SIGNED = 24
 _FIELDS = frozenset(
@@ -143,7 +146,7 @@ def decode_head(raw: Buffer, *, mm_hash: str, namespace: str) -> Head | Damage:
 
 def verify(head: Head, bodies: Iterable[Buffer]) -> Damage | None:
     """None when `bodies`, joined, are the body that `head` was written for."""
-    pieces = (head.raw[:32], head.raw[_PREFIX.size :], *bodies)
+    pieces = (head.raw[: CHECKSUM_SPAN[0]], head.raw[CHECKSUM_SPAN[1] :], *bodies)
     if sum(len(piece) for piece in pieces[2:]) != head.plan.nbytes:
         return Damage("the body is cut off or too long")
     if _digest(pieces) != head.checksum:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from triptych.ec_connector import codec, keys
 from triptych.ec_connector.address import StoreAddress, parse_store_url
+from triptych.ec_connector.arriving_value import ArrivingValue
 from triptych.ec_connector.bulk import (
     BulkError,
     BulkLost,
@@ -19,6 +20,7 @@ from triptych.ec_connector.bulk import (
     BulkReader,
     BulkRefused,
     Into,
+    Progress,
     ValueTooLarge,
 )
 from triptych.ec_connector.bulk_writer import BulkWriter
@@ -248,22 +250,25 @@ class EmbeddingStore:
         key = keys.embedding(plan.mm_hash)
         split = codec.part_count(plan.nbytes) > 0
         most = codec.HEAD_BYTES if split else buffer_bytes(plan)
+        arriving: list[ArrivingValue] = []
+
+        def begin(nbytes: int) -> memoryview:
+            buffer = _plain_buffer(nbytes) if split else into(nbytes)
+            arriving[:] = [ArrivingValue(buffer, mm_hash=plan.mm_hash, namespace=plan.namespace)]
+            return buffer
+
         try:
-            value = await self._get(key, most, _plain_buffer if split else into)
+            value = await self._get(key, most, begin, lambda filled: arriving[0].feed(filled))
         except (ValueTooLarge, BulkRefused) as error:
             return Missing(str(error), await self._digest_of(key))
         if value is None:
             return Missing("no such key")
-        head = _head_for(plan, value)
+        head = _fitting(plan, arriving[0].result())
         if isinstance(head, Damage):
             return Missing(head.reason, codec.damage_digest(value))
         if split:
             return await self._load_parts(plan, head, into)
-        body = value[head.body_offset :]
-        damage = await _off_loop(len(body), lambda: codec.verify(head, [body]))
-        if damage is not None:
-            return Missing(damage.reason, codec.damage_digest(value))
-        return Loaded(body, head.body_offset)
+        return Loaded(value[head.body_offset :], head.body_offset)
 
     async def _load_parts(self, plan: ItemPlan, head: Head, into: Into) -> LoadResult:
         digest = codec.damage_digest(head.raw)
@@ -278,13 +283,15 @@ class EmbeddingStore:
         damage = await _off_loop(len(body), lambda: codec.verify(head, [body]))
         return Loaded(body, 0) if damage is None else Missing(damage.reason, digest)
 
-    async def _get(self, key: str, most: int, into: Into) -> memoryview | None:
+    async def _get(
+        self, key: str, most: int, into: Into, progress: Progress | None = None
+    ) -> memoryview | None:
         def checked(nbytes: int) -> memoryview:
             if nbytes > most:
                 raise ValueTooLarge(f"the value has {nbytes} bytes, at most {most} were expected")
             return into(nbytes)
 
-        return await self._bulk(self._readers, most, lambda reader: reader.get(key, checked))
+        return await self._bulk(self._readers, most, lambda reader: reader.get(key, checked, progress))
 
     async def _bulk(self, pool: BulkPool[C], nbytes: int, use: Callable[[C], Awaitable[T]]) -> T:
         """One bulk exchange under its deadline; once more when a kept connection turns out dead."""
@@ -334,8 +341,7 @@ def _parse_info(raw: bytes) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def _head_for(plan: ItemPlan, value: memoryview) -> Head | Damage:
-    head = codec.decode_head(value, mm_hash=plan.mm_hash, namespace=plan.namespace)
+def _fitting(plan: ItemPlan, head: Head | Damage) -> Head | Damage:
     if isinstance(head, Damage):
         return head
     stored = head.plan
