@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 #: A first difference is admitted below this margin between the reference's two best logits.
@@ -54,11 +56,23 @@ def _open(path: Path) -> _Checkpoint:
     return _Checkpoint(
         model=model.eval(),
         tokenizer=AutoTokenizer.from_pretrained(path),
-        processor=AutoImageProcessor.from_pretrained(path, backend="pil"),
+        processor=image_processor(path),
         image_token_id=config.image_token_index if image_token_id is None else image_token_id,
         merge_size=getattr(config.vision_config, "spatial_merge_size", 1),
         eos_token_id=eos,
     )
+
+
+def image_processor(path: Path) -> Any:
+    """The checkpoint's processor on PIL, from its own class: some releases want torchvision otherwise."""
+    named = json.loads((path / "preprocessor_config.json").read_text())["image_processor_type"]
+    modules = {
+        "Qwen2VLImageProcessor": "qwen2_vl.image_processing_pil_qwen2_vl",
+        "CLIPImageProcessor": "clip.image_processing_pil_clip",
+        "LlavaImageProcessor": "llava.image_processing_pil_llava",
+    }
+    module = importlib.import_module(f"transformers.models.{modules[named]}")
+    return getattr(module, f"{named}Pil").from_pretrained(path)
 
 
 def render(path: Path, messages: Sequence[Message]) -> str:

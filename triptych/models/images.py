@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,27 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import PIL
 import torch
-from transformers import AutoImageProcessor
 
 from triptych.errors import ConfigError, InvalidRequest
+from triptych.models.checkpoint import read_config, read_json
 
 if TYPE_CHECKING:
     from PIL import Image
 
 BACKEND = "pil"
+#: The PIL classes by the name that checkpoints give, taken from their modules: in transformers 5.16 even
+#: `AutoImageProcessor(backend="pil")` wants torchvision.
+_CLASSES = {
+    "Qwen2VLImageProcessor": "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+    "CLIPImageProcessor": "transformers.models.clip.image_processing_pil_clip",
+    "LlavaImageProcessor": "transformers.models.llava.image_processing_pil_llava",
+}
+_DEFAULTS = {"llava": "CLIPImageProcessor"}
 
 
 class ImageProcessor:
     """Images to tensors. `config` is all that decides the pixels, for the namespace."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._processor = AutoImageProcessor.from_pretrained(path, backend=BACKEND, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"MODEL={path}: its image processor cannot be loaded ({error}): "
-                "give MODEL=/folder with preprocessor_config.json"
-            ) from error
+        self._processor = _load(path)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -51,6 +54,26 @@ class ImageProcessor:
                 return dict(self._processor(images=[image], return_tensors="pt", **options))
         except (ValueError, TypeError, ZeroDivisionError) as error:
             raise InvalidRequest(f"the image cannot be processed: {error}", param="image") from error
+
+
+def _load(path: Path) -> Any:
+    settings = read_json(path / "preprocessor_config.json")
+    if settings is None:
+        settings = (read_json(path / "processor_config.json") or {}).get("image_processor")
+    if not settings:
+        raise ConfigError(
+            f"MODEL={path} has no image processor: give MODEL=/folder with preprocessor_config.json"
+        )
+    default = _DEFAULTS.get(read_config(path).get("model_type", ""), "Qwen2VLImageProcessor")
+    named = settings.get("image_processor_type") or default
+    name = named.removesuffix("Fast").removesuffix("Pil")
+    if name not in _CLASSES:
+        raise ConfigError(f"MODEL={path} wants image processor {named}: only {', '.join(_CLASSES)} are known")
+    processor = getattr(importlib.import_module(_CLASSES[name]), f"{name}Pil")
+    try:
+        return processor.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"MODEL={path}: its image processor cannot be loaded: {error}") from error
 
 
 def check_known(options: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]) -> None:

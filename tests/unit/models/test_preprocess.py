@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor
 
 from support.checkpoints import FAMILIES, build_checkpoint
+from support.oracle import image_processor
 from support.pictures import picture
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import EncoderSide
+from triptych.models.images import ImageProcessor
 from triptych.models.registry import load_encoder
 
 QWEN = ("qwen3_vl", "qwen2_5_vl")
@@ -30,7 +31,7 @@ def encoder(family: str, variant: str = "") -> EncoderSide:
 @pytest.mark.parametrize("variant", ["", "small"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pixels_are_those_of_the_checkpoints_processor(family: str, variant: str) -> None:
-    processor = AutoImageProcessor.from_pretrained(build_checkpoint(family, variant=variant), backend="pil")
+    processor = image_processor(build_checkpoint(family, variant=variant))
     image = picture(1, 120, 70)
     item = encoder(family, variant).preprocess(image, {})
     expected = processor(images=[image], return_tensors="pt")
@@ -149,3 +150,29 @@ def test_a_llava_of_other_parts_is_refused(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="siglip_vision_model and llama"):
         load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_an_image_processor_inside_processor_config_is_found(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model", variant="small")
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").unlink()
+    (path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    side = load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
+    assert side.preprocess(picture(1, 256, 256), {}).rows == 4
+
+
+@pytest.mark.parametrize("named", ["Qwen2VLImageProcessorFast", "Qwen2VLImageProcessor", None])
+def test_every_name_of_a_processor_means_its_pil_class(tmp_path: Path, named: str | None) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_processor_type": named}))
+    assert ImageProcessor(path).config["backend"] == "pil"
+    assert ImageProcessor(path).get("patch_size") == 8
+
+
+def test_an_unknown_image_processor_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_processor_type": "Odd"}))
+    with pytest.raises(ConfigError, match="wants image processor Odd"):
+        ImageProcessor(path)
