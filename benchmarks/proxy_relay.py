@@ -26,12 +26,12 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.metrics import ProxyMetrics
-from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http_server import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
-from triptych.rpc import make_server
+from triptych.rpc import make_channel, make_server
 from triptych.types import ItemPlan, WorkerInfo
 
 RESULT = Path(__file__).parent / "results" / "proxy_relay.md"
@@ -108,9 +108,7 @@ def _steps(batch: list[pd_pb2.SubmitRequest]) -> list[pd_pb2.StepEvents]:
 
 
 def _step(ids: list[str], **body: Any) -> pd_pb2.StepEvents:
-    return pd_pb2.StepEvents(
-        events=[pd_pb2.RequestEvent(request_id=name, attempt=1, **body) for name in ids]
-    )
+    return pd_pb2.StepEvents(events=[pd_pb2.RequestEvent(request_id=name, attempt=1, **body) for name in ids])
 
 
 def pd_process(pipe: Any, streams: int) -> None:
@@ -191,6 +189,31 @@ async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float,
     return streams * tokens / used, streams * tokens / seconds
 
 
+async def receive_alone(pd_port: int, streams: int, tokens: int) -> float:
+    """Tokens per CPU second of a reader that only takes the messages off the stream: what gRPC leaves."""
+    channel = make_channel(f"127.0.0.1:{pd_port}")
+    stub: Any = pd_pb2_grpc.PDServiceStub(channel)
+    call = stub.Attach(pd_pb2.AttachRequest(proxy_id="receive"))
+    await call.initial_metadata()
+    sampling = common_pb2.SamplingParams(max_tokens=tokens)
+    for name in range(streams):
+        await stub.Submit(pd_pb2.SubmitRequest(request_id=f"{name:032d}", attempt=1, sampling=sampling))
+    started, seen = time.process_time(), 0
+    async for step in call:
+        seen += len(step.events)
+        if step.events[0].HasField("finished"):
+            break
+    used = time.process_time() - started
+    call.cancel()
+    await channel.close()
+    return seen / used
+
+
+def receive_process(pipe: Any, pd_port: int, streams: int, tokens: int) -> None:
+    _pin(0)
+    pipe.send(uvloop.run(receive_alone(pd_port, streams, tokens)))
+
+
 async def latency(port: int, repeats: int = 200) -> list[float]:
     """Seconds of a one-token request from connect to the end, PD worker's two calls included."""
     seconds = []
@@ -217,12 +240,20 @@ def measure(streams: int, tokens: int, rounds: int) -> dict[str, float]:
         asyncio.run(relay(port, proxy_end, streams, tokens // 4))
         runs = [asyncio.run(relay(port, proxy_end, streams, tokens)) for _ in range(rounds)]
         waits = asyncio.run(latency(port))
+        proxy.terminate()
+        proxy.join()
+        raw_end, raw_pipe = context.Pipe()
+        raw = context.Process(target=receive_process, args=(raw_pipe, pd_port, streams, tokens), daemon=True)
+        raw.start()
+        receive = raw_end.recv()
+        raw.join()
     finally:
         proxy.terminate()
         pd.terminate()
         proxy.join()
         pd.join()
     return {
+        "receive": receive,
         "cpu_median": statistics.median(run[0] for run in runs),
         "cpu_best": max(run[0] for run in runs),
         "clock_median": statistics.median(run[1] for run in runs),
@@ -233,7 +264,11 @@ def measure(streams: int, tokens: int, rounds: int) -> dict[str, float]:
 
 def chip() -> str:
     info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    names = (
+        [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
     return names[0].split(":", 1)[1].strip() if names else platform.processor()
 
 
@@ -253,7 +288,8 @@ def report(found: dict[str, float], streams: int, tokens: int) -> str:
             "|---|---|",
             f"| tokens/s per core of proxy CPU time, median | {found['cpu_median']:,.0f} |",
             f"| tokens/s per core of proxy CPU time, best | {found['cpu_best']:,.0f} |",
-            f"| tokens/s by the clock, all processes on this machine, median | {found['clock_median']:,.0f} |",
+            f"| gRPC receive alone, the same messages, same run | {found['receive']:,.0f} |",
+            f"| tokens/s by the clock, all processes on this machine | {found['clock_median']:,.0f} |",
             f"| one-token text request through the proxy, p50 | {found['latency_p50'] * 1000:.2f} ms |",
             f"| one-token text request through the proxy, p99 | {found['latency_p99'] * 1000:.2f} ms |",
             "",
@@ -271,9 +307,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write the result file")
     options = parser.parse_args()
-    text = report(
-        measure(options.streams, options.tokens, options.rounds), options.streams, options.tokens
-    )
+    text = report(measure(options.streams, options.tokens, options.rounds), options.streams, options.tokens)
     print(text)
     if options.write:
         RESULT.parent.mkdir(exist_ok=True)

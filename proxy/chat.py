@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from triptych.types import FinishReason, SamplingParams, Usage
 
 
@@ -77,9 +79,8 @@ class Started:
     prompt_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New output."""
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """New output. A Struct, since one is made per token: a frozen dataclass takes 5 times as long."""
 
     text: str
     token_ids: tuple[int, ...]

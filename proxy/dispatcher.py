@@ -355,6 +355,10 @@ class Dispatcher:
             error: RequestError = InternalError("the PD worker aborted the request")
             if finished.HasField("error"):
                 error = error_from_proto(finished.error)
+            if finished.reason == "abort" or isinstance(error, Unavailable):
+                self._router.leave_in_peace(flow)
+                self._carry_out(flow, machine.worker_lost(attempt))
+                return
             self._carry_out(flow, machine.refused(attempt, error))
             return
         timings = machine.timings

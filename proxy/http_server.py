@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: A client that takes nothing for so long is given up.
 WRITE_SECONDS = 60.0
+#: Least time between two writes to one client that takes a burst.
+BURST_SECONDS = 0.005
 #: Bodies above this are parsed off the event loop.
 INLINE_BODY = 64 << 10
 Headers = Sequence[tuple[bytes, bytes]]
@@ -193,10 +195,29 @@ class ChatEndpoint:
                 await reply.whole(whole.body())
                 return
             stream = SseStream(call.request_id, model, options)
+            pace = Pace()
             async for outputs in batches:
                 if part := stream.render(outputs):
                     await reply.part(part)
+                    await pace.written()
         await reply.end()
+
+
+class Pace:
+    """Gathers the tokens of a burst: a write costs more than a token.
+
+    Tokens that come no faster than every 10 ms are written as they come, and so are the first and the
+    second write after a pause: an answer's first token and its end do not wait.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    async def written(self) -> None:
+        now = asyncio.get_running_loop().time()
+        close, self._last = now - self._last < 2 * BURST_SECONDS, now
+        if close:
+            await asyncio.sleep(BURST_SECONDS)
 
 
 class Reply:

@@ -33,7 +33,10 @@ DEFAULT_CREDIT = 8
 
 @dataclass(frozen=True, slots=True)
 class ItemSource:
-    """All that an encoder needs of an item. `deadline` and `looked_up` (the start of the store's look-up) are in loop time."""
+    """All that an encoder needs of an item.
+
+    `deadline` and `looked_up` (when the store's look-up began) are in loop time.
+    """
 
     mm_hash: str
     namespace: str
@@ -197,7 +200,7 @@ class JobRunner:
         )
         try_id = job.try_id
         stream = EncoderJob(
-            self._pool.workers[job.address].channel,
+            self._pool.workers["encoder", job.address].channel,
             message,
             source.media,
             on_planned=lambda plan: self._planned(try_id, plan),

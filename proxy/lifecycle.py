@@ -10,6 +10,8 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from triptych.errors import DeadlineExceeded, RequestError, Unavailable
 from triptych.proxy.chat import Delta, Done, Output, Started, Timings
 from triptych.types import FinishReason, ItemPlan, Usage
@@ -83,8 +85,9 @@ class EndAttempt:
     cancel: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True, gc=False):
+    """Show the output to the client. A Struct like Delta: there is one for every token."""
+
     output: Output
 
 
@@ -226,9 +229,10 @@ class Lifecycle:
             if position + len(token_ids) <= have:
                 return []
             return self.worker_lost(attempt)
-        self.output_token_ids.extend(token_ids)
+        ids = tuple(token_ids)
+        self.output_token_ids += ids
         self._text_chars += len(text)
-        return [Emit(Delta(text, tuple(token_ids)))]
+        return [Emit(Delta(text, ids))]
 
     def finished(self, attempt: int, reason: str, usage: Usage) -> list[Instruction]:
         """The worker has ended the request with an answer."""

@@ -65,7 +65,7 @@ class PDRouter:
 
     def sync(self) -> None:
         """One link per known PD worker."""
-        known = {address: w for address, w in self._pool.workers.items() if w.info.pool == "pd"}
+        known = {address: w for (pool, address), w in self._pool.workers.items() if pool == "pd"}
         for address in self._links.keys() - known.keys():
             self._spawn(self._links.pop(address).close())
         for address, worker in known.items():
@@ -90,6 +90,11 @@ class PDRouter:
         """The request has ended: it waits no longer, and no worker keeps it."""
         self._waiting.pop(flow.call.request_id, None)
         self._cancel_stale(flow, None)
+
+    def leave_in_peace(self, flow: Flow) -> None:
+        """The worker that has the request gets it no more for half a second."""
+        if flow.link is not None:
+            self._leave_in_peace(flow, flow.link)
 
     def release(self, flow: Flow, *, cancel: bool) -> None:
         """The request's attempt is over."""

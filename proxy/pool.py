@@ -92,7 +92,8 @@ class WorkerPool:
         self._health_timeout = health_timeout
         self._task: asyncio.Task[None] | None = None
         self._models: dict[str, _Model] = {}
-        self.workers: dict[str, Worker] = {}
+        #: By pool and address: one process may serve both pools at one address.
+        self.workers: dict[tuple[str, str], Worker] = {}
         self.store_ok = False
         #: The store's epoch at the last poll: another value later means that it was flushed or restarted.
         self.epoch = ""
@@ -164,10 +165,10 @@ class WorkerPool:
         self._take_in(infos)
 
     def _take_in(self, infos: Sequence[WorkerInfo]) -> None:
-        named = {info.address: info for info in infos}
+        named = {(info.pool, info.address): info for info in infos}
         changed = False
-        for address, info in named.items():
-            worker = self.workers.get(address)
+        for key, info in named.items():
+            worker = self.workers.get(key)
             if worker is None:
                 self._add(info)
                 changed = True
@@ -175,8 +176,8 @@ class WorkerPool:
                 changed |= self._renew(worker, info)
         for info in sorted(infos, key=lambda info: info.pool != "pd"):
             self._declare(info)
-        for address, worker in list(self.workers.items()):
-            worker.registered = address in named
+        for key, worker in list(self.workers.items()):
+            worker.registered = key in named
             if not worker.registered and not worker.alive:
                 self._remove(worker)
                 changed = True
@@ -186,7 +187,7 @@ class WorkerPool:
     def _add(self, info: WorkerInfo) -> None:
         log.info("%s worker %s (%s) is here", info.pool, info.address, info.model)
         worker = Worker(info, make_channel(info.address, self._token))
-        self.workers[info.address] = worker
+        self.workers[info.pool, info.address] = worker
         worker.watch = asyncio.create_task(self._watch(worker), name=f"watch {info.address}")
 
     def _renew(self, worker: Worker, info: WorkerInfo) -> bool:
@@ -198,7 +199,7 @@ class WorkerPool:
 
     def _remove(self, worker: Worker) -> None:
         log.info("%s worker %s is gone", worker.info.pool, worker.info.address)
-        del self.workers[worker.info.address]
+        del self.workers[worker.info.pool, worker.info.address]
         if worker.watch:
             worker.watch.cancel()
         self.on_lost(worker)

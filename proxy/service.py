@@ -38,40 +38,48 @@ DEFAULT_STORE_BYTES = 1 << 30
 
 async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
-    proxy_id = f"proxy-{uuid.uuid4().hex}"
-    metrics = ProxyMetrics()
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         store = await _connect(config.store)
-        pool = WorkerPool(Registry(store), store, proxy_id, config.internal_token)
-        dispatcher = Dispatcher(pool, store, metrics, proxy_id=proxy_id, max_queue=config.max_queue)
-        upkeep = Upkeep(config, store, pool, dispatcher)
-        app = make_app(
-            dispatcher,
-            pool,
-            metrics.registry,
-            max_images=config.max_images,
-            max_body=config.max_body,
-            request_timeout=config.request_timeout,
-        )
-        http = HttpServer(app, listener)
-        grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool)
-        await pool.start()
-        await upkeep.look()
-        upkeep_task = asyncio.create_task(upkeep.forever(), name="upkeep")
-        http_task = await http.start()
-        host, port = listener.getsockname()[:2]
-        log.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
+        stack.push_async_callback(store.close)
+        dispatcher, http_task = await _serve(config, store, listener, stack)
         await _until_stopped(http_task)
         dispatcher.draining = True
         await _drain(dispatcher)
-        upkeep_task.cancel()
-        await asyncio.gather(upkeep_task, return_exceptions=True)
         await dispatcher.close()
-        await http.stop(http_task)
-        await grpc_server.stop(1.0)
-        await pool.stop()
-        await store.close()
+
+
+async def _serve(
+    config: ProxyConfig, store: EmbeddingStore, listener: socket.socket, stack: contextlib.AsyncExitStack
+) -> tuple[Dispatcher, asyncio.Task[None]]:
+    """Starts everything; `stack` ends it in reverse order."""
+    proxy_id = f"proxy-{uuid.uuid4().hex}"
+    metrics = ProxyMetrics()
+    pool = WorkerPool(Registry(store), store, proxy_id, config.internal_token)
+    stack.push_async_callback(pool.stop)
+    dispatcher = Dispatcher(pool, store, metrics, proxy_id=proxy_id, max_queue=config.max_queue)
+    stack.push_async_callback(dispatcher.close)
+    grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool)
+    stack.push_async_callback(grpc_server.stop, 1.0)
+    await pool.start()
+    upkeep = Upkeep(config, store, pool, dispatcher)
+    await upkeep.look()
+    upkeep.start()
+    stack.push_async_callback(upkeep.stop)
+    app = make_app(
+        dispatcher,
+        pool,
+        metrics.registry,
+        max_images=config.max_images,
+        max_body=config.max_body,
+        request_timeout=config.request_timeout,
+    )
+    http = HttpServer(app, listener)
+    http_task = await http.start()
+    stack.push_async_callback(http.stop, http_task)
+    host, port = listener.getsockname()[:2]
+    log.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
+    return dispatcher, http_task
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -187,6 +195,15 @@ class Upkeep:
         self._dispatcher = dispatcher
         self._registry = Registry(store)
         self._leases = Leases(store)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._forever(), name="upkeep")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def look(self) -> None:
         """Half of the store's memory, divided by the live proxies, is this proxy's share."""
@@ -203,7 +220,7 @@ class Upkeep:
             await self._registry.collect_dead()
             await self._leases.collect_dead()
 
-    async def forever(self) -> None:
+    async def _forever(self) -> None:
         rounds = int(COLLECT_SECONDS / 5)
         while True:
             for _ in range(rounds):

@@ -68,6 +68,19 @@ async def until(condition: Any, what: str = "the condition", seconds: float = 10
         await asyncio.sleep(0.01)
 
 
+class StallingHealth(health.aio.HealthServicer):
+    """Health checks that get no answer while `answers` is cleared, as those of a stopped process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        await self.answers.wait()
+        return await super().Check(request, context)
+
+
 class FakeWorker:
     """A gRPC server on a port of its own that can be killed and started again there."""
 
@@ -77,7 +90,7 @@ class FakeWorker:
         self.port = 0
         self.incarnation = 0
         self.server: Any = None
-        self.health: health.aio.HealthServicer | None = None
+        self.health = StallingHealth()
 
     @property
     def address(self) -> str:
@@ -94,7 +107,7 @@ class FakeWorker:
     async def start(self) -> None:
         self.incarnation += 1
         self.server = make_server()
-        self.health = health.aio.HealthServicer()
+        self.health = StallingHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
         self.add_to(self.server)

@@ -9,7 +9,7 @@ from openai import APIStatusError
 
 from support.proxy_fakes import FakeCluster, key_of, picture, until, user, whole_text
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
-from triptych.protos import common_pb2, encoder_pb2
+from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.types import ItemPlan, WorkerInfo
 
 TEXT = [{"role": "user", "content": "count"}]
@@ -65,6 +65,61 @@ async def test_a_broken_stream_is_attached_again_at_the_last_positions(store: Em
         assert await asked == whole_text(12)
         assert [(r.attempt, r.position) for r in worker.attaches[1].requests] == [(1, 5)]
         assert len(worker.submits) == 1
+
+
+async def test_a_pd_worker_that_stalls_is_left_for_another_one(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, pd_workers=2, health_timeout=0.3) as cluster:
+        for worker in cluster.pd_workers:
+            worker.pause_at = 6
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=12))
+        await until(lambda: any(_tokens(worker) == 6 for worker in cluster.pd_workers))
+        first, second = sorted(cluster.pd_workers, key=lambda worker: -len(worker.submits))
+        second.pause_at = None
+        first.health.answers.clear()
+        assert await asked == whole_text(12)
+        assert second.submits[0].attempt == 2
+        first.health.answers.set()
+
+
+async def test_an_encoder_that_stalls_loses_its_jobs_to_another_one(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2, health_timeout=0.3) as cluster:
+        for encoder in cluster.encoders:
+            encoder.tower.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: any(encoder.runs for encoder in cluster.encoders))
+        first, second = sorted(cluster.encoders, key=lambda encoder: -encoder.runs)
+        second.tower.set()
+        first.health.answers.clear()
+        await asked
+        assert second.runs == 1
+        first.health.answers.set()
+
+
+async def test_an_encoder_that_is_silent_in_a_job_loses_it_to_another_one(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2, phase_timeout=0.5) as cluster:
+        for encoder in cluster.encoders:
+            encoder.tower.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: any(encoder.runs for encoder in cluster.encoders))
+        first, second = sorted(cluster.encoders, key=lambda encoder: -encoder.runs)
+        second.tower.set()
+        await asked
+        assert second.runs == 1
+
+
+async def test_a_request_that_a_pd_worker_gives_up_is_resumed(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.pause_at = 3
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=6))
+        await until(lambda: _tokens(worker) == 3)
+        held = next(iter(worker.requests.values()))
+        worker.pause_at = None
+        error = common_pb2.Error(code="unavailable", message="the engine stopped")
+        worker.emit(held, finished=pd_pb2.Finished(reason="error", error=error))
+        held.task.cancel()
+        worker.gate.set()
+        assert await asked == whole_text(6)
 
 
 async def test_frames_that_come_twice_are_shown_once(store: EmbeddingStore) -> None:
