@@ -151,7 +151,7 @@ class ModellessEngine:
                 data = self.resident[rows.mm_hash].data
                 assert data[rows.first : rows.first + rows.count].shape[0] == rows.count
         sampled = [self.token for chunk in output.chunks if chunk.samples]
-        return ModelRunnerOutput(sampled, self.finished())
+        return ModelRunnerOutput(sampled=sampled, ec_connector_output=self.finished())
 
     def finished(self) -> ECConnectorOutput:
         return self.worker.get_finished()
