@@ -51,6 +51,12 @@ class EventStream:
         self._closed = True
         self._wake.set()
 
+    def abandon(self) -> None:
+        """Ends the stream at once: another one has taken its place and sends what is new."""
+        self._new.clear()
+        self._lost.clear()
+        self.close()
+
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
         while True:
@@ -170,7 +176,7 @@ class Outbox:
         """
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=None))
         if proxy.stream is not None:
-            proxy.stream.close()
+            proxy.stream.abandon()
         stream = proxy.stream = EventStream(proxy_id, self._clock)
         proxy.detached_at = None
         given_up = proxy.requests.keys() - {reattach.request_id for reattach in named}

@@ -19,6 +19,7 @@ import torch
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
+from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
@@ -32,10 +33,11 @@ from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults, load_decoder, resolve_dtype
 from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.intake import Intake
 from triptych.pd_worker.outbox import Outbox
-from triptych.pd_worker.prompt import open_checkpoint
+from triptych.pd_worker.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
@@ -61,6 +63,8 @@ class LoadedModel:
     decoder: DecoderSide
     identity: ModelIdentity
     defaults: GenerationDefaults
+    prompts: PromptBuilder
+    tokenizer: Tokenizer
 
 
 async def run(config: PDConfig) -> None:
@@ -71,7 +75,7 @@ async def run(config: PDConfig) -> None:
     stop = _stop_signal()
     store = await _connect(config.store)
     try:
-        model = await asyncio.to_thread(_load, config)
+        model = await asyncio.to_thread(load_model, config)
         await _serve(config, model, store, stop)
     finally:
         await store.close()
@@ -131,11 +135,10 @@ class PDWorker:
             metrics,
             model_name=model.name,
         )
-        prompts, tokenizer = open_checkpoint(model.path, model.decoder, self.engine.max_model_len)
         intake = Intake(
             model_key=model.identity.model_key,
-            prompts=prompts,
-            tokenizer=tokenizer,
+            prompts=model.prompts,
+            tokenizer=model.tokenizer,
             decoder=model.decoder,
             defaults=model.defaults,
             max_model_len=self.engine.max_model_len,
@@ -198,18 +201,21 @@ def default_threads(hidden_size: int) -> int:
     return 1 if hidden_size < _WIDE else max(1, len(os.sched_getaffinity(0)))
 
 
-def _load(config: PDConfig) -> LoadedModel:
+def load_model(config: PDConfig) -> LoadedModel:
+    """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured."""
     start = time.monotonic()
     path = Path(config.model)
     device = _device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
     torch.set_num_threads(config.threads or default_threads(decoder.geometry.hidden_size))
+    num_kv_blocks(config, decoder.geometry, dtype)
+    prompts, tokenizer = open_checkpoint(path, decoder, max_model_len(config, decoder.geometry))
     identity = model_identity(path, dtype=dtype, revision=config.model_revision)
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name
-    return LoadedModel(path, name, decoder, identity, generation_defaults(path))
+    return LoadedModel(path, name, decoder, identity, generation_defaults(path), prompts, tokenizer)
 
 
 def _stop_signal() -> asyncio.Event:

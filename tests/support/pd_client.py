@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ class Answer:
     admitted: pd_pb2.Admitted | None = None
     finished: pd_pb2.Finished | None = None
     lost: bool = False
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
 
 
@@ -81,17 +83,30 @@ class PDClient:
     async def until(self, request_id: str, tokens: int | None = None) -> Answer:
         """The answer when it is finished or lost, or has as many `tokens`."""
         answer = self.answers[request_id]
+        await self._wait(
+            lambda: (
+                answer.lost
+                or answer.finished is not None
+                or (tokens is not None and len(answer.token_ids) >= tokens)
+            )
+        )
+        return answer
+
+    async def has(self, request_id: str, body: str) -> Answer:
+        """The answer once an event of this kind has come."""
+        answer = self.answers[request_id]
+        await self._wait(lambda: body in answer.bodies)
+        return answer
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
-            while answer.finished is None and not answer.lost:
-                if tokens is not None and len(answer.token_ids) >= tokens:
-                    break
+            while not condition():
                 assert self._reader is not None
                 if self._reader.done():
                     self._reader.result()
                     raise AssertionError("the stream has ended")
                 self._news.clear()
                 await self._news.wait()
-        return answer
 
     async def _read(self, call: Any) -> None:
         try:
@@ -113,6 +128,10 @@ class PDClient:
                 assert event.tokens.position == len(answer.token_ids), "a token twice, or one missing"
                 answer.token_ids.extend(event.tokens.token_ids)
                 answer.text += event.tokens.text
+            case "item_loaded":
+                answer.loaded.append(event.item_loaded.mm_hash)
+            case "item_missing":
+                answer.missing.append(event.item_missing.mm_hash)
             case "finished":
                 answer.finished = event.finished
             case "lost":

@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-import torch
 
-from support.checkpoints import build_checkpoint
 from support.oracle import assert_exact, oracle
-from support.pd_client import Answer, PDClient
-from triptych.config import PDConfig
-from triptych.metrics import PDMetrics
-from triptych.models.identity import model_identity
-from triptych.models.registry import generation_defaults, load_decoder
-from triptych.pd_worker.attention import ATTENTION_NAME
+from support.pd_client import Answer
+from support.pd_serving import serving, tiny_model
 from triptych.pd_worker.service import LoadedModel, PDWorker
-from triptych.protos import pd_pb2, pd_pb2_grpc
-from triptych.rpc import make_channel, make_server
+from triptych.protos import pd_pb2
 
 TEXTS = ("Hello there", "Count to ten, please.", "größer naïve 你好")
 
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
-    torch.set_num_threads(1)
-    path = build_checkpoint("qwen3_vl")
-    decoder = load_decoder(
-        path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation=ATTENTION_NAME
-    )
-    identity = model_identity(path, dtype=torch.float32)
-    return LoadedModel(Path(path), "tiny", decoder, identity, generation_defaults(path))
-
-
-@asynccontextmanager
-async def serving(model: LoadedModel, store_url: str, **flags) -> AsyncIterator[tuple[PDWorker, PDClient]]:
-    config = PDConfig(model=str(model.path), store=store_url, kv_memory=32 << 20, max_model_len=512, **flags)
-    worker = PDWorker(config, model, PDMetrics("tiny"))
-    server = make_server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
-    worker.start()
-    await server.start()
-    try:
-        async with make_channel(f"127.0.0.1:{port}") as channel:
-            client = PDClient(channel, model.identity.model_key)
-            await client.attach()
-            yield worker, client
-            await client.detach()
-    finally:
-        worker.outbox.shut_down()
-        await server.stop(1.0)
-        await worker.stop()
+    return tiny_model("qwen3_vl")
 
 
 async def test_text_requests_get_the_tokens_that_transformers_generates(model, store_url):

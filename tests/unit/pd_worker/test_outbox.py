@@ -227,6 +227,15 @@ async def test_the_end_of_a_replaced_stream_detaches_nobody(box):
     assert box.cancelled == []
 
 
+async def test_a_replaced_stream_takes_nothing_from_its_successor(box):
+    old = box.outbox.attach("p1", [])
+    box.outbox.open("p1", "r1", 1)
+    box.deliver(tokens(0, 1, text="a"))
+    new = box.outbox.attach("p1", [reattach(0)])
+    assert await asyncio.wait_for(old.next(), 1) is None
+    assert kinds(await following(new)) == [("r1", "tokens")]
+
+
 async def test_a_later_attempt_takes_the_place_of_the_earlier(box):
     assert box.outbox.open("p1", "r1", 1)
     assert not box.outbox.open("p1", "r1", 1)
@@ -269,6 +278,14 @@ async def test_a_shut_down_stream_ends_after_its_last_events(box):
     assert kinds(await following(stream)) == [("r1", "finished")]
     assert box.outbox.idle
     assert await asyncio.wait_for(stream.next(), 1) is None
+
+
+async def test_what_has_not_finished_at_a_shut_down_is_lost_after_its_last_tokens(box):
+    stream = box.outbox.attach("p1", [])
+    box.outbox.open("p1", "r1", 1)
+    box.deliver(tokens(0, 1, text="a"))
+    box.outbox.shut_down()
+    assert kinds(await following(stream)) == [("r1", "tokens"), ("r1", "lost")]
 
 
 async def test_the_engines_thread_wakes_a_waiting_stream(box):

@@ -1,0 +1,156 @@
+"""Embeddings come from the store, by notice, and a lost one is asked for again."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from support.checkpoints import build_checkpoint
+from support.oracle import assert_exact, oracle
+from support.pd_serving import serving, tiny_model
+from support.pictures import picture
+from triptych.hashing import framed_digest
+from triptych.models.registry import load_encoder
+from triptych.protos import common_pb2, pd_pb2
+from triptych.types import ItemPlan
+
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
+PICTURES = (picture(1, 64, 48), picture(2, 48, 96))
+QUESTION = [
+    {"type": "image"},
+    {"type": "text", "text": "and"},
+    {"type": "image"},
+    {"type": "text", "text": "?"},
+]
+
+
+@functools.cache
+def model(family: str):
+    return tiny_model(family)
+
+
+@functools.cache
+def stored_items(family: str) -> list[tuple[ItemPlan, bytes]]:
+    """Plan and body of every picture, as an encoder worker saves them."""
+    encoder = load_encoder(build_checkpoint(family), device=torch.device("cpu"), dtype=torch.float32)
+    namespace = model(family).identity.namespace
+    items = [encoder.preprocess(image, {}) for image in PICTURES]
+    made = []
+    for number, (item, rows) in enumerate(zip(items, encoder.encode(items), strict=True)):
+        key = framed_digest((("family", family.encode()), ("number", bytes([number]))))
+        plan = ItemPlan(
+            key,
+            namespace,
+            "image",
+            item.rows,
+            encoder.width,
+            "float32",
+            item.length,
+            item.runs,
+            item.grid_thw,
+        )
+        made.append((plan, rows.detach().numpy().tobytes()))
+    return made
+
+
+def slot(plan: ItemPlan, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_PENDING) -> pd_pb2.ItemSlot:
+    runs = [common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()]
+    return pd_pb2.ItemSlot(
+        plan=common_pb2.ItemPlan(
+            mm_hash=plan.mm_hash,
+            namespace=plan.namespace,
+            modality=plan.modality,
+            rows=plan.rows,
+            width=plan.width,
+            dtype=plan.dtype,
+            length=plan.length,
+            runs=runs,
+            grid_thw=plan.grid_thw,
+        ),
+        state=state,
+    )
+
+
+def notice(plans) -> pd_pb2.ItemsNotice:
+    return pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=[plan.mm_hash for plan in plans])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_question_about_two_pictures_is_answered_as_transformers_does(family, store, store_url):
+    items = stored_items(family)
+    plans = [plan for plan, _ in items]
+    messages = [{"role": "user", "content": QUESTION}]
+    expected = oracle(model(family).path, messages, PICTURES, max_new_tokens=40)
+    async with serving(model(family), store_url, max_num_batched_tokens=16) as (worker, client):
+        message = client.message(
+            "r1",
+            QUESTION,
+            items=[slot(plan) for plan in plans],
+            max_tokens=40,
+            ignore_eos=True,
+            temperature=0.0,
+        )
+        assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        for plan, body in items:
+            await store.save(plan, body, ttl=60)
+            await client.stub.NotifyItems(notice([plan]))
+        answer = await client.until("r1")
+    assert answer.bodies[0] == "admitted"
+    assert list(answer.admitted.prompt_token_ids) == expected.prompt_token_ids
+    assert [place.length for place in answer.admitted.placements] == [plan.length for plan in plans]
+    assert answer.bodies.count("item_loaded") == 2
+    assert_exact([expected], [answer.token_ids])
+
+
+async def test_a_lost_embedding_is_asked_for_and_the_request_goes_on(store, store_url):
+    items = stored_items("qwen3_vl")
+    plans = [plan for plan, _ in items]
+    ready = [slot(plan, pd_pb2.ITEM_STATE_READY) for plan in plans]
+    async with serving(model("qwen3_vl"), store_url) as (_, client):
+        await store.save(*items[0], ttl=60)
+        await client.submit(client.message("r1", QUESTION, items=ready, max_tokens=8, ignore_eos=True))
+        answer = await client.has("r1", "item_missing")
+        assert answer.missing == [plans[1].mm_hash]
+        await store.save(*items[1], ttl=60)
+        await client.stub.NotifyItems(notice(plans[1:]))
+        await client.until("r1")
+        assert answer.finished.reason == "length"
+        assert sorted(set(answer.loaded)) == sorted(plan.mm_hash for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"mm_hash": "A" * 64}, "mm_hash"),
+        ({"namespace": "../x"}, "items"),
+        ({"dtype": "int8"}, "items"),
+        ({"modality": "smell"}, "items"),
+        ({"rows": 0}, "items"),
+        ({"rows": 7}, "items"),
+        ({"width": 63}, "items"),
+        ({"length": 4_000_000_000, "rows": 4_000_000_000}, "messages"),
+        ({"runs": [common_pb2.Run(start=2, count=9)]}, "items"),
+        ({"mm_hash": "same"}, "items"),
+    ],
+)
+async def test_a_plan_that_cannot_be_is_refused(store, store_url, change, param):
+    slots = [slot(plan) for plan, _ in stored_items("qwen3_vl")]
+    for field, value in change.items():
+        if field == "runs":
+            slots[0].plan.runs.extend(value)
+        else:
+            setattr(slots[0].plan, field, slots[1].plan.mm_hash if value == "same" else value)
+    async with serving(model("qwen3_vl"), store_url) as (worker, client):
+        reply = await client.submit(client.message("r1", QUESTION, items=slots))
+        assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, param)
+        assert worker.outbox.unfinished == 0
+
+
+async def test_items_above_the_encoder_cache_are_refused_with_both_sizes(store, store_url):
+    slots = [slot(plan) for plan, _ in stored_items("qwen3_vl")]
+    async with serving(model("qwen3_vl"), store_url, encoder_cache_memory=5000) as (_, client):
+        reply = await client.submit(client.message("r1", QUESTION, items=slots))
+    assert reply.error.param == "messages"
+    assert "--encoder-cache-memory is 4.9 KiB" in reply.error.message

@@ -1,0 +1,114 @@
+"""The worker as a process: ready, registered, healthy; drained and gone on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import urllib.request
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from support.checkpoints import build_checkpoint
+from support.pd_client import PDClient
+from triptych.config import PDConfig
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.errors import ConfigError
+from triptych.pd_worker.service import default_threads, run
+from triptych.rpc import make_channel
+
+_CHILD = """
+import asyncio, sys
+from triptych.log import setup_logging
+setup_logging("pd-0")
+from triptych.config import PDConfig
+from triptych.pd_worker.service import run
+asyncio.run(run(PDConfig(model=sys.argv[1], store=sys.argv[2], max_model_len=1024, kv_memory=32 << 20)))
+"""
+
+
+async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingStore, store_url: str) -> None:
+    model = str(build_checkpoint("qwen3_vl"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CHILD, model, store_url, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    log = []
+    try:
+        async for line in process.stderr:
+            log.append(line.decode())
+            if "ready: pd" in log[-1]:
+                break
+        registry = Registry(store)
+        async with asyncio.timeout(10):
+            while not (workers := await registry.workers()):
+                await asyncio.sleep(0.02)
+        [info] = workers
+        assert info.pool == "pd"
+        assert info.capacity["max_model_len"] == 1024
+        assert info.capacity["max_num_seqs"] == 64
+        async with make_channel(info.address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            reply = await check(health_pb2.HealthCheckRequest(), timeout=5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            client = PDClient(channel, info.model_key)
+            await client.attach()
+            await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
+            await client.until("r1", tokens=1)
+            url = f"http://127.0.0.1:{info.capacity['metrics_port']}/metrics"
+            page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+            assert "vllm:num_requests_running" in page
+            process.send_signal(signal.SIGTERM)
+            answer = await client.until("r1")
+            assert (len(answer.token_ids), answer.finished.reason) == (400, "length")
+            await client.detach()
+        await process.communicate()
+        assert process.returncode == 0, log
+        assert await registry.workers() == []
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"store": ""}, "--store"),
+        ({"store": "unix:///nowhere/store.sock"}, "--store"),
+        ({"host": "0.0.0.0"}, "--internal-token"),
+        ({"host": "0.0.0.0", "internal_token": "t"}, "--advertise"),
+        ({"advertise": "0.0.0.0:1"}, "--advertise"),
+        ({"device": "toaster"}, "--device"),
+        ({"device": "cuda:99"}, "--device"),
+        ({"model": "/nowhere"}, "MODEL"),
+        ({"kv_memory": 1000}, "--kv-memory"),
+        ({"max_model_len": 10_000_000}, "--max-model-len"),
+    ],
+)
+async def test_what_cannot_work_is_refused_at_the_start(
+    store_url: str, flags: dict[str, Any], named: str
+) -> None:
+    good = {"store": store_url, "model": str(build_checkpoint("qwen3_vl")), "threads": 1}
+    with pytest.raises(ConfigError, match=named):
+        await run(PDConfig(**{**good, **flags}))
+
+
+@pytest.mark.parametrize("flag", ["port", "metrics_port"])
+async def test_a_taken_port_is_refused_at_the_start(store_url: str, flag: str) -> None:
+    model = str(build_checkpoint("qwen3_vl"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="taken"):
+            await run(PDConfig(store=store_url, model=model, threads=1, **{flag: port}))
+
+
+def test_narrow_decoders_get_one_thread() -> None:
+    assert default_threads(160) == 1
+    assert default_threads(4096) >= 1
