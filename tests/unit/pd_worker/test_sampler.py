@@ -81,6 +81,17 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass():
     assert tokens == {1, 3}
 
 
+@pytest.mark.parametrize("sharpness", [0.5, 6.0])
+def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_one(sharpness):
+    values = torch.randn(1, 5000, generator=torch.Generator().manual_seed(2)) * sharpness
+    weights, order = values[0].softmax(-1).sort(descending=True)
+    size = int((weights.cumsum(-1) < 0.7).sum()) + 1
+    nucleus = set(order[:size].tolist())
+    tokens = {sample(values, [row(position=p, temperature=1.0, top_p=0.7)])[0] for p in range(200)}
+    assert tokens <= nucleus
+    assert len(tokens) > min(5, size - 1)
+
+
 def test_a_tiny_top_p_is_the_largest_logit():
     values = logits(1)
     tokens = {sample(values, [row(position=p, temperature=2.0, top_p=1e-6)])[0] for p in range(50)}
