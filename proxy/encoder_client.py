@@ -32,6 +32,7 @@ class JobFailure:
 
     code: str
     message: str
+    param: str
     retryable: bool
     owner_address: str
     owner_token: str
@@ -95,6 +96,7 @@ class EncoderJob:
             return JobFailure(
                 error.code,
                 error.message,
+                error.param,
                 event.failed.retryable,
                 event.failed.owner_address,
                 event.failed.owner_token,

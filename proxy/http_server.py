@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from triptych.config import MIB, format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
-from triptych.proxy.chat import ChatCall
+from triptych.proxy.chat import ChatCall, Done
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.openai_replies import (
     DONE,
@@ -199,7 +199,8 @@ class ChatEndpoint:
             async for outputs in batches:
                 if part := stream.render(outputs):
                     await reply.part(part)
-                    await pace.written()
+                    if not isinstance(outputs[-1], Done):
+                        await pace.written()
         await reply.end()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from grpc import aio
 
-from triptych.errors import RequestError, TriptychError, error_from_code
+from triptych.errors import InternalError, RequestError, TriptychError, error_from_code
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
@@ -26,6 +26,8 @@ from triptych.types import ItemPlan
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+#: Tries after which an item that makes workers fail is answered with their error.
+MAX_INTERNAL_ERRORS = 4
 #: Items whose publication is remembered, for look-ups that were under way then.
 RECENT_ITEMS = 4096
 DEFAULT_CREDIT = 8
@@ -249,7 +251,8 @@ class JobRunner:
             self._sink.ready(request_id, job.mm_hash, end)
 
     def _failed(self, try_id: str, job: Job, end: JobFailure) -> None:
-        if end.retryable or end.owner_address:
+        hopeless = end.code == InternalError.code and job.tries + 1 >= MAX_INTERNAL_ERRORS
+        if end.owner_address or (end.retryable and not hopeless):
             self._retry(job, try_id, end.message, end.owner_address, end.owner_token)
             return
         waiters = sorted(job.waiters)
@@ -257,7 +260,8 @@ class JobRunner:
             return
         self._sources.pop(job.mm_hash, None)
         for request_id in waiters:
-            self._sink.failed(request_id, job.mm_hash, error_from_code(end.code, end.message))
+            error = error_from_code(end.code, end.message, param=end.param or None)
+            self._sink.failed(request_id, job.mm_hash, error)
 
     def _retry(self, job: Job, try_id: str, why: str, owner: str = "", token: str = "") -> None:
         address = job.address

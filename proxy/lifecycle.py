@@ -19,6 +19,7 @@ from triptych.types import FinishReason, ItemPlan, Usage
 #: An embedding that is lost this often is answered with 503.
 MAX_LOSSES = 3
 RETRY_AFTER = 2.0
+OPTIONS = "mm_processor_kwargs"
 
 
 class Phase(enum.Enum):
@@ -168,9 +169,11 @@ class Lifecycle:
         return instructions
 
     def job_failed(self, mm_hash: str, error: RequestError) -> list[Instruction]:
-        """No encoder will ever encode the item; the error names the field that holds it."""
+        """No encoder will ever encode the item; the error names the field that holds it, or the option."""
         if self.ended:
             return []
+        if error.param is not None and error.param.startswith(OPTIONS):
+            return self._fail(error)
         param = self._params.get(mm_hash)
         message = f"{param}: {error.message}" if param else error.message
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))

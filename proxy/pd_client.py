@@ -130,12 +130,11 @@ class PDLink:
         while True:
             try:
                 await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
-            except aio.AioRpcError as error:
-                log.info("the stream of PD worker %s broke: %s", self.address, error.code().name)
-            except TimeoutError:
-                log.info("PD worker %s could not be attached in time", self.address)
+            except (aio.AioRpcError, TimeoutError) as error:
+                log.debug("no stream of PD worker %s: %s", self.address, error)
             if self.attached:
                 broken_at = loop.time()
+                log.info("the stream of PD worker %s broke", self.address)
             self.attached = False
             self._cancels.clear()
             if loop.time() - broken_at >= REATTACH_SECONDS:

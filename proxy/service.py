@@ -161,6 +161,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="warning",
             ws="none",
             timeout_graceful_shutdown=5,
         )

@@ -420,6 +420,11 @@ class FakeCluster:
         for worker in (*self.encoders, *self.pd_workers):
             await worker.kill()
 
+    @property
+    def received(self) -> int:
+        """Output tokens that the proxy has of the requests in flight."""
+        return sum(len(flow.lifecycle.output_token_ids) for flow in self.dispatcher._flows.values())
+
     async def ask(self, messages: list[dict[str, Any]], **extra: Any) -> Any:
         """A reply in one piece."""
         options = {"max_tokens": 8, **extra}

@@ -193,7 +193,7 @@ def test_a_job_never_goes_to_an_encoder_of_another_namespace() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 @given(seed=st.integers(0, 1 << 30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_with_credit_one_and_a_share_of_one_item_every_job_ends(slots: int, seed: int) -> None:
     Simulation(random.Random(seed), slots).run()
 

@@ -144,6 +144,14 @@ def test_an_items_error_names_the_field_that_holds_it() -> None:
     assert fail.error.status == 400
 
 
+def test_an_error_about_the_processors_options_keeps_its_own_field() -> None:
+    machine = Lifecycle({"a": "messages[0].content[1].image_url.url"})
+    machine.begin()
+    fail = machine.job_failed("a", InvalidRequest("no such option", param="mm_processor_kwargs.x"))[-1]
+    assert isinstance(fail, do.Fail)
+    assert fail.error.param == "mm_processor_kwargs.x"
+
+
 def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
     fail = at_worker().deadline()[-1]
     assert isinstance(fail, do.Fail)
