@@ -22,16 +22,20 @@ class Heartbeat:
         self._interval = interval
         self._task: asyncio.Task[None] | None = None
         self._reachable = True
+        self._stopping = False
 
     def start(self) -> None:
         """Begins at once. Idempotent."""
         if self._task is None:
+            self._stopping = False
             self._task = asyncio.get_running_loop().create_task(self._beat(), name="heartbeat")
 
     async def stop(self, withdraw: bool = True) -> None:
         """Ends, and withdraws the registration where the store is there. Idempotent."""
         if self._task is None:
             return
+        # A cancellation that meets a store command may come back as StoreUnavailable: the flag ends the beat.
+        self._stopping = True
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -43,7 +47,7 @@ class Heartbeat:
                 log.warning("not withdrawn, the registration ends by itself: %s", error)
 
     async def _beat(self) -> None:
-        while True:
+        while not self._stopping:
             try:
                 await self._registry.register(self.info)
             except StoreUnavailable as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
@@ -37,7 +36,6 @@ logger = logging.getLogger(__name__)
 #: Seconds that open jobs get after SIGTERM.
 DRAIN_SECONDS = 30.0
 #: Seconds for the registration's end.
-WITHDRAW_SECONDS = 2.0
 _WARM_UP_SIZE = (64, 64)
 
 
@@ -85,7 +83,7 @@ async def _serve(
             logger.info("ready: encoder %s %s", address, name)
             await stop.wait()
             logger.info("draining: %d open jobs", len(worker.jobs))
-            await _withdraw(heartbeat)
+            await heartbeat.stop()
             await healths.enter_graceful_shutdown()
             await worker.drain(DRAIN_SECONDS)
             await server.stop(1.0)
@@ -108,13 +106,6 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
             "metrics_port": metrics_port,
         },
     )
-
-
-async def _withdraw(heartbeat: Heartbeat) -> None:
-    """Stops the heartbeat within seconds, also when a store command swallowed its first cancellation."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(WITHDRAW_SECONDS):
-            await heartbeat.stop()
 
 
 def _stop_signal() -> asyncio.Event:

@@ -7,7 +7,7 @@ from pathlib import Path
 from triptych.ec_connector import keys
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import WorkerInfo
 
@@ -118,3 +118,20 @@ async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
     finally:
         await store.close()
         server.stop()
+
+
+async def test_a_heartbeat_stops_although_a_store_command_swallows_its_cancellation() -> None:
+    class Swallowing:
+        """Answers a cancellation as redis-py may while it connects: with an error of its own."""
+
+        async def register(self, info: WorkerInfo) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise StoreUnavailable("interrupted") from None
+
+    heartbeat = Heartbeat(Swallowing(), PD)  # type: ignore[arg-type]
+    heartbeat.start()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await heartbeat.stop(withdraw=False)
