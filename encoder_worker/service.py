@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that open jobs get after SIGTERM.
 DRAIN_SECONDS = 30.0
-#: Seconds for the registration's end.
+#: Width and height of the picture that warms the tower up.
 _WARM_UP_SIZE = (64, 64)
 
 
