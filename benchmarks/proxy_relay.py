@@ -315,7 +315,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write the result file")
     options = parser.parse_args()
-    text = report(measure(options.streams, options.tokens, options.rounds), options.streams, options.tokens)
+    shape = (options.streams, options.tokens, options.rounds)
+    text = report(measure(*shape), *shape)
     sys.stdout.write(text)
     if options.write:
         RESULT.parent.mkdir(exist_ok=True)
