@@ -38,6 +38,14 @@ class ModelRunner:
         self._builder = BatchBuilder(self.kv_cache, geometry.position_rows, decoder.device, decoder.dtype)
 
     @property
+    def position_rows(self) -> int:
+        return self._decoder.geometry.position_rows
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.geometry.vocab_size
+
+    @property
     def parameter_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self._decoder.module.parameters())
 
