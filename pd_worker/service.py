@@ -122,7 +122,7 @@ class PDWorker:
             host_buffer_bytes=config.encoder_cache_memory,
         )
         self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
-        self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER)
+        self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
         self._sweeper: asyncio.Task[None] | None = None
         self.outbox = Outbox(self._cancel)
@@ -189,6 +189,10 @@ class PDWorker:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.outbox.sweep()
+
+    def _progress(self) -> None:
+        """A transfer has ended: an idle engine goes on at once."""
+        self.engine.wake()
 
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
         # An engine that is stopping ends all its requests anyway.

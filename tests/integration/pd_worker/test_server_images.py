@@ -26,6 +26,12 @@ QUESTION = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _no_engine_wakes_by_itself(monkeypatch):
+    """Whoever waits is woken by what it waits for."""
+    monkeypatch.setattr("triptych.pd_worker.engine._LONGEST_SLEEP", 300.0)
+
+
 @functools.cache
 def model(family: str):
     return tiny_model(family)
