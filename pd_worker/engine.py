@@ -32,7 +32,8 @@ _LONGEST_SLEEP = 1.0
 class Engine:
     """`submit`, `items_ready` and `cancel` come from any thread; `emit` is called from the engine's.
 
-    `emit` gets all events of one step at once, in order, and must not block.
+    `emit` gets all events of one step at once, in order, and must not block. `connector_worker` has to be
+    made with an `on_progress` that calls `wake`.
     """
 
     def __init__(
@@ -67,7 +68,6 @@ class Engine:
         self._awake = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        connector_worker.on_progress = self.wake
 
     def start(self) -> None:
         self._thread.start()

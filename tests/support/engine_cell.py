@@ -20,12 +20,9 @@ from support.engine_requests import CountingText, greedy
 from support.oracle import OracleResult, oracle
 from support.pictures import picture
 from triptych.config import MIB, PDConfig
-from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
-from triptych.ec_connector.memory_connector import (
-    MemoryConnectorScheduler,
-    MemoryConnectorWorker,
-    memory_store,
-)
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.memory_connector import memory_store
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
@@ -103,6 +100,10 @@ class Checkpoint:
             assert plan.nbytes == self._rows[name].numel() * DTYPE_BYTES[dtype]
             self._embedded[drawn] = MMFeature(plan, Placement(0, item.length, item.runs))
         return self._embedded[drawn].plan
+
+    def rows(self, mm_hash: str) -> torch.Tensor:
+        """The encoder output of a picture that some prompt has named."""
+        return self._rows[mm_hash]
 
     def publish(self, store: dict[str, EncoderOutput], features: Sequence[MMFeature]) -> None:
         for feature in features:
@@ -200,21 +201,26 @@ class EngineCell:
 
 
 @contextmanager
-def engine_cell(checkpoint: Checkpoint, url: str = "memory://cell", **flags: Any) -> Iterator[EngineCell]:
-    """A running engine with a store of its own."""
+def engine_cell(
+    checkpoint: Checkpoint, url: str = "memory://cell", connector: str = "memory", **flags: Any
+) -> Iterator[EngineCell]:
+    """A running engine; with the "memory" connector it has a store of its own."""
     values: dict[str, Any] = {
         "max_model_len": 512, "kv_memory": 4 * MIB, "encoder_cache_memory": 8 * MIB, **flags
     }  # fmt: skip
     config = PDConfig(model=str(checkpoint.path), device=str(checkpoint.decoder.device), **values)
-    transfers = ECTransferConfig(connector="memory", store_url=url)
+    transfers = ECTransferConfig(connector, url)
     memory_store(url).clear()
     metrics = PDMetrics(MODEL_NAME)
+    worker = ECConnectorFactory.create_connector(
+        transfers, ECConnectorRole.WORKER, lambda: cell.engine.wake()
+    )
     cell: EngineCell
     engine = Engine(
         config,
         checkpoint.decoder,
-        MemoryConnectorScheduler(transfers),
-        MemoryConnectorWorker(transfers),
+        ECConnectorFactory.create_connector(transfers, ECConnectorRole.SCHEDULER),
+        worker,
         lambda events: cell.take(events),
         metrics,
         model_name=MODEL_NAME,
@@ -225,4 +231,5 @@ def engine_cell(checkpoint: Checkpoint, url: str = "memory://cell", **flags: Any
         yield cell
     finally:
         engine.stop()
+        worker.shutdown()
         memory_store(url).clear()
