@@ -90,7 +90,7 @@ class Engine:
     def items_ready(self, mm_hashes: Iterable[str]) -> None:
         """These embeddings have landed in the store."""
         keys = list(mm_hashes)
-        self._put(lambda: self.scheduler.mark_ready(keys))
+        self._put(lambda: self.scheduler.mark_ready(keys, time.monotonic()))
 
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests with ABORT and frees all that they hold; unknown ones are ignored."""

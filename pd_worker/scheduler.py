@@ -25,6 +25,9 @@ from triptych.types import FinishReason, Usage
 
 log = logging.getLogger(__name__)
 
+#: A ready mark may overtake the submission of a request that took the item for pending: how long it counts.
+MARK_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -88,6 +91,8 @@ class Scheduler:
         self._states: dict[tuple[str, str], RequestState] = {}
         self._events: list[EngineEvent] = []
         self.latencies = Latencies()
+        #: When each key's latest ready mark came; only the newest matter.
+        self._marks: dict[str, float] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -139,15 +144,19 @@ class Scheduler:
             request.features,
             self.kv.block_size,
         )
-        state = RequestState(request, chain, stored=set(request.ready))
+        marked = {key for key, at in self._marks.items() if at > now - MARK_SECONDS}
+        stored = {f.mm_hash for f in request.features if f.mm_hash in request.ready or f.mm_hash in marked}
+        state = RequestState(request, chain, stored=stored)
         self._states[request.key] = state
         bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
         if request.output.finished is not None:
             self._end_output(state, request.output.flush(), request.output.finished)
 
-    def mark_ready(self, mm_hashes: Iterable[str]) -> None:
-        """These embeddings are in the store."""
+    def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
+        """These embeddings are in the store. A request that is still being taken in learns of it too."""
         keys = set(mm_hashes)
+        self._marks = {key: at for key, at in self._marks.items() if at > now - MARK_SECONDS}
+        self._marks.update(dict.fromkeys(keys, now))
         for state in self._states.values():
             state.stored.update(feature.mm_hash for feature in state.features if feature.mm_hash in keys)
 

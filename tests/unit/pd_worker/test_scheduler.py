@@ -94,9 +94,29 @@ def test_a_request_waits_for_its_item_while_text_behind_it_runs(make: Make) -> N
     assert shares(engine.step()) == [("b", 0, 4)]
     assert shares(engine.step()) == []
     publish(memory_store(STORE), image)
-    engine.scheduler.mark_ready([image.mm_hash])
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert set(finished(engine)) == {"a", "b"}
+
+
+def test_a_ready_mark_may_overtake_its_request(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    publish(memory_store(STORE), image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.now = 2.0
+    engine.add(make_request("a", 10, [image], ready=[]))
+    engine.run_out()
+    assert finished(engine)["a"].error is None
+
+
+def test_an_old_ready_mark_says_nothing(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.now = 60.0
+    engine.add(make_request("a", 10, [image], ready=[]))
+    for _ in range(4):
+        engine.step()
+    assert engine.of(ItemMissing) == []
 
 
 def test_a_chunk_may_end_and_begin_inside_an_image(make: Make) -> None:
@@ -216,7 +236,7 @@ def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) ->
         engine.step()
     assert names(engine.of(ItemMissing)) == ["a", "b"]
     publish(memory_store(STORE), image)
-    engine.scheduler.mark_ready([image.mm_hash])
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
     engine.assert_at_rest()
@@ -414,4 +434,4 @@ def _disturb(rng: random.Random, engine: ModellessEngine) -> None:
 def _publish_again(engine: ModellessEngine, key: str) -> None:
     index = next(i for i in range(4) if make_feature(f"i{i}", 0, 3 + i).mm_hash == key)
     publish(memory_store(STORE), make_feature(f"i{index}", 0, 3 + index))
-    engine.scheduler.mark_ready([key])
+    engine.scheduler.mark_ready([key], engine.now)
