@@ -1,0 +1,142 @@
+"""The engine's thread: idle, woken, failing, stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
+from triptych.pd_worker.outputs import (
+    EngineEvent,
+    NewTokens,
+    RequestAdmitted,
+    RequestFinished,
+    SchedulerOutput,
+)
+
+ONE = Prompt("What is this?", ((1, 96, 64),))
+TEXT = Prompt("Say something about the weather, and then about the sea.")
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    torch.set_num_threads(1)
+    return Checkpoint.open("qwen3_vl")
+
+
+def prompt_ids(checkpoint: Checkpoint, prompt: Prompt) -> list[int]:
+    return reference(checkpoint.path, prompt, 8).prompt_token_ids
+
+
+def test_events_come_in_order_and_once_per_step(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8)
+        cell.finish([request])
+        kinds = [type(event) for event in cell.events]
+        assert kinds[0] is RequestAdmitted
+        assert kinds[-9:] == [*[NewTokens] * 8, RequestFinished]
+        admitted = cell.events[0]
+        assert isinstance(admitted, RequestAdmitted)
+        assert list(admitted.prompt_token_ids) == prompt_ids(checkpoint, ONE)
+        assert admitted.placements == tuple(feature.placement for feature in request.features)
+
+
+def test_finished_carries_usage_and_timings(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
+        cell.finish([request])
+        end = cell.wait(request.request_id, RequestFinished)
+        assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (request.num_prompt_tokens, 8)
+        assert end.timings.prefill > 0
+        assert end.timings.decode > 0
+        assert cell.metric("vllm:generation_tokens_total") == 8
+        assert cell.metric("vllm:prompt_tokens_total") == request.num_prompt_tokens
+        assert cell.metric("vllm:time_to_first_token_seconds_count") == 1
+        assert cell.metric("triptych_parameter_bytes") > 0
+
+
+def test_an_idle_engine_wakes_for_a_deadline(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False)
+        request.deadline = time.monotonic() + 0.2
+        cell.engine.submit(request)
+        assert isinstance(cell.wait(request.request_id, RequestFinished).error, DeadlineExceeded)
+        cell.assert_at_rest()
+
+
+def test_what_can_never_run_is_refused_at_the_door(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint, encoder_cache_memory=1024) as cell:
+        with pytest.raises(InvalidRequest, match="--encoder-cache-memory is 1.0 KiB"):
+            cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
+        cell.answer([TEXT], 8)
+
+
+def test_requests_left_at_the_stop_end_with_unavailable(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False)
+        cell.engine.submit(request)
+        cell.engine.stop()
+        assert isinstance(cell.wait(request.request_id, RequestFinished).error, Unavailable)
+        with pytest.raises(Unavailable):
+            cell.engine.submit(request)
+        cell.assert_at_rest()
+
+
+def test_an_engine_whose_scheduling_fails_answers_and_lives_on(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        schedule, failed = cell.engine.scheduler.schedule, threading.Event()
+
+        def fail_once(now: float) -> SchedulerOutput:
+            if cell.engine.scheduler.num_waiting and not failed.is_set():
+                failed.set()
+                raise RuntimeError("planning failed")
+            return schedule(now)
+
+        monkeypatch.setattr(cell.engine.scheduler, "schedule", fail_once)
+        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
+        cell.engine.submit(request)
+        assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
+        cell.assert_at_rest()
+        assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
+
+
+def test_events_that_nobody_takes_do_not_stop_the_engine(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        take, failed = cell.take, threading.Event()
+
+        def fail_once(events: list[EngineEvent]) -> None:
+            take(events)
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("nobody there")
+
+        monkeypatch.setattr(cell, "take", fail_once)
+        assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
+        assert failed.is_set()
+
+
+def test_many_threads_may_submit_and_cancel(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 6) for _ in range(12)]
+
+        def drive(part: int) -> None:
+            for request in requests[part::3]:
+                cell.engine.submit(request)
+            cell.engine.cancel([requests[part].request_id], "proxy")
+
+        threads = [threading.Thread(target=drive, args=(part,)) for part in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
+        assert {end.error for end in ends} == {None}
+        cell.assert_at_rest()
