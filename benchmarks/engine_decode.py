@@ -1,6 +1,6 @@
 """Decode speed of the engine against transformers' `generate`, in one interleaved run.
 
-    python benchmarks/engine_decode.py MODEL [--tokens 64] [--prompt 96] [--rounds 3] [--threads 1] [--write]
+    python -m benchmarks engine_decode MODEL [--tokens 64] [--prompt 96] [--rounds 3] [--threads 1] [--write]
 
 Both decode the same text prompts greedily at batch 1, 4 and 16 in fp32. Tokens per second count decode
 steps only: the time between the first and the last step of a round, per side, and its CPU time, since
@@ -10,6 +10,7 @@ other processes may share the cores. Needs the `worker` extra and `triptych` ins
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import random
 import statistics
@@ -210,14 +211,16 @@ def chip() -> str:
 
 def report(results: dict[int, tuple[Speed, Speed, int]], arguments: argparse.Namespace) -> str:
     command = (
-        f"python benchmarks/engine_decode.py {arguments.title} --tokens {arguments.tokens} "
+        f"python -m benchmarks engine_decode {arguments.title} --tokens {arguments.tokens} "
         f"--prompt {arguments.prompt} --rounds {arguments.rounds} --threads {arguments.threads}"
     )
     lines = [
         "# Engine decode against `generate`",
         "",
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {chip()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, fp32, medians of interleaved rounds.",
+        f"transformers {transformers.__version__}, fp32, medians of interleaved rounds. "
+        f"Load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}; "
+        "per CPU second is the steadier figure where others share the cores.",
         "",
         "| batch | engine tok/s | generate tok/s | ratio | engine tok/CPU-s | generate tok/CPU-s | ratio "
         "| equal outputs |",
