@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyCluster
             )
 
         def served() -> bool:
+            time.sleep(0.5)  # a look at the registry is dear, and the workers need the cores
             with urllib.request.urlopen(f"{cluster.url}/v1/models", timeout=10) as reply:
                 names = {model["id"] for model in json.loads(reply.read())["data"]}
             pools = [worker.model for worker in cluster.workers() if worker.pool == "encoder"]

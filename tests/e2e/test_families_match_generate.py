@@ -9,8 +9,9 @@ from support.traffic import ask, ask_all, expected, mixed_cases
 
 TOKENS = 64
 
+pytestmark = pytest.mark.timeout(300)
 
-@pytest.mark.timeout(240)
+
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
 async def test_mixed_requests_at_once_are_exact(families, family):
     cases = mixed_cases(24, seed=11)

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from triptych.ec_connector.store import EmbeddingStore
 from triptych.types import WorkerInfo
 
 #: Longest wait for anything in a test, in seconds; the machine may be busy.
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 
 def free_port() -> int:
@@ -44,7 +45,7 @@ def wait_for(what: str, holds: Callable[[], Any], patience: float = PATIENCE) ->
         value = holds()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise AssertionError(f"waited {patience:.0f} s for: {what}")
 
 
@@ -91,7 +92,9 @@ class Cluster:
             finally:
                 await store.close()
 
-        return asyncio.run(ask())
+        # In a thread: the caller may be a test with an event loop of its own.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, ask()).result(PATIENCE)
 
     def metrics(self, pool: str) -> list[dict[str, float]]:
         """Samples of every worker of the pool ("encoder", "pd"), or of the proxy, labels left out."""
