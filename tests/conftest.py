@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
+
+# Tiny models lose more at OpenMP's barriers than a second thread gives; read when torch is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
