@@ -26,6 +26,7 @@ from triptych.ec_connector.bulk import (
 from triptych.ec_connector.bulk_writer import BulkWriter
 from triptych.ec_connector.codec import Buffer, Damage, Head
 from triptych.ec_connector.control import Control, StoreFull, StoreUnavailable
+from triptych.errors import ConfigError
 from triptych.log import short
 from triptych.types import ItemPlan
 
@@ -38,6 +39,7 @@ __all__ = [
     "StoreFull",
     "StoreMemory",
     "StoreUnavailable",
+    "connect_configured",
 ]
 
 log = logging.getLogger(__name__)
@@ -334,6 +336,17 @@ class EmbeddingStore:
         """A word that stays while the store keeps its contents; another one: it was flushed or restarted."""
         word: bytes = await self.control.script(_EPOCH, [keys.EPOCH], uuid.uuid4().hex)
         return word.decode()
+
+
+async def connect_configured(url: str) -> EmbeddingStore:
+    """The store of --store; ConfigError when it cannot be reached."""
+    if not url:
+        raise ConfigError("--store is missing: give the store's address, such as unix:///run/store.sock")
+    try:
+        return await EmbeddingStore.connect(url)
+    except StoreUnavailable as error:
+        # The error names the store without its password.
+        raise ConfigError(f"--store cannot be reached ({error}): start it, or correct the address") from error
 
 
 def _parse_info(raw: bytes) -> dict[str, str]:

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from PIL import Image
-from prometheus_client import start_http_server
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads
-from triptych.errors import ConfigError
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity, model_identity
-from triptych.models.registry import load_encoder, resolve_dtype
+from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
+from triptych.worker_process import bind, metrics_server, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +39,9 @@ async def run(config: EncoderConfig) -> None:
     check_bind(config.host, config.internal_token)
     if config.advertise:
         check_advertise(config.advertise)
-    stop = _stop_signal()
+    stop = stop_signal()
     torch.set_num_threads(torch_threads(config))
-    store = await _connect(config.store)
+    store = await connect_configured(config.store)
     try:
         encoder, model = await asyncio.to_thread(_load, config)
         await _serve(config, encoder, model, store, stop)
@@ -62,7 +57,7 @@ async def _serve(
     stop: asyncio.Event,
 ) -> None:
     server = make_server(config.internal_token)
-    address = _bind(server, config)
+    address = bind(server, config)
     name = config.served_model_name or Path(config.model).resolve().name
     identity = WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex)
     metrics = EncoderMetrics(name)
@@ -74,7 +69,7 @@ async def _serve(
     healths = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healths, server)
     try:
-        with _metrics_server(config, metrics) as metrics_port:
+        with metrics_server(config, metrics.registry) as metrics_port:
             heartbeat = Heartbeat(Registry(store), worker_info(config, identity, metrics_port))
             worker.start()
             await server.start()
@@ -108,30 +103,11 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
     )
 
 
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
-
-
-async def _connect(url: str) -> EmbeddingStore:
-    if not url:
-        raise ConfigError("--store is missing: give the store's address, such as unix:///run/store.sock")
-    try:
-        return await EmbeddingStore.connect(url)
-    except StoreUnavailable as error:
-        raise ConfigError(
-            f"--store {url} cannot be reached ({error}): start it, or correct the address"
-        ) from error
-
-
 def _load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     """The tower, warm, and whose embeddings it makes."""
     start = time.monotonic()
     path = Path(config.model)
-    device = _device(config.device)
+    device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype)
     model = model_identity(path, dtype=dtype, revision=config.model_revision)
@@ -141,48 +117,11 @@ def _load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     return encoder, model
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
-    return device
-
-
 def warm_up(encoder: EncoderSide) -> None:
     """One small forward, so that the first request does not pay for lazy initialisation."""
     item = encoder.preprocess(Image.new("RGB", _WARM_UP_SIZE, "grey"), {})
     with torch.inference_mode():
         encoder.encode([item])
-
-
-def _bind(server: aio.Server, config: EncoderConfig) -> str:
-    """Binds the port and returns the address that others reach the worker at."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    try:
-        port = server.add_insecure_port(f"{host}:{config.port}")
-    except RuntimeError as error:
-        raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
-    address = config.advertise or f"{host}:{port}"
-    check_advertise(address)
-    return address
-
-
-@contextmanager
-def _metrics_server(config: EncoderConfig, metrics: EncoderMetrics) -> Iterator[int]:
-    """Serves /metrics; yields the port."""
-    try:
-        server, thread = start_http_server(config.metrics_port, addr=config.host, registry=metrics.registry)
-    except OSError as error:
-        raise ConfigError(f"--metrics-port {config.metrics_port} is taken: choose another one") from error
-    try:
-        yield int(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 def _parameter_bytes(encoder: EncoderSide) -> int:

@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from prometheus_client import start_http_server
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
@@ -26,12 +22,12 @@ from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
-from triptych.errors import ConfigError, Unavailable
+from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.errors import Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
-from triptych.models.registry import generation_defaults, load_decoder, resolve_dtype
+from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.engine import Engine
@@ -42,6 +38,7 @@ from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
+from triptych.worker_process import bind, metrics_server, stop_signal
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +69,8 @@ async def run(config: PDConfig) -> None:
     check_bind(config.host, config.internal_token)
     if config.advertise:
         check_advertise(config.advertise)
-    stop = _stop_signal()
-    store = await _connect(config.store)
+    stop = stop_signal()
+    store = await connect_configured(config.store)
     try:
         model = await asyncio.to_thread(load_model, config)
         await _serve(config, model, store, stop)
@@ -83,8 +80,9 @@ async def run(config: PDConfig) -> None:
 
 async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event) -> None:
     server = make_server(config.internal_token)
-    address = _bind(server, config)
-    with _metrics_server(config, metrics := PDMetrics(model.name)) as metrics_port:
+    address = bind(server, config)
+    metrics = PDMetrics(model.name)
+    with metrics_server(config, metrics.registry) as metrics_port:
         worker = PDWorker(config, model, metrics)
         info = worker.info(address, metrics_port)
         heartbeat = Heartbeat(Registry(store), info)
@@ -209,7 +207,7 @@ def load_model(config: PDConfig) -> LoadedModel:
     """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured."""
     start = time.monotonic()
     path = Path(config.model)
-    device = _device(config.device)
+    device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
     torch.set_num_threads(config.threads or default_threads(decoder.geometry.hidden_size))
@@ -220,59 +218,3 @@ def load_model(config: PDConfig) -> LoadedModel:
     log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name
     return LoadedModel(path, name, decoder, identity, generation_defaults(path), prompts, tokenizer)
-
-
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
-
-
-async def _connect(url: str) -> EmbeddingStore:
-    if not url:
-        raise ConfigError("--store is missing: give the store's address, such as unix:///run/store.sock")
-    try:
-        return await EmbeddingStore.connect(url)
-    except StoreUnavailable as error:
-        raise ConfigError(
-            f"--store {url} cannot be reached ({error}): start it, or correct the address"
-        ) from error
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
-    return device
-
-
-def _bind(server: aio.Server, config: PDConfig) -> str:
-    """Binds the port and returns the address that others reach the worker at."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    try:
-        port = server.add_insecure_port(f"{host}:{config.port}")
-    except RuntimeError as error:
-        raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
-    address = config.advertise or f"{host}:{port}"
-    check_advertise(address)
-    return address
-
-
-@contextmanager
-def _metrics_server(config: PDConfig, metrics: PDMetrics) -> Iterator[int]:
-    """Serves /metrics; yields the port."""
-    try:
-        server, thread = start_http_server(config.metrics_port, addr=config.host, registry=metrics.registry)
-    except OSError as error:
-        raise ConfigError(f"--metrics-port {config.metrics_port} is taken: choose another one") from error
-    try:
-        yield int(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)

@@ -20,7 +20,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cases() -> list[Case]:
-    return mixed_cases(28, seed=7, sizes=((160, 160), (128, 192)))
+    return mixed_cases(40, seed=15, sizes=((160, 160), (128, 192)))
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,7 @@ class Cluster:
     log: Path
     process: subprocess.Popen[bytes]
     extra: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _metrics_urls: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def store_url(self) -> str:
@@ -100,8 +101,12 @@ class Cluster:
         """Samples of every worker of the pool ("encoder", "pd"), or of the proxy, labels left out."""
         if pool == "proxy":
             return [scrape(f"{self.url}/metrics")]
-        ports = [w.capacity["metrics_port"] for w in self.workers() if w.pool == pool]
-        return [scrape(f"http://127.0.0.1:{port}/metrics") for port in ports]
+        try:
+            return [scrape(url) for url in self._metrics_urls[pool]]
+        except (KeyError, OSError):  # not asked before, or a worker has ended: look them up again
+            ports = [w.capacity["metrics_port"] for w in self.workers() if w.pool == pool]
+            self._metrics_urls[pool] = [f"http://127.0.0.1:{port}/metrics" for port in ports]
+            return [scrape(url) for url in self._metrics_urls[pool]]
 
     def total(self, pool: str, name: str) -> float:
         """One sample's sum over a pool."""

@@ -25,13 +25,12 @@ GAUGES = {
 
 def held(cluster: Cluster) -> dict[str, float]:
     """Every gauge of references, blocks, leases and jobs that is not zero."""
-    return {
-        f"{pool} {name}": samples[name]
-        for pool, names in GAUGES.items()
-        for samples in cluster.metrics(pool)
-        for name in names
-        if samples[name] != 0
-    }
+    values: dict[str, float] = {}
+    for pool, names in GAUGES.items():
+        workers = cluster.metrics(pool)
+        assert workers, f"no {pool} to ask"
+        values |= {f"{pool} {name}": samples[name] for samples in workers for name in names if samples[name]}
+    return values
 
 
 def assert_at_rest(cluster: Cluster) -> None:

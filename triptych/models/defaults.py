@@ -37,6 +37,17 @@ def generation_defaults(path: Path) -> GenerationDefaults:
     )
 
 
+def resolve_device(name: str) -> torch.device:
+    """The device of --device; ConfigError for an unknown one, or CUDA where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
+    return device
+
+
 def resolve_dtype(path: Path, device: torch.device | str, name: str = "auto") -> torch.dtype:
     """The torch dtype of a flag's value; `auto` is the checkpoint's on CUDA and float32 on a CPU."""
     if name != "auto":

@@ -12,7 +12,7 @@ import torch
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import read_config
-from triptych.models.defaults import generation_defaults, resolve_dtype
+from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.loading import KeyMap
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "generation_defaults",
     "load_decoder",
     "load_encoder",
+    "resolve_device",
     "resolve_dtype",
 ]
 
