@@ -80,6 +80,12 @@ class Cluster:
         """Process id of `encoder-0`, `pd-1`, `proxy` or `store`, once it has one."""
         return int(wait_for(f"a process id of {name}", lambda: self._state()["processes"].get(name)))
 
+    def names(self, pool: str) -> list[str]:
+        """Names of the pool's processes that live now."""
+        return [
+            name for name, pid in self._state()["processes"].items() if pid and name.startswith(f"{pool}-")
+        ]
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(name), number)
 

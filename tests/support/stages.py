@@ -1,4 +1,8 @@
-"""Holding a cluster open at one stage of its requests' lives, to break it just there."""
+"""Holding a cluster open at one stage of its requests' lives, to break it just there.
+
+Every stage begins with all encoders stopped (SIGSTOP) until enough requests have gathered, so that none is
+over before the stage is reached.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ async def hold(what: str, holds: Callable[[], bool]) -> None:
 
 
 def unfinished(cluster: Cluster) -> int:
-    return int(cluster.metrics("proxy")[0]["triptych_requests_in_flight"])
+    return int(cluster.total("proxy", "triptych_requests_in_flight"))
 
 
 async def assert_unfinished(cluster: Cluster) -> None:
@@ -26,39 +30,70 @@ async def assert_unfinished(cluster: Cluster) -> None:
     await hold(f"{UNFINISHED} requests in flight", lambda: unfinished(cluster) >= UNFINISHED)
 
 
-async def kill_queued(cluster: Cluster) -> None:
-    """Items wait for an encoder that has stopped."""
-    await hold("items waiting", lambda: cluster.metrics("proxy")[0]["triptych_waiting_items"] > 0)
+def close_gate(cluster: Cluster) -> None:
+    """Stops all encoders: requests with pictures gather in front of them."""
+    for pool in ("encoder", "pd"):
+        cluster.metrics(pool)  # a stopped worker cannot be looked up any more
+    for name in cluster.names("encoder"):
+        cluster.kill(name, signal.SIGSTOP)
+
+
+def open_gate(cluster: Cluster) -> None:
+    for name in cluster.names("encoder"):
+        cluster.kill(name, signal.SIGCONT)
+
+
+async def _let_go(cluster: Cluster) -> None:
     await assert_unfinished(cluster)
-    await asyncio.to_thread(cluster.kill, "encoder-0")
+    open_gate(cluster)
+
+
+async def kill_queued(cluster: Cluster) -> None:
+    """Items wait for encoders that have stopped."""
+    await hold("items waiting", lambda: cluster.total("proxy", "triptych_waiting_items") > 0)
+    await assert_unfinished(cluster)
+    cluster.kill("encoder-0")
+    open_gate(cluster)
 
 
 async def kill_encoding(cluster: Cluster) -> None:
     """The tower has an item."""
+    await _let_go(cluster)
     await hold("the tower at work", lambda: cluster.total("encoder", "triptych_encoder_inflight") > 0)
-    await asyncio.to_thread(cluster.kill, "encoder-0", signal.SIGSTOP)
+    cluster.kill("encoder-0", signal.SIGSTOP)
     await assert_unfinished(cluster)
-    await asyncio.to_thread(cluster.kill, "encoder-0")
+    cluster.kill("encoder-0")
 
 
 async def kill_saved(cluster: Cluster) -> None:
     """Embeddings are in the store, and the PD worker that should load them has stopped."""
+    await _let_go(cluster)
     await hold("admitted items", lambda: cluster.total("pd", "triptych_pd_reserved_bytes") > 0)
-    await asyncio.to_thread(cluster.kill, "pd-0", signal.SIGSTOP)
-    await hold("published bytes", lambda: cluster.metrics("proxy")[0]["triptych_published_bytes"] > 0)
+    for name in cluster.names("pd"):
+        cluster.kill(name, signal.SIGSTOP)
+    await hold("published bytes", lambda: cluster.total("proxy", "triptych_published_bytes") > 0)
     await assert_unfinished(cluster)
-    await asyncio.to_thread(cluster.kill, "pd-0")
+    cluster.kill("pd-0")
+    for name in cluster.names("pd"):
+        cluster.kill(name, signal.SIGCONT)
 
 
 async def kill_prefill(cluster: Cluster) -> None:
-    """Prompt chunks have been computed, and nobody has a token."""
-    await hold("a prefill under way", lambda: cluster.total("pd", "triptych_pd_chunked_prefills_total") > 0)
+    """Prompts with pictures are computed in chunks."""
+    before = cluster.total("pd", "triptych_pd_chunked_prefills_total")
+    await _let_go(cluster)
+    await hold("a prefill", lambda: cluster.total("pd", "triptych_pd_chunked_prefills_total") > before)
     await assert_unfinished(cluster)
-    await asyncio.to_thread(cluster.kill, "pd-0")
+    cluster.kill("pd-0")
 
 
 async def kill_midstream(cluster: Cluster) -> None:
-    """Tokens flow."""
-    await hold("tokens", lambda: cluster.total("pd", "vllm:generation_tokens_total") > 300)
+    """Tokens flow to requests with pictures."""
+    await _let_go(cluster)
+    await hold(
+        "pictures asked about", lambda: cluster.total("pd", "triptych_pd_encoder_cache_references") > 0
+    )
+    before = cluster.total("pd", "vllm:generation_tokens_total")
+    await hold("tokens", lambda: cluster.total("pd", "vllm:generation_tokens_total") > before + 50)
     await assert_unfinished(cluster)
-    await asyncio.to_thread(cluster.kill, "pd-0")
+    cluster.kill("pd-0")
