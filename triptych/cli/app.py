@@ -59,9 +59,11 @@ def proxy(**values: Any) -> None:
     if not values["store"]:
         raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
     _start("proxy", values)
+    import uvloop
+
     from triptych.proxy.service import run
 
-    asyncio.run(run(build(ProxyConfig, values)))
+    uvloop.run(run(build(ProxyConfig, values)))
 
 
 @app.command(help=f"Computes embeddings and saves them in the store. {MODEL_HELP}")
