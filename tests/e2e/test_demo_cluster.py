@@ -1,0 +1,62 @@
+"""What a new user does: serve the demo model, paste the line, end it with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from support.cluster import PATIENCE, start_cluster
+from triptych.demo import examples
+from triptych.launch.model_path import DEMO_MODEL
+from triptych.protos import proxy_pb2, proxy_pb2_grpc
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
+    cluster = start_cluster(DEMO_MODEL, tmp_path)
+    try:
+        pids = [cluster.pid(name) for name in ("proxy", "encoder-0", "pd-0", "store")]
+        assert str(examples.EXAMPLE_REQUEST) in cluster.log.read_text()
+        reply = cluster.post(json.loads(examples.EXAMPLE_REQUEST.read_text()))
+        assert reply["choices"][0]["message"]["content"] == examples.EXPECTED_ANSWER
+        asked = subprocess.run(
+            [sys.executable, "-m", "triptych.cli", "ask", examples.EXAMPLE_QUESTION, "--url", cluster.url]
+            + ["--image", str(examples.EXAMPLE_IMAGE)],
+            text=True, capture_output=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+        assert asked.stdout.strip() == examples.EXPECTED_ANSWER
+        assert _grpc_answer(cluster.grpc_address) == examples.EXPECTED_ANSWER
+        cluster.process.send_signal(signal.SIGINT)
+        assert cluster.process.wait(PATIENCE) == 0
+        assert not [pid for pid in pids if _alive(pid)]
+        assert not [path for path in tmp_path.iterdir() if path.is_socket() or path.name == "cluster.json"]
+    finally:
+        cluster.stop()
+
+
+def _grpc_answer(address: str) -> str:
+    parts = [
+        proxy_pb2.ChatPart(image=examples.EXAMPLE_IMAGE.read_bytes()),
+        proxy_pb2.ChatPart(text=examples.EXAMPLE_QUESTION),
+    ]
+    request = proxy_pb2.ChatRequest(messages=[proxy_pb2.ChatMessage(role="user", parts=parts)])
+    request.sampling.temperature = 0
+    request.sampling.max_tokens = 64
+    with grpc.insecure_channel(address) as channel:
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        return "".join(event.text for event in stub.Chat(request, timeout=PATIENCE))
