@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 import redis
 
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.stages import assert_unfinished, hold
+from support.stages import gathered, hold
 from support.traffic import STREAM_TOKENS, ask_all
 
 pytestmark = pytest.mark.timeout(300)
@@ -24,20 +25,23 @@ async def test_a_flushed_store_changes_no_answer(make_cluster, cases, reference)
     cluster = make_cluster(1, "--encoder-batch-patches", "1")
     answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
     await hold("an embedding", lambda: cluster.total("encoder", "triptych_encoder_tower_items_total") > 1)
-    await assert_unfinished(cluster)
+    await gathered(cluster)
     await asyncio.to_thread(_flush, cluster.store_url)
     assert_exact(reference, [answer.token_ids for answer in await answers])
     await asyncio.to_thread(assert_at_rest, cluster)
 
 
 @pytest.mark.slow
-async def test_a_store_that_is_killed_loses_nothing_and_stops_no_text(make_cluster, cases, reference):
+async def test_a_store_that_hangs_and_is_killed_loses_nothing_and_stops_no_text(
+    make_cluster, cases, reference
+):
     cluster = make_cluster(1, "--encoder-batch-patches", "1")
     texts = [index for index, case in enumerate(cases) if not case.images]
     answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
     await hold("an embedding", lambda: cluster.total("encoder", "triptych_encoder_tower_items_total") > 1)
-    await asyncio.to_thread(cluster.kill, "store")
+    cluster.kill("store", signal.SIGSTOP)
     alone = await ask_all(cluster.url, [cases[index] for index in texts], STREAM_TOKENS)
     assert_exact([reference[index] for index in texts], [answer.token_ids for answer in alone])
+    cluster.kill("store")
     assert_exact(reference, [answer.token_ids for answer in await answers])
     await asyncio.to_thread(assert_at_rest, cluster)

@@ -107,12 +107,21 @@ class Cluster:
         """Samples of every worker of the pool ("encoder", "pd"), or of the proxy, labels left out."""
         if pool == "proxy":
             return [scrape(f"{self.url}/metrics")]
-        try:
-            return [scrape(url) for url in self._metrics_urls[pool]]
-        except (KeyError, OSError):  # not asked before, or a worker has ended: look them up again
+        pages: list[dict[str, float]] = wait_for(f"metrics of the {pool} workers", lambda: self._pages(pool))
+        return pages
+
+    def _pages(self, pool: str) -> list[dict[str, float]] | None:
+        """None while a worker that has ended is still registered, or none is."""
+        if pool not in self._metrics_urls:
             ports = [w.capacity["metrics_port"] for w in self.workers() if w.pool == pool]
             self._metrics_urls[pool] = [f"http://127.0.0.1:{port}/metrics" for port in ports]
-            return [scrape(url) for url in self._metrics_urls[pool]]
+        try:
+            pages = [scrape(url) for url in self._metrics_urls[pool]]
+        except OSError:
+            pages = []
+        if not pages:
+            del self._metrics_urls[pool]
+        return pages or None
 
     def total(self, pool: str, name: str) -> float:
         """One sample's sum over a pool."""

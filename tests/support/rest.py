@@ -27,9 +27,8 @@ def held(cluster: Cluster) -> dict[str, float]:
     """Every gauge of references, blocks, leases and jobs that is not zero."""
     values: dict[str, float] = {}
     for pool, names in GAUGES.items():
-        workers = cluster.metrics(pool)
-        assert workers, f"no {pool} to ask"
-        values |= {f"{pool} {name}": samples[name] for samples in workers for name in names if samples[name]}
+        for samples in cluster.metrics(pool):
+            values |= {f"{pool} {name}": samples[name] for name in names if samples[name]}
     return values
 
 

@@ -31,8 +31,8 @@ QUESTIONS: tuple[tuple[tuple[Path, ...], str, str], ...] = (
     ),
     (
         (EXAMPLE_IMAGE, CROWDED_IMAGE),
-        "Which image has an orange triangle?",
-        "The second image has an orange triangle.",
+        "Which image has the most shapes?",
+        "The second image has the most shapes.",
     ),
 )
 
