@@ -22,7 +22,7 @@ CROWDED_IMAGE = FOLDER / "four_shapes.png"
 # Questions with their pictures and true answers, for a reader and for the tests.
 QUESTIONS: tuple[tuple[tuple[Path, ...], str, str], ...] = (
     ((EXAMPLE_IMAGE,), EXAMPLE_QUESTION, EXPECTED_ANSWER),
-    ((EXAMPLE_IMAGE,), "What colour is the circle?", "The circle is red."),
+    ((EXAMPLE_IMAGE,), "What is at the top left?", "There is a red circle at the top left."),
     ((CROWDED_IMAGE,), "How many shapes are there?", "There are four shapes."),
     (
         (EXAMPLE_IMAGE, AFTER_IMAGE),
