@@ -57,6 +57,16 @@ class PDServiceStub:
                 request_serializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_pd__pb2.StepEvents.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/triptych.v1.PDService/Tokenize',
+                request_serializer=triptych_dot_protos_dot_pd__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_pd__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/triptych.v1.PDService/Detokenize',
+                request_serializer=triptych_dot_protos_dot_pd__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_pd__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
 
 
 class PDServiceServicer:
@@ -93,6 +103,20 @@ class PDServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The token ids of a text or of a chat prompt as Submit would make them; items are not expanded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PDServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +139,16 @@ def add_PDServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_pd__pb2.StepEvents.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=triptych_dot_protos_dot_pd__pb2.TokenizeRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_pd__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=triptych_dot_protos_dot_pd__pb2.DetokenizeRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_pd__pb2.DetokenizeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -227,6 +261,60 @@ class PDService:
             '/triptych.v1.PDService/Attach',
             triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
             triptych_dot_protos_dot_pd__pb2.StepEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PDService/Tokenize',
+            triptych_dot_protos_dot_pd__pb2.TokenizeRequest.SerializeToString,
+            triptych_dot_protos_dot_pd__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PDService/Detokenize',
+            triptych_dot_protos_dot_pd__pb2.DetokenizeRequest.SerializeToString,
+            triptych_dot_protos_dot_pd__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

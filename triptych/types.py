@@ -84,11 +84,47 @@ class MMFeature:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """A form that decoding is held to.
+
+    `kind` is "json_object" (any object; `text` empty), "json_schema" (`text` is the schema), "regex"
+    (`text` matches the whole output) or "choices" (the output is one of `choices`).
+    """
+
+    kind: str
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with the natural logarithm of its probability before penalties, bias, temperature and cuts.
+
+    `text` has half characters as U+FFFD; `utf8` are the token's bytes.
+    """
+
+    token_id: int
+    logprob: float
+    text: str
+    utf8: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The log-probabilities of one output position; `top` has the likeliest tokens, likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. None means: the checkpoint's generation_config decides.
 
-    `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` are off. `max_tokens` None means: up to the
-    model length. `seed` is drawn by the proxy when the client gives none: a resumed request goes on alike.
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and `repetition_penalty == 1` are
+    off. `max_tokens` None means: up to the model length. `seed` is drawn by the proxy when the client gives
+    none: a resumed request goes on alike; `choice` tells the choices of one request apart. `logprobs` is the
+    number of likeliest tokens to report beside the chosen one; None reports nothing.
     """
 
     max_tokens: int | None = None
@@ -100,6 +136,14 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    choice: int = 0
+    logprobs: int | None = None
+    output_format: OutputFormat | None = None
 
 
 class FinishReason(enum.StrEnum):
