@@ -5,6 +5,9 @@ PD workers use vLLM's names, so that existing dashboards work; everything else i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (
@@ -29,22 +32,35 @@ _SECONDS = (
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+class _Makers(NamedTuple):
+    """Make metrics that carry one model's name."""
+
+    gauge: Callable[[str, str], Gauge]
+    counter: Callable[[str, str], Counter]
+    histogram: Callable[..., Histogram]
+
+
+def _makers(registry: CollectorRegistry, model_name: str) -> _Makers:
+    names = ["model_name"]
+
+    def gauge(name: str, text: str) -> Gauge:
+        return Gauge(name, text, names, registry=registry).labels(model_name)
+
+    def counter(name: str, text: str) -> Counter:
+        return Counter(name, text, names, registry=registry).labels(model_name)
+
+    def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return Histogram(name, text, names, registry=registry, buckets=buckets).labels(model_name)
+
+    return _Makers(gauge, counter, histogram)
+
+
 class PDMetrics:
     """Metrics of one PD worker. `model_name` labels all of them."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        names = ["model_name"]
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, names, registry=self.registry).labels(model_name)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, names, registry=self.registry).labels(model_name)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(model_name)
-
+        gauge, counter, histogram = _makers(self.registry, model_name)
         self.requests_running = gauge("vllm:num_requests_running", "requests in the running batch")
         self.requests_waiting = gauge("vllm:num_requests_waiting", "requests waiting for room or embeddings")
         self.kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "share of KV blocks in use, 0 to 1")
@@ -98,17 +114,7 @@ class EncoderMetrics:
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        names = ["model_name"]
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, names, registry=self.registry).labels(model_name)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, names, registry=self.registry).labels(model_name)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(name, text, names, registry=self.registry, buckets=buckets).labels(model_name)
-
+        gauge, counter, histogram = _makers(self.registry, model_name)
         self.queue_items = gauge("triptych_encoder_queue_items", "items waiting for the tower")
         self.planned_items = gauge("triptych_encoder_planned_items", "items planned and not yet run")
         self.inflight = gauge("triptych_encoder_inflight", "items in the tower or being saved")
