@@ -14,6 +14,9 @@ from triptych.types import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_SALT = 256
+MAX_BIASES = 1024
+#: Likeliest tokens of one position.
+MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 24
 _INT64 = 1 << 63
 _MAX_OPTIONS_BYTES = 16 << 10
@@ -45,6 +48,12 @@ def check_sampling(sampling: SamplingParams) -> SamplingParams:
     in_range("min_tokens", sampling.min_tokens, 0, MAX_TOKENS)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
+    in_range("presence_penalty", sampling.presence_penalty, -2, 2)
+    in_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
+    in_range("repetition_penalty", sampling.repetition_penalty, 0, 10, above=True)
+    in_range("min_p", sampling.min_p, 0, 1)
+    in_range("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
+    _check_bias(sampling)
     if len(sampling.stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
     if any(not text for text in sampling.stop):
@@ -52,6 +61,15 @@ def check_sampling(sampling: SamplingParams) -> SamplingParams:
     if any(not 0 <= token < 1 << 32 for token in sampling.stop_token_ids):
         raise InvalidRequest("stop_token_ids must be token ids", param="stop_token_ids")
     return sampling
+
+
+def _check_bias(sampling: SamplingParams) -> None:
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < 1 << 32:
+            raise InvalidRequest("logit_bias must name token ids", param="logit_bias")
+        in_range("logit_bias", bias, -100, 100)
 
 
 def seed_of(seed: int | None) -> int:

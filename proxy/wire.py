@@ -6,7 +6,14 @@ from triptych.errors import InvalidRequest, RequestError, error_from_code
 from triptych.hashing import check_mm_hash
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.lifecycle import ResumeState
-from triptych.types import DTYPE_BYTES, ItemPlan, SamplingParams
+from triptych.types import (
+    DTYPE_BYTES,
+    ItemPlan,
+    OutputFormat,
+    PositionLogprobs,
+    SamplingParams,
+    TokenLogprob,
+)
 
 
 def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
@@ -51,7 +58,35 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_p=sampling.min_p,
+        logit_bias=dict(sampling.logit_bias),
+        choice=sampling.choice,
+        logprobs=sampling.logprobs,
+        output_format=None if sampling.output_format is None else format_to_proto(sampling.output_format),
     )
+
+
+def format_to_proto(form: OutputFormat) -> common_pb2.OutputFormat:
+    if form.kind == "json_object":
+        return common_pb2.OutputFormat(json_object=True)
+    if form.kind == "json_schema":
+        return common_pb2.OutputFormat(json_schema=form.text)
+    if form.kind == "regex":
+        return common_pb2.OutputFormat(regex=form.text)
+    return common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=form.choices))
+
+
+def logprobs_from_proto(message: common_pb2.PositionLogprobs) -> PositionLogprobs:
+    return PositionLogprobs(
+        _token_from_proto(message.chosen), tuple(_token_from_proto(token) for token in message.top)
+    )
+
+
+def _token_from_proto(message: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.text, message.utf8)
 
 
 def resume_to_proto(resume: ResumeState) -> pd_pb2.Resume:
