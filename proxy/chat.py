@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -45,6 +45,17 @@ class ChatCall:
     timeout: float
     cache_salt: str = ""
     processor_options: Mapping[str, object] = field(default_factory=dict)
+    #: The principal's id where keys are in use.
+    tenant: str = ""
+
+    @property
+    def salt(self) -> str:
+        """Keeps apart what tenants and salts share: embeddings, text blocks, routes."""
+        if not self.tenant:
+            return self.cache_salt
+        # With its length in front, no tenant's end can be a salt's beginning; and no client's salt alone
+        # begins with a NUL.
+        return f"\0{len(self.tenant)}:{self.tenant}{self.cache_salt}"
 
     def images(self) -> list[ImagePart]:
         return [image for message in self.messages for image in message.images()]
@@ -83,7 +94,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """New output. A Struct, since one is made per token: a frozen dataclass takes 5 times as long."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

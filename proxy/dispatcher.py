@@ -24,13 +24,14 @@ from triptych.errors import (
 from triptych.metrics import ProxyMetrics
 from triptych.protos import pd_pb2
 from triptych.proxy import lifecycle as do
-from triptych.proxy.chat import ChatCall, Output
+from triptych.proxy.chat import ChatCall, Delta, Output
 from triptych.proxy.encoder_client import JobReady
 from triptych.proxy.flow import Flow
 from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
 from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
+from triptych.proxy.session import CURRENT
 from triptych.proxy.splitter import split
 from triptych.proxy.wire import error_from_proto
 from triptych.types import ItemPlan, Usage
@@ -81,7 +82,7 @@ class Dispatcher:
         self._router = PDRouter(
             pool,
             proxy_id,
-            RouterSink(self._pd_event, self._pd_lost, self._accepted, self._refused),
+            RouterSink(self._pd_events, self._pd_lost, self._accepted, self._refused),
         )
         pool.on_change = self._pool_changed
         pool.on_lost = self._worker_lost
@@ -124,6 +125,9 @@ class Dispatcher:
 
         Closing the iterator cancels the request everywhere.
         """
+        session = CURRENT.get()
+        if session is not None:
+            call = replace(call, tenant=session.tenant)
         self._check_admission(call)
         flow = self._open(call)
         timer = asyncio.get_running_loop().call_at(flow.deadline, self._deadline, flow)
@@ -142,6 +146,8 @@ class Dispatcher:
             timer.cancel()
             self._carry_out(flow, flow.lifecycle.client_gone())
             self._close(flow)
+            if session is not None:
+                session.charge(flow.tokens)
 
     def resolve_model(self, name: str) -> str:
         """The served name that a request means; an empty one means the only one."""
@@ -328,15 +334,26 @@ class Dispatcher:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _pd_event(self, event: pd_pb2.RequestEvent) -> None:
-        flow = self._flows.get(event.request_id)
-        if flow is None:
-            return
-        machine, attempt, kind = flow.lifecycle, event.attempt, event.WhichOneof("body")
-        if kind == "tokens":
+    def _pd_events(self, events: Iterable[pd_pb2.RequestEvent]) -> None:
+        """One step's news. Nearly all of it is tokens, which take no detour over instructions."""
+        flows = self._flows
+        for event in events:
+            flow = flows.get(event.request_id)
+            if flow is None:
+                continue
+            if not event.HasField("tokens"):
+                self._pd_event(flow, event)
+                continue
             tokens = event.tokens
-            self._carry_out(flow, machine.tokens(attempt, tokens.position, tokens.token_ids, tokens.text))
-        elif kind == "finished":
+            shown = flow.lifecycle.tokens(event.attempt, tokens.position, tokens.token_ids[:], tokens.text)
+            if isinstance(shown, Delta):
+                flow.emit_tokens(shown)
+            else:
+                self._carry_out(flow, shown)
+
+    def _pd_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
+        machine, attempt, kind = flow.lifecycle, event.attempt, event.WhichOneof("body")
+        if kind == "finished":
             self._finished(flow, attempt, event.finished)
         elif kind == "admitted":
             placements = [(place.offset, place.length) for place in event.admitted.placements]

@@ -47,6 +47,12 @@ class Flow:
     def resumed(self) -> bool:
         return self.lifecycle.attempt > 1
 
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens that the request has used so far."""
+        machine = self.lifecycle
+        return len(machine.prompt_token_ids or ()) + len(machine.output_token_ids)
+
     def sources(self, processor_options: str) -> dict[str, ItemSource]:
         """What an encoder needs of each distinct item."""
         assert self.split is not None and self.binding is not None
@@ -57,7 +63,7 @@ class Flow:
                 modality="image",
                 media=item.media,
                 processor_options=processor_options,
-                salt=self.call.cache_salt,
+                salt=self.call.salt,
                 request_id=self.call.request_id,
                 deadline=self.deadline,
                 looked_up=self.looked_up,
@@ -65,11 +71,13 @@ class Flow:
             for item in self.split.items
         }
 
+    def emit_tokens(self, delta: Delta) -> None:
+        if self.first_token is None and delta.token_ids:
+            self.first_token = time.monotonic()
+        self.outbox.put(delta)
+
     def emit(self, output: Output) -> None:
-        if isinstance(output, Delta):
-            if self.first_token is None and output.token_ids:
-                self.first_token = time.monotonic()
-        elif isinstance(output, Done):
+        if isinstance(output, Done):
             self.status = 200
             self.prompt_tokens = output.usage.prompt_tokens
             self.completion_tokens = output.usage.completion_tokens

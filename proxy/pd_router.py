@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ _OUR_FAULT = (
 class RouterSink:
     """Where the router's news goes."""
 
-    event: Callable[[pd_pb2.RequestEvent], None]
+    events: Callable[[Iterable[pd_pb2.RequestEvent]], None]
     lost: Callable[[str, int], None]
     accepted: Callable[[Flow, int], None]
     refused: Callable[[Flow, int, RequestError], None]
@@ -49,7 +49,7 @@ class PDRouter:
         self._pool = pool
         self._proxy_id = proxy_id
         self._sink = sink
-        self._link_sink = LinkSink(sink.event, sink.lost, self.pump)
+        self._link_sink = LinkSink(sink.events, sink.lost, self.pump)
         self._links: dict[str, PDLink] = {}
         self._waiting: dict[str, tuple[Flow, Submit]] = {}
         self._affinity = PrefixAffinity()
@@ -210,7 +210,7 @@ class PDRouter:
             timeout=max(remaining, 0.1),
             messages=flow.split.messages,
             sampling=sampling_to_proto(flow.call.sampling),
-            salt=flow.call.cache_salt,
+            salt=flow.call.salt,
         )
         for item in flow.split.items:
             state = pd_pb2.ITEM_STATE_READY if item.mm_hash in order.ready else pd_pb2.ITEM_STATE_PENDING

@@ -56,7 +56,7 @@ def make_item(call: ChatCall, namespace: str, image: ImagePart) -> SplitItem:
         namespace=namespace,
         modality=MODALITY,
         processor_options=call.processor_options,
-        salt=call.cache_salt,
+        salt=call.salt,
     )
     return SplitItem(key, media, image.param)
 
@@ -93,7 +93,7 @@ def _pd_message(message: ChatMessage) -> dict[str, object]:
 def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:
     """One digest per message, each over all messages and items up to it: equal prefixes share KV blocks."""
     chain: list[str] = []
-    last = framed_digest((("salt", call.cache_salt.encode()),))
+    last = framed_digest((("salt", call.salt.encode()),))
     keys = iter(items)
     for message in call.messages:
         fields = [("last", last.encode()), ("message", msgspec.json.encode(_pd_message(message)))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from triptych.errors import ConfigError
@@ -37,9 +38,22 @@ def format_size(nbytes: int) -> str:
     raise AssertionError
 
 
-def flag(default: T, help: str, *, size: bool = False, choices: tuple[str, ...] = ()) -> T:
-    """A field that is a flag. `size` fields take "512MiB" and hold bytes."""
-    return field(default=default, metadata={"help": help, "size": size, "choices": choices})  # type: ignore[return-value]
+def flag(
+    default: T,
+    help: str,
+    *,
+    size: bool = False,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+    many: bool = False,
+) -> T:
+    """A field that is a flag. `size` fields take "512MiB" and hold bytes.
+
+    `secret` values reach our own processes by their environment, never by their command line; those of
+    `many` may be given several times, and are joined by commas.
+    """
+    metadata = {"help": help, "size": size, "choices": choices, "secret": secret, "many": many}
+    return field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,10 @@ class ServiceConfig:
     """What every service needs."""
 
     store: str = flag("", "store address: unix:///path/to/socket or redis://host:port/0")
-    internal_token: str = flag("", "shared secret of the cluster's gRPC; needed for non-loopback binds")
+    internal_token: str = flag(
+        "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
+    )
+    internal_token_file: str = flag("", "file that holds the internal token, in place of the flag")
     log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
     metrics_port: int = flag(0, "port of /metrics and /health of this process; 0 picks a free one")
 
@@ -101,9 +118,31 @@ class ProxyConfig(ServiceConfig):
     grpc_port: int = flag(8001, "gRPC port")
     max_images: int = flag(16, "images in one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)
+    media_urls: bool = flag(True, "fetch pictures from http(s) URLs")
+    media_timeout: float = flag(30.0, "seconds to fetch one picture, with redirects and retries")
+    media_fetches: int = flag(64, "pictures fetched at once")
+    max_media_bytes: int = flag(64 * MIB, "largest file of one picture, at most 64MiB", size=True)
+    media_memory: int = flag(GIB, "memory for the pictures of requests in flight", size=True)
+    media_disk: int = flag(4 * GIB, "disk for those above 1MiB", size=True)
+    spool_folder: str = flag("", "where those go; the system's temporary folder by default")
+    allow_media_hosts: str = flag("", "hosts, by comma, that pictures may come from at any address and port")
+    allow_media_networks: str = flag(
+        "", "networks, by comma, that pictures may come from though they are not public"
+    )
+    allowed_media_folder: str = flag("", "folder that file: URLs may name; none by default")
     max_queue: int = flag(256, "requests in flight before new ones get 429")
     request_timeout: float = flag(300.0, "seconds that a request may take")
     store_memory: int = flag(0, "the store's byte budget; 0: as the store says", size=True)
+    api_key: str = flag("", "key that clients must send; several with commas", secret=True, many=True)
+    api_key_file: str = flag("", "file of hashed keys with names and limits; re-read when it changes")
+    auth: bool = flag(True, "a non-loopback --host needs API keys; --no-auth where a gateway asks for them")
+    key_requests_per_minute: int = flag(0, "requests of one key in a minute; 0: no limit")
+    key_tokens_per_minute: int = flag(0, "prompt and output tokens of one key in a minute; 0: no limit")
+    key_concurrent_requests: int = flag(0, "requests of one key at once; 0: no limit")
+    metrics_port: int = flag(
+        0, "port of its own for the proxy's /metrics; 0: on the HTTP port, by key where keys are in use"
+    )
+    metrics_host: str = flag("", "address to bind --metrics-port to; --host's by default")
 
 
 def flags_of(config: type[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -111,9 +150,40 @@ def flags_of(config: type[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
     return [(f.name, f.default, dict(f.metadata)) for f in fields(config) if "help" in f.metadata]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what is bound to `host`."""
+    return host in ("127.0.0.1", "::1", "localhost")
+
+
+def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) -> None:
+    """ConfigError when everybody could use the cluster and nobody has said that they may."""
+    if not auth and (api_key or api_key_file):
+        raise ConfigError("--no-auth and API keys contradict each other: leave one of them out")
+    if auth and not is_loopback(host) and not api_key and not api_key_file:
+        raise ConfigError(
+            f"--host {host} is reachable from other machines: give --api-key-file or --api-key "
+            "(`triptych key NAME` makes one), say --no-auth where a gateway asks for keys, or bind 127.0.0.1"
+        )
+
+
+def read_internal_token(token: str, path: str) -> str:
+    """The cluster's token, from the flag or from the file. ConfigError when it cannot be told."""
+    if not path:
+        return token
+    if token:
+        raise ConfigError("--internal-token and --internal-token-file are both set: leave one of them out")
+    try:
+        content = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(f"--internal-token-file {path} cannot be read") from None
+    if not content or not content.isascii() or not content.isprintable():
+        raise ConfigError(f"--internal-token-file {path} must hold one line of printable ASCII characters")
+    return content
+
+
 def check_bind(host: str, internal_token: str) -> None:
     """ConfigError when a worker's gRPC server would be reachable from outside without a token."""
-    if host not in ("127.0.0.1", "::1", "localhost") and not internal_token:
+    if not is_loopback(host) and not internal_token:
         raise ConfigError(
             f"--host {host} is reachable from other machines: set --internal-token, or bind 127.0.0.1"
         )

@@ -4,8 +4,10 @@ TriptychError
 ├── ConfigError          a flag, file or environment that cannot work; exit code 2
 └── RequestError         one request cannot be served; carries status, code, param
     ├── InvalidRequest   400  the client's input; `param` names the field
+    ├── Unauthorized     401  the API key is missing or opens nothing
     ├── TooLarge         413  a limit on size
     ├── Overloaded       429  try again after `retry_after` seconds
+    │   └── RateLimited       the limits of the client's API key
     ├── Unavailable      503  nobody can do it now; try again after `retry_after` seconds
     ├── DeadlineExceeded 504  its time is over
     └── InternalError    500  our fault
@@ -47,6 +49,12 @@ class TooLarge(InvalidRequest):
     code = "request_too_large"
 
 
+class Unauthorized(RequestError):
+    status = 401
+    code = "invalid_api_key"
+    grpc_status = "UNAUTHENTICATED"
+
+
 class NotFound(InvalidRequest):
     status = 404
     code = "not_found"
@@ -57,6 +65,10 @@ class Overloaded(RequestError):
     status = 429
     code = "overloaded"
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class RateLimited(Overloaded):
+    code = "rate_limit_exceeded"
 
 
 class Unavailable(RequestError):
@@ -79,9 +91,11 @@ _BY_CODE: dict[str, type[RequestError]] = {
     cls.code: cls
     for cls in (
         InvalidRequest,
+        Unauthorized,
         TooLarge,
         NotFound,
         Overloaded,
+        RateLimited,
         Unavailable,
         DeadlineExceeded,
         InternalError,

@@ -150,6 +150,7 @@ class ProxyMetrics:
             return Counter(name, text, labels, registry=self.registry)
 
         self.requests = counter("triptych_requests", "requests ended", "status")
+        self.refusals = counter("triptych_refusals", "requests refused for their API key", "reason")
         self.in_flight = gauge("triptych_requests_in_flight", "requests that have not ended")
         self.encoder_jobs = counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
         self.items = counter("triptych_items", "items of requests, by where they were found", "result")
@@ -159,6 +160,15 @@ class ProxyMetrics:
             "triptych_published_bytes", "bytes published in the store and not yet loaded"
         )
         self.workers = gauge("triptych_workers", "live workers", "pool")
+        self.media_bytes = gauge("triptych_media_bytes", "media of requests in flight", "place")
+        self.media_fetches = counter("triptych_media_fetches", "media fetched by URL, by outcome", "result")
+        self.media_fetched_bytes = counter("triptych_media_fetched_bytes", "bytes of media fetched by URL")
+        self.media_fetch_seconds = Histogram(
+            "triptych_media_fetch_seconds",
+            "one fetch with its redirects and retries",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
         self.waiting_items = gauge("triptych_waiting_items", "items that wait for an encoder")
         self.time_to_first_token = Histogram(
             "triptych_time_to_first_token_seconds",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -72,10 +72,10 @@ def _refusal(handler: Any) -> Any:
     return make(body, handler.request_deserializer, handler.response_serializer)
 
 
-def make_server(token: str = "") -> aio.Server:
+def make_server(token: str = "", interceptors: Sequence[aio.ServerInterceptor] = ()) -> aio.Server:
     """An asyncio gRPC server that demands `token` (none: open) from every call but health checks."""
-    interceptors = [_TokenCheck(token)] if token else []
-    return aio.server(interceptors=interceptors, options=_OPTIONS)
+    checks = [_TokenCheck(token)] if token else []
+    return aio.server(interceptors=[*checks, *interceptors], options=_OPTIONS)
 
 
 def make_channel(address: str, token: str = "") -> aio.Channel:

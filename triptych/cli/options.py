@@ -47,6 +47,9 @@ def option(name: str, default: Any, metadata: dict[str, Any]) -> Callable[[F], F
         return click.option(flag, **common | {"type": SizeType(), "default": format_size(default)})
     if metadata.get("choices"):
         return click.option(flag, **common, type=click.Choice(metadata["choices"]))
+    if metadata.get("many"):
+        common |= {"multiple": True, "default": (), "show_default": "none"}
+        return click.option(flag, **common, callback=lambda context, option, given: ",".join(given))
     if default == "":
         common["show_default"] = "none"
     return click.option(flag, **common, type=type(default))
@@ -75,9 +78,11 @@ def build(config: type[C], values: dict[str, Any], **given: Any) -> C:
 
 
 def arguments(config: type[Any], values: dict[str, Any]) -> list[str]:
-    """The command line that gives a process of our own these values of the config's flags."""
+    """The command line that gives a process of our own these values of the config's flags, but secrets."""
     words: list[str] = []
-    for name, default, _ in flags_of(config):
+    for name, default, metadata in flags_of(config):
+        if metadata["secret"]:
+            continue
         value = values.get(name, default)
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
@@ -85,3 +90,12 @@ def arguments(config: type[Any], values: dict[str, Any]) -> list[str]:
         else:
             words += [flag, str(value)]
     return words
+
+
+def secrets_of(config: type[Any], values: dict[str, Any]) -> dict[str, str]:
+    """The environment that gives a process of our own the secrets among the config's flags."""
+    return {
+        ENV_PREFIX + name.upper(): str(values.get(name, default))
+        for name, default, metadata in flags_of(config)
+        if metadata["secret"]
+    }

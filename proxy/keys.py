@@ -1,0 +1,133 @@
+"""API keys: who they stand for and what each may use. Pure values; `key_ring` reads the file.
+
+A key file has one key per line, `#` begins a comment:
+
+    alice  sha256:9f86d081884c7d65…  requests-per-minute=600 concurrent-requests=8
+
+Keys are 256 random bits, so that a plain SHA-256 tells nothing of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from triptych.errors import ConfigError
+
+#: Shorter ones can be guessed.
+LEAST_KEY_CHARS = 16
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What the keys of one name may use together; 0 is no limit."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrent_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whom a key stands for. Keys of one name are one principal: a new key and the one that it replaces."""
+
+    id: str
+    limits: KeyLimits
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """`digest`: SHA-256 of the key."""
+
+    digest: bytes
+    principal: Principal
+
+
+class KeyTable:
+    """All keys that open the door."""
+
+    def __init__(self, entries: Iterable[KeyEntry]) -> None:
+        self._entries = tuple(entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, key: bytes) -> Principal | None:
+        """Whose key it is, in a time that depends neither on the key nor on its place in the table."""
+        digest = hashlib.sha256(key).digest()
+        found: Principal | None = None
+        for entry in self._entries:
+            if hmac.compare_digest(digest, entry.digest):
+                found = entry.principal
+        return found
+
+
+def parse_key_lines(text: str, defaults: KeyLimits) -> list[KeyEntry]:
+    """The entries of a key file; `defaults` are the limits that a line does not name.
+
+    ConfigError names the line and what is wrong with it, never its content.
+    """
+    entries: list[KeyEntry] = []
+    known: dict[str, Principal] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        entry = _entry(f"line {number}", words, defaults)
+        principal = known.setdefault(entry.principal.id, entry.principal)
+        if principal != entry.principal:
+            raise ConfigError(f"line {number}: the lines of {principal.id} give different limits")
+        entries.append(entry)
+    return entries
+
+
+def _entry(where: str, words: Sequence[str], defaults: KeyLimits) -> KeyEntry:
+    if not _NAME.fullmatch(words[0]):
+        raise ConfigError(f"{where}: a name has 1 to 64 letters, digits, '.', '_' or '-'")
+    match = _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
+    if match is None:
+        raise ConfigError(
+            f"{where}: write NAME sha256:<64 hex characters>, as `triptych key NAME` prints it; "
+            "a key itself does not belong here"
+        )
+    limits = defaults
+    for word in words[2:]:
+        limits = _with_limit(where, limits, word)
+    return KeyEntry(bytes.fromhex(match[1]), Principal(words[0], limits))
+
+
+def _with_limit(where: str, limits: KeyLimits, word: str) -> KeyLimits:
+    name, _, value = word.partition("=")
+    field = name.replace("-", "_")
+    if "_" in name or field not in KeyLimits.__slots__ or not (value.isascii() and value.isdigit()):
+        known = ", ".join(f"{slot.replace('_', '-')}=N" for slot in KeyLimits.__slots__)
+        raise ConfigError(f"{where}: after the digest come {known}")
+    return replace(limits, **{field: int(value)})
+
+
+def parse_plain_keys(text: str, limits: KeyLimits) -> list[KeyEntry]:
+    """The entries of `--api-key`: keys with commas between them. Each is a principal of its own."""
+    entries: list[KeyEntry] = []
+    for key in filter(None, (word.strip() for word in text.split(","))):
+        if len(key) < LEAST_KEY_CHARS:
+            raise ConfigError(
+                f"--api-key: a key has at least {LEAST_KEY_CHARS} characters; `triptych key NAME` makes one"
+            )
+        digest = hashlib.sha256(key.encode()).digest()
+        # No name in a key file holds a colon: it cannot be taken for this one.
+        entries.append(KeyEntry(digest, Principal(f"flag:{digest.hex()[:32]}", limits)))
+    return entries
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A new key, and the line of a key file that lets it in. ConfigError for what cannot be a name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name[:80]!r} is no name: use 1 to 64 letters, digits, '.', '_' or '-'")
+    key = f"tk-{secrets.token_urlsafe(32)}"
+    return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"
