@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -20,30 +21,51 @@ from triptych.errors import ConfigError, InvalidRequest
 
 log = logging.getLogger(__name__)
 
+#: What a template gets from us alone.
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
 
 class ChatTemplate:
     """Renders messages. `variables` are the special tokens that templates name, such as `bos_token`."""
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
         self._variables = dict(variables or {})
+        environment = _environment()
+        self._reserved = _RESERVED | self._variables.keys() | environment.globals.keys()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"the checkpoint's chat template is no jinja: line {error.lineno}: {error.message}"
             ) from error
+        self._takes_tools = "tools" in named
         #: Whether the template reads content as a list of parts; else it only takes strings.
         self.takes_parts = self._takes_parts()
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text up to the assistant's turn; InvalidRequest with what the template objects to."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text, up to the assistant's turn where `generation_prompt` is set.
+
+        InvalidRequest with what the template objects to, or naming tools or variables that it cannot have.
+        """
+        self._check(tools, variables or {})
         try:
             return self._template.render(
-                messages=[self._shaped(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._variables,
+                {
+                    **(variables or {}),
+                    **self._variables,
+                    "messages": [self._shaped(message) for message in messages],
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": generation_prompt,
+                }
             )
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template: {error}", param="messages") from error
@@ -58,11 +80,21 @@ class ChatTemplate:
                 param="messages",
             ) from error
 
+    def _check(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> None:
+        if tools and not self._takes_tools:
+            raise InvalidRequest("this model's chat template takes no tools: leave them out", param="tools")
+        if reserved := sorted(variables.keys() & self._reserved):
+            raise InvalidRequest(
+                f"chat_template_kwargs may not set {', '.join(reserved)}", param="chat_template_kwargs"
+            )
+
     def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The message with its content as the template reads it."""
         content = message["content"]
         if self.takes_parts:
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            # Beside tool calls an empty content has to stay empty: templates ask for it.
+            texts = [{"type": "text", "text": content}] if content or not message.get("tool_calls") else []
+            parts = texts if isinstance(content, str) else content
             return {**message, "content": parts}
         if isinstance(content, str):
             return dict(message)

@@ -12,7 +12,7 @@ from triptych.pd_worker.output_text import OutputText, TokenDecoder
 from triptych.pd_worker.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import resolve
-from triptych.pd_worker.wire import plan_from_proto, sampling_from_proto
+from triptych.pd_worker.wire import plan_from_proto, sampling_from_proto, template_from_proto
 from triptych.protos import pd_pb2
 from triptych.types import ItemPlan
 
@@ -56,9 +56,10 @@ class Intake:
             self._defaults,
             len(prompt.token_ids),
             self._max_model_len,
+            "prompt" if message.HasField("prompt") else "messages",
         )
         received = list(resume.output_token_ids) if resume else []
-        self._check_tokens(received)
+        self._check_tokens(received, "output_token_ids", "resume")
         output = OutputText(self._tokenizer, sampling, received, resume.text_sent_chars if resume else 0)
         positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
         return EngineRequest(
@@ -80,6 +81,22 @@ class Intake:
             output_token_ids=received,
             resumed_tokens=len(received),
         )
+
+    def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
+        """The token ids that Submit would make of this prompt, items not expanded. RequestError."""
+        if message.HasField("prompt"):
+            if message.messages:
+                raise InvalidRequest("prompt stands alone, without messages", param="prompt")
+            token_ids: Sequence[int] = self._raw_prompt(message.prompt).token_ids
+        else:
+            token_ids = self._prompts.tokenize(message.messages, template_from_proto(message.template))
+        return pd_pb2.TokenizeReply(token_ids=token_ids, max_model_len=self._max_model_len)
+
+    def detokenize(self, message: pd_pb2.DetokenizeRequest) -> pd_pb2.DetokenizeReply:
+        """The text of the ids, special tokens included. RequestError."""
+        self._check_tokens(message.token_ids, "tokens", "tokens")
+        text = self._tokenizer.decode(list(message.token_ids), skip_special_tokens=False)
+        return pd_pb2.DetokenizeReply(text=text)
 
     def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
         for field in ("request_id", "proxy_id"):
@@ -125,12 +142,21 @@ class Intake:
     def _prompt(
         self, message: pd_pb2.SubmitRequest, resume: pd_pb2.Resume | None, plans: Sequence[ItemPlan]
     ) -> Prompt:
-        if resume is None or not resume.prompt_token_ids:
-            return self._prompts.build(message.messages, plans)
-        places = [(place.offset, place.length) for place in resume.placements]
-        return self._prompts.take_up(tuple(resume.prompt_token_ids), places, plans)
+        if resume is not None and resume.prompt_token_ids:
+            places = [(place.offset, place.length) for place in resume.placements]
+            return self._prompts.take_up(tuple(resume.prompt_token_ids), places, plans)
+        if not message.HasField("prompt"):
+            return self._prompts.build(message.messages, plans, template_from_proto(message.template))
+        if message.messages or plans:
+            raise InvalidRequest("prompt stands alone, without messages and items", param="prompt")
+        return self._raw_prompt(message.prompt)
 
-    def _check_tokens(self, token_ids: Sequence[int]) -> None:
+    def _raw_prompt(self, prompt: pd_pb2.RawPrompt) -> Prompt:
+        if prompt.WhichOneof("body") == "token_ids":
+            return self._prompts.build_token_ids(prompt.token_ids.ids)
+        return self._prompts.build_text(prompt.text)
+
+    def _check_tokens(self, token_ids: Sequence[int], name: str, param: str) -> None:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
-            raise InvalidRequest(f"output_token_ids must be from 0 to {vocab_size - 1}", param="resume")
+            raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)

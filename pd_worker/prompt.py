@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
 from triptych.errors import InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.chat_template import ChatTemplate, read_template
+from triptych.pd_worker.messages import (
+    Message,
+    TemplateOptions,
+    TextPart,
+    for_template,
+    parse_messages,
+    parse_tools,
+    parse_variables,
+    protect_json,
+)
 from triptych.pd_worker.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.types import ItemPlan, MMFeature, Placement
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
 _MOST_CHARS_PER_TOKEN = 128
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
-    text: str
-
-
-class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """An item slot."""
-
-
-class Message(msgspec.Struct, frozen=True):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart]
+_NO_OPTIONS = TemplateOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +50,41 @@ class PromptBuilder:
         self._decoder = decoder
         self._max_model_len = max_model_len
 
-    def build(self, messages: bytes, plans: Sequence[ItemPlan]) -> Prompt:
+    def build(
+        self, messages: bytes, plans: Sequence[ItemPlan], options: TemplateOptions = _NO_OPTIONS
+    ) -> Prompt:
         """The prompt of Submit's JSON messages; InvalidRequest names what is wrong."""
         parsed = parse_messages(messages)
-        slots = sum(
-            isinstance(part, ImagePart)
-            for m in parsed
-            if not isinstance(m.content, str)
-            for part in m.content
-        )
+        slots = sum(message.slots for message in parsed)
         if slots != len(plans):
             raise InvalidRequest(
                 f"messages hold {slots} images, but {len(plans)} items came", param="messages"
             )
-        try:
-            text = self._template.render([self._protected(message) for message in parsed])
-            most = self._max_model_len * _MOST_CHARS_PER_TOKEN
-            if len(text) > most:
-                raise InvalidRequest(
-                    f"the prompt has {len(text)} characters, which is more than the {self._max_model_len} "
-                    "tokens that the model takes: shorten messages",
-                    param="messages",
-                )
-            token_ids = self._tokenizer.encode(text)
-        except UnicodeError as error:
-            raise InvalidRequest("messages hold text that is no Unicode", param="messages") from error
-        return self._expand(token_ids, plans)
+        return self._expand(self._encode(parsed, options), plans)
+
+    def build_text(self, text: str) -> Prompt:
+        """The prompt of a text that no template touches.
+
+        Special tokens in it count, as the tokenizer has them; an image token stays plain text.
+        """
+        self._check_length(text, "prompt")
+        return self._raw(tuple(self._tokenizer.encode_raw(text)))
+
+    def build_token_ids(self, token_ids: Sequence[int]) -> Prompt:
+        """The prompt of token ids; InvalidRequest for those that the model lacks, and for image tokens."""
+        vocab_size = self._decoder.geometry.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise InvalidRequest(f"prompt holds token ids beyond {vocab_size - 1}", param="prompt")
+        if self._decoder.image_token_id in token_ids:
+            raise InvalidRequest("prompt holds image tokens: images come in messages", param="prompt")
+        return self._raw(tuple(token_ids))
+
+    def tokenize(self, messages: bytes, options: TemplateOptions = _NO_OPTIONS) -> list[int]:
+        """Token ids of a chat's prompt, each item still one token."""
+        parsed = parse_messages(messages)
+        token_ids = self._encode(parsed, options)
+        self._check_slots(token_ids, sum(message.slots for message in parsed))
+        return token_ids
 
     def take_up(
         self, token_ids: Sequence[int], placements: Sequence[tuple[int, int]], plans: Sequence[ItemPlan]
@@ -109,24 +116,51 @@ class PromptBuilder:
         if image is not None and token_ids.count(image) != placed:
             raise InvalidRequest("prompt_token_ids hold image tokens outside placements", param="resume")
 
-    def _protected(self, message: Message) -> dict[str, Any]:
-        protect = self._tokenizer.protect
-        if isinstance(message.content, str):
-            return {"role": message.role, "content": protect(message.content)}
-        parts = [
-            {"type": "text", "text": protect(part.text)} if isinstance(part, TextPart) else {"type": "image"}
-            for part in message.content
-        ]
-        return {"role": message.role, "content": parts}
+    def _raw(self, token_ids: tuple[int, ...]) -> Prompt:
+        if not token_ids:
+            raise InvalidRequest("prompt must hold at least one token", param="prompt")
+        return Prompt(token_ids, ())
 
-    def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
+    def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        try:
+            text = self._render(messages, options)
+            self._check_length(text, "messages")
+            return self._tokenizer.encode(text)
+        except UnicodeError as error:
+            raise InvalidRequest("messages hold text that is no Unicode", param="messages") from error
+
+    def _render(self, messages: Sequence[Message], options: TemplateOptions) -> str:
+        protect = self._tokenizer.protect
+        shaped = [for_template(message, index, protect) for index, message in enumerate(messages)]
+        mark = _mark_end(messages[-1], shaped[-1]) if options.continue_final_message else ""
+        text = self._template.render(
+            shaped,
+            tools=protect_json(parse_tools(options.tools), protect, "tools"),
+            variables=protect_json(parse_variables(options.variables), protect, "chat_template_kwargs"),
+            generation_prompt=options.generation_prompt and not mark,
+        )
+        return _cut_at(text, mark) if mark else text
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) > self._max_model_len * _MOST_CHARS_PER_TOKEN:
+            raise InvalidRequest(
+                f"the prompt has {len(text)} characters, which is more than the {self._max_model_len} "
+                f"tokens that the model takes: shorten {param}",
+                param=param,
+            )
+
+    def _check_slots(self, token_ids: Sequence[int], slots: int) -> None:
         image = self._decoder.image_token_id
         written = token_ids.count(image) if image is not None else 0
-        if written != len(plans):
+        if written != slots:
             raise InvalidRequest(
-                f"the model's chat template wrote {written} image tokens for {len(plans)} images in messages",
+                f"the model's chat template wrote {written} image tokens for {slots} images in messages",
                 param="messages",
             )
+
+    def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
+        self._check_slots(token_ids, len(plans))
+        image = self._decoder.image_token_id
         remaining = iter(plans)
         expanded: list[int] = []
         features: list[MMFeature] = []
@@ -141,15 +175,36 @@ class PromptBuilder:
         return Prompt(tuple(expanded), tuple(features))
 
 
-def parse_messages(raw: bytes) -> list[Message]:
-    """Submit's JSON array of messages; InvalidRequest names the path of what is wrong."""
-    try:
-        messages = msgspec.json.decode(raw, type=list[Message])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"messages: {error}", param="messages") from error
-    if not messages:
-        raise InvalidRequest("messages must hold at least one message", param="messages")
-    return messages
+def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
+    """Puts a mark that nobody can guess to the end of the message's text, and returns it."""
+    content = message.content
+    if isinstance(content, list):
+        last = content[-1] if content else None
+        ends_in_text = isinstance(last, TextPart)
+    else:
+        ends_in_text = bool(content)
+    if message.role != "assistant" or message.tool_calls or not ends_in_text:
+        raise InvalidRequest(
+            "continue_final_message wants a last message of the assistant that ends in text", param="messages"
+        )
+    mark = f"{secrets.randbelow(10**32):032d}"
+    # The blank tells whether the template strips what it is given.
+    if isinstance(content, str):
+        shaped["content"] += f"{mark} "
+    else:
+        shaped["content"][-1]["text"] += f"{mark} "
+    return mark
+
+
+def _cut_at(text: str, mark: str) -> str:
+    """What stands before the mark, stripped where the template strips."""
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise InvalidRequest(
+            "the model's chat template does not write the last message: continue_final_message cannot be",
+            param="messages",
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tuple[PromptBuilder, Tokenizer]:

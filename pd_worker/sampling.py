@@ -43,15 +43,19 @@ class ResolvedSampling:
 
 
 def resolve(
-    params: SamplingParams, defaults: GenerationDefaults, prompt_len: int, max_model_len: int
+    params: SamplingParams,
+    defaults: GenerationDefaults,
+    prompt_len: int,
+    max_model_len: int,
+    prompt_field: str = "messages",
 ) -> ResolvedSampling:
     """`params` with the checkpoint's defaults where it is silent; InvalidRequest names the field."""
     room = max_model_len - prompt_len
     if room < 1:
         raise InvalidRequest(
             f"the prompt has {prompt_len} tokens, but the model takes {max_model_len} with the output: "
-            "shorten messages or send fewer or smaller images",
-            param="messages",
+            f"shorten {prompt_field} or send fewer or smaller images",
+            param=prompt_field,
         )
     max_tokens = _max_tokens(params, defaults, room, prompt_len)
     if params.min_tokens < 0 or params.min_tokens > max_tokens:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from grpc import aio
@@ -20,6 +20,9 @@ from triptych.pd_worker.wire import error_to_proto
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M")
+R = TypeVar("R")
 
 #: Requests that may wait beyond those that run, before new ones are refused.
 MAX_WAITING = 1024
@@ -37,6 +40,10 @@ class EnginePort(Protocol):
 
 class IntakePort(Protocol):
     def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest: ...
+
+    def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply: ...
+
+    def detokenize(self, message: pd_pb2.DetokenizeRequest) -> pd_pb2.DetokenizeReply: ...
 
 
 class PDServicer(pd_pb2_grpc.PDServiceServicer):
@@ -104,6 +111,32 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 yield message
         finally:
             self._outbox.detach(stream)
+
+    async def Tokenize(
+        self, request: pd_pb2.TokenizeRequest, context: aio.ServicerContext[Any, Any]
+    ) -> pd_pb2.TokenizeReply:
+        try:
+            return await self._in_pool(self._intake.tokenize, request)
+        except RequestError as error:
+            return pd_pb2.TokenizeReply(error=error_to_proto(error))
+
+    async def Detokenize(
+        self, request: pd_pb2.DetokenizeRequest, context: aio.ServicerContext[Any, Any]
+    ) -> pd_pb2.DetokenizeReply:
+        try:
+            return await self._in_pool(self._intake.detokenize, request)
+        except RequestError as error:
+            return pd_pb2.DetokenizeReply(error=error_to_proto(error))
+
+    async def _in_pool(self, function: Callable[[M], R], message: M) -> R:
+        """What `function` answers, from a thread of the pool; RequestError, whatever goes wrong."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function, message)
+        except RequestError:
+            raise
+        except Exception as error:
+            log.exception("%s failed", type(message).__name__)
+            raise InternalError("an unexpected error in the PD worker") from error
 
     async def _take(self, message: pd_pb2.SubmitRequest) -> None:
         arrival = time.monotonic()

@@ -56,6 +56,8 @@ class GuardedTokenizer:
         self._break, name = _nonce(), _nonce()
         self._nonces = (self._break, name)
         self._names = {content: f"<|{name}.{index}|>" for index, content in enumerate(guarded)}
+        #: Texts that no client can write as a token, wherever the text stands.
+        self._withheld = {token["content"] for token in tokens if token["id"] in specials}
         self._pattern = _any_of(tokens)
         self._heads = {text[:size] for text in guarded for size in range(1, len(text))}
         self._tails = {text[-size:] for text in guarded for size in range(1, len(text))}
@@ -83,9 +85,20 @@ class GuardedTokenizer:
         The tokenizer's own first token is added, as transformers' processors do, unless the template
         wrote it.
         """
-        bos_written = bool(self._bos_token) and rendered.startswith(self._bos_token)
         named = self._pattern.sub(lambda match: self._names[match[0]], rendered)
-        plain = named.replace(self._break, "")
+        return self._encode(named.replace(self._break, ""), rendered)
+
+    def encode_raw(self, text: str) -> list[int]:
+        """Token ids of a client's text in which special tokens count, all but `specials`."""
+        for nonce in self._nonces:
+            text = text.replace(nonce, "")
+        named = self._pattern.sub(
+            lambda match: match[0] if match[0] in self._withheld else self._names[match[0]], text
+        )
+        return self._encode(named, text)
+
+    def _encode(self, plain: str, written: str) -> list[int]:
+        bos_written = bool(self._bos_token) and written.startswith(self._bos_token)
         ids = self._tokenizer.encode(plain, add_special_tokens=not bos_written).ids
         return [self._ids.get(token, token) for token in ids]
 

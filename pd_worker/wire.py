@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triptych.errors import InvalidRequest, RequestError
 from triptych.hashing import MM_HASH, check_mm_hash
+from triptych.pd_worker.messages import TemplateOptions
 from triptych.pd_worker.outputs import ItemLoaded, ItemMissing, RequestAdmitted, RequestFinished
 from triptych.protos import common_pb2, pd_pb2
 from triptych.types import DTYPE_BYTES, ItemPlan, SamplingParams
@@ -59,6 +60,15 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+    )
+
+
+def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:
+    return TemplateOptions(
+        tools=message.tools,
+        variables=message.variables,
+        generation_prompt=not message.no_generation_prompt,
+        continue_final_message=message.continue_final_message,
     )
 
 

@@ -26,18 +26,41 @@ _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+#: The family's own form: tools in the first system turn, calls and results between tags.
 _QWEN_TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}{%- for part in message.content %}
+{%- macro body(content) %}
+{%- if content is string %}{{- content }}
+{%- else %}{%- for part in content %}
 {%- if part.type == 'image' or 'image_url' in part %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
 {%- elif 'text' in part %}{{- part.text }}{%- endif %}{%- endfor %}{%- endif %}
+{%- endmacro %}
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- body(messages[0].content) + '\\n\\n' }}{%- endif %}
+{{- '# Tools\\n\\nYou may call these functions:\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '\\n</tools>\\n\\nCall one with <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\\n<tool_response>\\n' + body(message.content) + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- elif not (tools and loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' + body(message.content) }}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+{%- set call = call.function or call %}
+{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments if call.arguments is string else (call.arguments | tojson) }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
 {{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 _QWEN_SYSTEM = """\
-{%- if messages[0].role != 'system' %}\
+{%- if messages[0].role != 'system' and not tools %}\
 {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif %}"""
 _LLAVA_TEMPLATE = (
     "{% for message in messages %}"

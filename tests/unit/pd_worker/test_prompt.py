@@ -9,7 +9,8 @@ import pytest
 from support.trained import tokenizer
 from triptych.errors import InvalidRequest
 from triptych.pd_worker.chat_template import ChatTemplate
-from triptych.pd_worker.prompt import PromptBuilder, parse_messages
+from triptych.pd_worker.messages import parse_messages
+from triptych.pd_worker.prompt import PromptBuilder
 from triptych.pd_worker.tokenization import GuardedTokenizer
 from triptych.types import ItemPlan
 

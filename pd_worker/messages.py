@@ -1,0 +1,174 @@
+"""A chat as Submit carries it: its JSON parsed, and made safe for the template."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+
+_MAX_TOOLS = 128
+#: Nested lists and objects in tools, arguments and variables.
+_MAX_DEPTH = 64
+
+T = TypeVar("T")
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+    """An item slot."""
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments` as OpenAI has them, a JSON object in a string, or that object."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: FunctionCall
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def slots(self) -> int:
+        """Items that the message takes."""
+        return sum(isinstance(part, ImagePart) for part in self.content or () if not isinstance(part, str))
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What the chat template gets beside the messages; `tools` and `variables` are JSON, empty for none.
+
+    `continue_final_message` leaves the last message's turn open, for the model to go on in it.
+    """
+
+    tools: bytes = b""
+    variables: bytes = b""
+    generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+def parse_messages(raw: bytes) -> list[Message]:
+    """Submit's JSON array of messages; InvalidRequest names the path of what is wrong."""
+    messages = _parse(raw, list[Message], "messages")
+    if not messages:
+        raise InvalidRequest("messages must hold at least one message", param="messages")
+    for index, message in enumerate(messages):
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidRequest(
+                f"messages.{index}: only an assistant's message has tool_calls", param="messages"
+            )
+        if message.content is None and not message.tool_calls:
+            raise InvalidRequest(f"messages.{index} has no content", param="messages")
+    return messages
+
+
+def parse_tools(raw: bytes) -> list[dict[str, Any]] | None:
+    """Submit's JSON array of tools; None when there are none."""
+    if not raw:
+        return None
+    tools = _parse(raw, list[dict[str, Any]], "tools")
+    if len(tools) > _MAX_TOOLS:
+        raise InvalidRequest(f"tools takes at most {_MAX_TOOLS}", param="tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+            raise InvalidRequest(
+                f'tools.{index} must be {{"type": "function", "function": {{"name": …}}}}', param="tools"
+            )
+    return tools or None
+
+
+def parse_variables(raw: bytes) -> dict[str, Any]:
+    """Submit's JSON object of template variables."""
+    if not raw:
+        return {}
+    variables = _parse(raw, dict[str, Any], "chat_template_kwargs")
+    for name in variables:
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+            raise InvalidRequest(
+                f"chat_template_kwargs: {name[:64]!r} is no variable's name", param="chat_template_kwargs"
+            )
+    return variables
+
+
+def for_template(message: Message, index: int, protect: Callable[[str], str]) -> dict[str, Any]:
+    """The message as templates read it, every string of the client through `protect`."""
+    shaped: dict[str, Any] = {"role": message.role, "content": _content(message.content, protect)}
+    for field in ("name", "tool_call_id"):
+        if (value := getattr(message, field)) is not None:
+            shaped[field] = protect(value)
+    if message.tool_calls:
+        where = f"messages.{index}.tool_calls"
+        shaped["tool_calls"] = [_tool_call(call, where, protect) for call in message.tool_calls]
+    return shaped
+
+
+def protect_json(value: Any, protect: Callable[[str], str], param: str, depth: int = 0) -> Any:
+    """`value` with every string in it, keys too, through `protect`."""
+    if depth > _MAX_DEPTH:
+        raise InvalidRequest(f"{param} is nested deeper than {_MAX_DEPTH}", param=param)
+    if isinstance(value, str):
+        return protect(value)
+    if isinstance(value, dict):
+        return {protect(key): protect_json(inner, protect, param, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [protect_json(inner, protect, param, depth + 1) for inner in value]
+    return value
+
+
+def _content(
+    content: str | Sequence[TextPart | ImagePart] | None, protect: Callable[[str], str]
+) -> str | list[dict[str, str]]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return protect(content)
+    return [
+        {"type": "text", "text": protect(part.text)} if isinstance(part, TextPart) else {"type": "image"}
+        for part in content
+    ]
+
+
+def _tool_call(call: ToolCall, where: str, protect: Callable[[str], str]) -> dict[str, Any]:
+    """With its arguments as an object: templates write them as JSON themselves."""
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise InvalidRequest(f"{where}: function.arguments must be a JSON object", param="messages")
+    return {
+        "id": protect(call.id),
+        "type": call.type,
+        "function": {
+            "name": protect(call.function.name),
+            "arguments": protect_json(arguments, protect, "messages"),
+        },
+    }
+
+
+def _parse(raw: bytes, kind: type[T], param: str) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from error
