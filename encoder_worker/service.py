@@ -69,7 +69,7 @@ async def _serve(
     healths = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healths, server)
     try:
-        with metrics_server(config, metrics.registry) as metrics_port:
+        with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
             heartbeat = Heartbeat(Registry(store), worker_info(config, identity, metrics_port))
             worker.start()
             await server.start()

@@ -82,7 +82,7 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
     server = make_server(config.internal_token)
     address = bind(server, config)
     metrics = PDMetrics(model.name)
-    with metrics_server(config, metrics.registry) as metrics_port:
+    with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
         worker = PDWorker(config, model, metrics)
         info = worker.info(address, metrics_port)
         heartbeat = Heartbeat(Registry(store), info)

@@ -55,8 +55,9 @@ def make_app(
     max_images: int = 16,
     max_body: int = 64 * MIB,
     request_timeout: float = 300.0,
+    metrics: bool = True,
 ) -> Starlette:
-    """The ASGI application of one proxy."""
+    """The ASGI application of one proxy; `metrics` is whether /metrics is part of it."""
     chat = ChatEndpoint(dispatcher, max_images=max_images, max_body=max_body, timeout=request_timeout)
     state = StateEndpoints(dispatcher, pool, registry)
     return Starlette(
@@ -65,7 +66,7 @@ def make_app(
             Route("/v1/models", state.models),
             Route("/health", state.health),
             Route("/ready", state.ready),
-            Route("/metrics", state.metrics),
+            *([Route("/metrics", state.metrics)] if metrics else []),
         ],
         exception_handlers={HTTPException: _http_error},
     )

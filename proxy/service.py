@@ -13,19 +13,25 @@ from collections.abc import Iterator
 import uvicorn
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from starlette.types import ASGIApp
 
-from triptych.config import ProxyConfig
+from triptych.config import ProxyConfig, check_front_door, is_loopback
 from triptych.ec_connector.leases import Leases
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
+from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
+from triptych.proxy.key_ring import KeyRing
+from triptych.proxy.keys import KeyLimits
+from triptych.proxy.limits import PrincipalLimits
 from triptych.proxy.pool import WorkerPool
 from triptych.rpc import make_server
+from triptych.worker_process import metrics_server
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +44,37 @@ DEFAULT_STORE_BYTES = 1 << 30
 
 async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
+    check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
+    keys = _key_ring(config)
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         store = await _connect(config.store)
         stack.push_async_callback(store.close)
-        dispatcher, http_task = await _serve(config, store, listener, stack)
+        dispatcher, http_task = await _serve(config, store, keys, listener, stack)
         await _until_stopped(http_task)
         dispatcher.draining = True
         await _drain(dispatcher)
         await dispatcher.close()
 
 
+def _key_ring(config: ProxyConfig) -> KeyRing:
+    limits = KeyLimits(
+        requests_per_minute=config.key_requests_per_minute,
+        tokens_per_minute=config.key_tokens_per_minute,
+        concurrent_requests=config.key_concurrent_requests,
+    )
+    keys = KeyRing(config.api_key, config.api_key_file, limits)
+    if not keys.in_use and not is_loopback(config.host):
+        log.warning("%s is reachable from other machines and asks for no API key (--no-auth)", config.host)
+    return keys
+
+
 async def _serve(
-    config: ProxyConfig, store: EmbeddingStore, listener: socket.socket, stack: contextlib.AsyncExitStack
+    config: ProxyConfig,
+    store: EmbeddingStore,
+    keys: KeyRing,
+    listener: socket.socket,
+    stack: contextlib.AsyncExitStack,
 ) -> tuple[Dispatcher, asyncio.Task[None]]:
     """Starts everything; `stack` ends it in reverse order."""
     proxy_id = f"proxy-{uuid.uuid4().hex}"
@@ -59,22 +83,28 @@ async def _serve(
     stack.push_async_callback(pool.stop)
     dispatcher = Dispatcher(pool, store, metrics, proxy_id=proxy_id, max_queue=config.max_queue)
     stack.push_async_callback(dispatcher.close)
-    grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool)
+    door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None
+    grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool, door)
     stack.push_async_callback(grpc_server.stop, 1.0)
     await pool.start()
     upkeep = Upkeep(config, store, pool, dispatcher)
     await upkeep.look()
     upkeep.start()
     stack.push_async_callback(upkeep.stop)
-    app = make_app(
+    app: ASGIApp = make_app(
         dispatcher,
         pool,
         metrics.registry,
         max_images=config.max_images,
         max_body=config.max_body,
         request_timeout=config.request_timeout,
+        metrics=not config.metrics_port,
     )
-    http = HttpServer(app, listener)
+    if config.metrics_port:
+        stack.enter_context(
+            metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
+        )
+    http = HttpServer(HttpDoor(app, door) if door is not None else app, listener)
     http_task = await http.start()
     stack.push_async_callback(http.stop, http_task)
     host, port = listener.getsockname()[:2]
@@ -117,9 +147,9 @@ async def _connect(url: str) -> EmbeddingStore:
 
 
 async def _start_grpc(
-    config: ProxyConfig, dispatcher: Dispatcher, pool: WorkerPool
+    config: ProxyConfig, dispatcher: Dispatcher, pool: WorkerPool, door: Door | None
 ) -> tuple[aio.Server, int]:
-    server = make_server()
+    server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
     servicer = ProxyServicer(dispatcher, pool, max_images=config.max_images, timeout=config.request_timeout)
     proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     state = health.aio.HealthServicer()

@@ -36,12 +36,12 @@ def bind(server: aio.Server, config: WorkerConfig) -> str:
 
 
 @contextmanager
-def metrics_server(config: WorkerConfig, registry: CollectorRegistry) -> Iterator[int]:
-    """Serves /metrics; yields the port."""
+def metrics_server(host: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
+    """Serves /metrics on `port`, 0 for a free one; yields the port."""
     try:
-        server, thread = start_http_server(config.metrics_port, addr=config.host, registry=registry)
+        server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
-        raise ConfigError(f"--metrics-port {config.metrics_port} is taken: choose another one") from error
+        raise ConfigError(f"--metrics-port {port} is taken: choose another one") from error
     try:
         yield int(server.server_port)
     finally:

@@ -24,9 +24,12 @@ from triptych.protos import (
     pd_pb2_grpc,
     proxy_pb2_grpc,
 )
+from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
+from triptych.proxy.key_ring import KeyRing
+from triptych.proxy.limits import PrincipalLimits
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
 from triptych.proxy.wire import plan_from_proto
@@ -379,6 +382,8 @@ class FakeCluster:
         registry = options.pop("registry_view", self.registry)
         timeout = options.pop("request_timeout", 20.0)
         max_body = options.pop("max_body", 1 << 20)
+        keys: KeyRing | None = options.pop("keys", None)
+        door = Door(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
             registry, view, "proxy-test", health_timeout=options.pop("health_timeout", 5.0)
         )
@@ -393,10 +398,10 @@ class FakeCluster:
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
-        self.http = HttpServer(app, listener)
+        self.http = HttpServer(HttpDoor(app, door) if door is not None else app, listener)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        self.grpc_server = make_server()
+        self.grpc_server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
         servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
         self.grpc_port = self.grpc_server.add_insecure_port("127.0.0.1:0")

@@ -35,35 +35,38 @@ def _start(service: str, values: dict[str, Any]) -> None:
 
 
 def _worker(config: type[Any], values: dict[str, Any]) -> Any:
-    from triptych.config import check_advertise, check_bind
+    from triptych.config import check_advertise, check_bind, read_internal_token
     from triptych.errors import ConfigError
     from triptych.launch.model_path import model_name, resolve_model
 
     if not values["store"]:
         raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
-    check_bind(values["host"], values["internal_token"])
+    token = read_internal_token(values["internal_token"], values["internal_token_file"])
+    check_bind(values["host"], token)
     if values["advertise"]:
         check_advertise(values["advertise"])
     elif values["host"] in ("0.0.0.0", "::"):
         raise ConfigError(f"--host {values['host']} needs --advertise with an address that others can reach")
     path = resolve_model(values["model"])
     name = values["served_model_name"] or model_name(path)
-    return build(config, values, model=str(path), served_model_name=name)
+    return build(config, values, model=str(path), served_model_name=name, internal_token=token)
 
 
 @app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")
 @config_options(ProxyConfig)
 def proxy(**values: Any) -> None:
+    from triptych.config import read_internal_token
     from triptych.errors import ConfigError
 
     if not values["store"]:
         raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
+    token = read_internal_token(values["internal_token"], values["internal_token_file"])
     _start("proxy", values)
     import uvloop
 
     from triptych.proxy.service import run
 
-    uvloop.run(run(build(ProxyConfig, values)))
+    uvloop.run(run(build(ProxyConfig, values, internal_token=token)))
 
 
 @app.command(help=f"Computes embeddings and saves them in the store. {MODEL_HELP}")
@@ -90,9 +93,7 @@ def pd(**values: Any) -> None:
 
 @app.command(help=f"Starts a whole cluster on this machine and watches over it. {MODEL_HELP}")
 @click.argument("model", default="", envvar="TRIPTYCH_MODEL")
-@config_options(
-    EncoderConfig, PDConfig, ProxyConfig, without=("metrics_port", "advertise", "store", "store_memory")
-)
+@config_options(EncoderConfig, PDConfig, ProxyConfig, without=("advertise", "store", "store_memory"))
 @click.option(
     "--encoders",
     default=1,
@@ -142,6 +143,18 @@ def serve(**values: Any) -> None:
 
 
 @app.command()
+@click.argument("name")
+def key(name: str) -> None:
+    """Makes an API key for NAME: the key, and the line for --api-key-file, which holds only its hash."""
+    from triptych.proxy.keys import new_key
+
+    made, line = new_key(name)
+    click.echo(f"The key, shown only now:  {made}", err=True)
+    click.echo("The line for --api-key-file follows.", err=True)
+    click.echo(line)
+
+
+@app.command()
 @click.argument("question")
 @click.option(
     "--image",
@@ -159,11 +172,13 @@ def serve(**values: Any) -> None:
     help="where the cluster answers",
 )
 @click.option("--max-tokens", default=256, show_default=True, help="longest answer")
-def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int) -> None:
+@click.option("--api-key", default="", envvar="TRIPTYCH_API_KEY", show_envvar=True, help="key to send")
+def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int, api_key: str) -> None:
     """Asks a running cluster QUESTION and prints the answer as it comes."""
     from triptych.cli.ask import ask_cluster
 
-    ask_cluster(question, list(images), url, max_tokens)
+    # The variable may hold all the keys of a server.
+    ask_cluster(question, list(images), url, max_tokens, api_key.partition(",")[0].strip())
 
 
 @app.command(help=f"Says what MODEL is and whether it would fit. {MODEL_HELP}")
@@ -171,7 +186,10 @@ def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int) -> No
 @config_options(
     EncoderConfig,
     PDConfig,
-    without=("store", "internal_token", "log_level", "metrics_port", "host", "port", "advertise"),
+    without=(
+        *("store", "internal_token", "internal_token_file", "log_level"),
+        *("metrics_port", "host", "port", "advertise"),
+    ),
 )
 @click.option("--encoders", default=1, show_default=True, type=click.IntRange(1, 64), help="encoder workers")
 @click.option("--pd-workers", default=1, show_default=True, type=click.IntRange(1, 64), help="PD workers")

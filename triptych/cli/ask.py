@@ -16,7 +16,7 @@ from typing import Any
 READ_TIMEOUT = 300.0
 
 
-def ask_cluster(question: str, images: list[str], url: str, max_tokens: int) -> None:
+def ask_cluster(question: str, images: list[str], url: str, max_tokens: int, api_key: str = "") -> None:
     """Prints the answer; exits with 1 and one sentence when there is none."""
     body = json.dumps(
         {
@@ -26,9 +26,10 @@ def ask_cluster(question: str, images: list[str], url: str, max_tokens: int) -> 
             "stream": True,
         }
     ).encode()
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/chat/completions", data=body, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as reply:
             for text in _texts(reply):

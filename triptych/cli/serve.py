@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.options import arguments
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig, parse_size
+from triptych.cli.options import arguments, secrets_of
+from triptych.config import (
+    EncoderConfig,
+    PDConfig,
+    ProxyConfig,
+    check_front_door,
+    parse_size,
+    read_internal_token,
+)
 from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
@@ -26,6 +34,10 @@ def serve_cluster(values: dict[str, Any]) -> None:
     """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
     setup_logging("serve", values["log_level"])
     _check_store_flag(values["store"])
+    values = values | {"internal_token": _internal_token(values), "internal_token_file": ""}
+    check_front_door(
+        values["host"], api_key=values["api_key"], api_key_file=values["api_key_file"], auth=values["auth"]
+    )
     path = resolve_model(values["model"])
     name = values["served_model_name"] or model_name(path)
     check_port(values["host"], values["port"], "--port")
@@ -66,6 +78,8 @@ def _plan(path: Path, name: str, values: dict[str, Any], run_dir: Path, store_me
     # Workers of one machine stay on loopback, on ports of their own choice.
     worker = values | {"store": url, "host": "127.0.0.1", "port": 0, "metrics_port": 0, "advertise": ""}
     worker["served_model_name"] = name
+    # What the proxy's clients send is nothing that a worker needs to know.
+    worker_secrets = dict.fromkeys(secrets_of(ProxyConfig, {}), "") | secrets_of(PDConfig, worker)
     encoder = (*_triptych("encoder"), str(path), *arguments(EncoderConfig, worker))
     pd = (*_triptych("pd"), str(path), *arguments(PDConfig, worker))
     proxy = (
@@ -77,13 +91,21 @@ def _plan(path: Path, name: str, values: dict[str, Any], run_dir: Path, store_me
             *((f"encoder-{index}", encoder) for index in range(values["encoders"])),
             *((f"pd-{index}", pd) for index in range(values["pd_workers"])),
         ),
+        worker_secrets=worker_secrets,
         proxy=proxy,
+        proxy_secrets=secrets_of(ProxyConfig, values),
         proxy_address=(values["host"] if values["host"] != "0.0.0.0" else "127.0.0.1", values["port"]),
         pools={"encoder": values["encoders"], "pd": values["pd_workers"]},
         run_dir=run_dir,
         store_url=url,
         store=store,
     )
+
+
+def _internal_token(values: dict[str, Any]) -> str:
+    """The cluster's token; without one, other users of this machine must not reach the workers either."""
+    given = read_internal_token(values["internal_token"], values["internal_token_file"])
+    return given or secrets.token_urlsafe(32)
 
 
 def _triptych(command: str) -> tuple[str, ...]:

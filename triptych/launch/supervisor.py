@@ -27,10 +27,15 @@ STORE_CHECK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to start. Commands are complete but for nothing; `proxy_address` is where HTTP answers."""
+    """What to start. `proxy_address` is where HTTP answers.
+
+    Secrets are environment variables: command lines can be read by every user of the machine.
+    """
 
     workers: tuple[tuple[str, tuple[str, ...]], ...]
+    worker_secrets: dict[str, str]
     proxy: tuple[str, ...]
+    proxy_secrets: dict[str, str]
     proxy_address: tuple[str, int]
     pools: dict[str, int]
     run_dir: Path
@@ -44,8 +49,8 @@ class Supervisor:
     def __init__(self, plan: ClusterPlan, on_ready: Callable[[], None]) -> None:
         self._plan = plan
         self._on_ready = on_ready
-        self._workers = [Child(name, command) for name, command in plan.workers]
-        self._proxy = Child("proxy", plan.proxy)
+        self._workers = [Child(name, command, plan.worker_secrets) for name, command in plan.workers]
+        self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
