@@ -10,8 +10,6 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from triptych.errors import DeadlineExceeded, RequestError, Unavailable
 from triptych.proxy.chat import Delta, Done, Output, Started, Timings
 from triptych.types import FinishReason, ItemPlan, Usage
@@ -86,8 +84,9 @@ class EndAttempt:
     cancel: bool
 
 
-class Emit(msgspec.Struct, frozen=True, gc=False):
-    """Show the output to the client. A Struct like Delta: there is one for every token."""
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Show the output to the client. Tokens go without it: `Lifecycle.tokens` returns their Delta."""
 
     output: Output
 
@@ -223,19 +222,21 @@ class Lifecycle:
             )
         return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest)]
 
-    def tokens(self, attempt: int, position: int, token_ids: Sequence[int], text: str) -> list[Instruction]:
-        """New output; frames that have been seen are dropped, a gap ends the attempt."""
-        if attempt != self.attempt or self.ended:
-            return []
-        have = len(self.output_token_ids)
-        if position != have:
-            if position + len(token_ids) <= have:
-                return []
-            return self.worker_lost(attempt)
-        ids = tuple(token_ids)
-        self.output_token_ids += ids
+    def tokens(
+        self, attempt: int, position: int, token_ids: list[int], text: str
+    ) -> Delta | Sequence[Instruction]:
+        """New output, the Delta to show; frames that have been seen are dropped, a gap ends the attempt.
+
+        Called for every token, so the plain case makes nothing but the Delta, which takes `token_ids` over.
+        """
+        if attempt != self.attempt or self.phase is Phase.ENDED:
+            return ()
+        ids = self.output_token_ids
+        if position != len(ids):
+            return () if position + len(token_ids) <= len(ids) else self.worker_lost(attempt)
+        ids += token_ids
         self._text_chars += len(text)
-        return [Emit(Delta(text, ids))]
+        return Delta(text, token_ids)
 
     def finished(self, attempt: int, reason: str, usage: Usage) -> list[Instruction]:
         """The worker has ended the request with an answer."""

@@ -24,7 +24,8 @@ class Outbox:
 
     def put(self, output: Output) -> None:
         self._items.append(output)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: RequestError) -> None:
         """`take` raises this once everything before it has been taken."""

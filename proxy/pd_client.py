@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ ATTACH_SECONDS = 0.5
 class LinkSink:
     """Where a link's news goes. `lost` names requests that the worker no longer serves."""
 
-    event: Callable[[pd_pb2.RequestEvent], None]
+    events: Callable[[Iterable[pd_pb2.RequestEvent]], None]
     lost: Callable[[str, int], None]
     attached: Callable[[], None]
 
@@ -158,10 +158,9 @@ class PDLink:
             self._sink.attached()
             if self._notices or self._cancels:
                 self._start_flush()
-            deliver = self._sink.event
+            deliver = self._sink.events
             async for step in call:
-                for event in step.events:
-                    deliver(event)
+                deliver(step.events)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
