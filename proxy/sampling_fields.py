@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from triptych.errors import InvalidRequest
 from triptych.proxy.output_format import format_of
+from triptych.proxy.unserved_fields import UnservedBody
 from triptych.proxy.validation import MAX_LOGPROBS, check_sampling, in_range, seed_of
 from triptych.types import OutputFormat, SamplingParams
 
 
-class SamplingBody(msgspec.Struct, kw_only=True):
+class SamplingBody(UnservedBody, kw_only=True):
     """The part of a request body that every generating endpoint shares. Unknown fields do not fail."""
 
     max_tokens: int | None = None

@@ -89,9 +89,8 @@ def check_salt(salt: str) -> str:
     return salt
 
 
-def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_options(options: Mapping[str, Any], param: str = "mm_processor_kwargs") -> Mapping[str, Any]:
     """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size."""
-    param = "mm_processor_kwargs"
     try:
         size = len(msgpack.packb(options))
     except (ValueError, OverflowError, RecursionError) as error:
