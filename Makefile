@@ -31,7 +31,11 @@ test: $(STAMP)
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit -m "not slow and not gpu" $(ARGS)
 
-test-slow: $(STAMP)
+$(VENV)/.clients: $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e ".[clients]"
+	touch $@
+
+test-slow: $(VENV)/.clients
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 lint: $(STAMP)

@@ -1,0 +1,22 @@
+"""Shows an answer as it comes: python examples/stream.py picture.png "What is in the image?" [url]"""
+
+from __future__ import annotations
+
+import sys
+
+import triptych
+
+
+def main(picture: str, question: str, url: str = "http://127.0.0.1:8000") -> str:
+    pieces = []
+    with triptych.Client(url) as client:
+        for chunk in client.stream(question, files=[picture], temperature=0, max_tokens=64):
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+            pieces.append(chunk.text)
+    sys.stdout.write("\n")
+    return "".join(pieces)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

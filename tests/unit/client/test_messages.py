@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from triptych.client.messages import conversation, media_type
+from triptych.errors import InvalidRequest
+
+PNG = b"\x89PNG\r\n\x1a\nrest"
+
+
+def _url(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def test_a_question_alone_is_one_plain_user_message():
+    assert conversation("why?", ()) == [{"role": "user", "content": "why?"}]
+
+
+def test_paths_bytes_and_urls_become_parts_in_front_of_the_question(tmp_path: Path):
+    picture = tmp_path / "picture.of.mine"
+    picture.write_bytes(PNG)
+    (message,) = conversation("why?", [picture, str(picture), b"\xff\xd8\xffjpeg", "https://x.org/a.png"])
+    *images, text = message["content"]
+    assert text == {"type": "text", "text": "why?"}
+    assert [part["image_url"]["url"] for part in images] == [
+        _url(PNG, "image/png"),
+        _url(PNG, "image/png"),
+        _url(b"\xff\xd8\xffjpeg", "image/jpeg"),
+        "https://x.org/a.png",
+    ]
+
+
+def test_messages_go_as_they_are():
+    messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "x"}]
+    assert conversation(messages, ()) == messages
+
+
+def test_files_beside_a_list_of_messages_are_refused():
+    with pytest.raises(InvalidRequest, match="files go with a question"):
+        conversation([{"role": "user", "content": "x"}], [PNG])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"BM1234", "image/bmp"),
+        (b"RIFF0000WEBPVP8 ", "image/webp"),
+        (b"0000ftypavif", "image/avif"),
+        (b"0000ftypheic", "image/heic"),
+    ],
+)
+def test_the_first_bytes_tell_the_type(data: bytes, kind: str):
+    assert media_type(data, "x") == kind
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"RIFF0000WAVE", b"0000ftypmp42"])
+def test_what_is_no_picture_is_refused_by_name(data: bytes):
+    with pytest.raises(InvalidRequest, match="notes.txt"):
+        media_type(data, "notes.txt")

@@ -1,0 +1,75 @@
+"""What a cluster answers, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.errors import InternalError
+from triptych.types import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks for; `arguments` is JSON as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `raw` is the reply as it came, with everything that has no field here."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    tool_calls: tuple[ToolCall, ...]
+    raw: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer: new text, and the reason in the piece that ends it."""
+
+    text: str
+    finish_reason: str | None
+    raw: Mapping[str, Any]
+
+
+def answer_of(raw: Mapping[str, Any]) -> Answer:
+    """The reply to a chat request; InternalError when it is none."""
+    try:
+        choice = raw["choices"][0]
+        message = choice["message"]
+        return Answer(
+            text=message["content"] or "",
+            finish_reason=choice["finish_reason"],
+            usage=usage_of(raw["usage"]),
+            tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
+            raw=raw,
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise InternalError(f"the server's reply is no chat completion: {error!r}") from None
+
+
+def chunk_of(raw: Mapping[str, Any]) -> Chunk:
+    """One event of a stream; events without a choice (usage) have no text."""
+    try:
+        if not raw["choices"]:
+            return Chunk("", None, raw)
+        choice = raw["choices"][0]
+        return Chunk(choice["delta"].get("content") or "", choice["finish_reason"], raw)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InternalError(f"the server's event is no piece of a chat completion: {error!r}") from None
+
+
+def usage_of(raw: Mapping[str, Any]) -> Usage:
+    cached = (raw.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Usage(raw["prompt_tokens"], raw["completion_tokens"], cached)
+
+
+def _tool_call(raw: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(raw["id"], raw["function"]["name"], raw["function"]["arguments"])

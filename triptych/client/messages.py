@@ -1,0 +1,72 @@
+"""Questions and files as OpenAI's messages."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import InvalidRequest
+
+#: A picture: a path, the bytes of a file, or an http(s) or data: URL.
+File = str | os.PathLike[str] | bytes
+#: A question, or OpenAI's list of messages.
+Messages = str | Sequence[Mapping[str, Any]]
+
+_URL_SCHEMES = ("http://", "https://", "data:", "file://")
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+)
+_BRANDS = {b"avif": "image/avif", b"avis": "image/avif", b"heic": "image/heic", b"heix": "image/heic"}
+
+
+def conversation(messages: Messages, files: Iterable[File]) -> list[Mapping[str, Any]]:
+    """The messages to send: a question becomes one user message with the files in front of its text.
+
+    InvalidRequest when a file is no picture, or when files come beside a list of messages; OSError when a
+    file cannot be read.
+    """
+    pictures = [image_part(file) for file in files]
+    if isinstance(messages, str):
+        content: Any = [*pictures, {"type": "text", "text": messages}] if pictures else messages
+        return [{"role": "user", "content": content}]
+    if pictures:
+        raise InvalidRequest(
+            "files go with a question; in a list of messages a picture is a part of a message's content",
+            param="files",
+        )
+    return list(messages)
+
+
+def image_part(file: File) -> dict[str, Any]:
+    """The picture as a content part."""
+    if isinstance(file, bytes):
+        url = data_url(file, "files")
+    elif isinstance(file, str) and file.lower().startswith(_URL_SCHEMES):
+        url = file
+    else:
+        path = Path(file)
+        url = data_url(path.read_bytes(), str(path))
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def data_url(data: bytes, name: str) -> str:
+    """`data` as a data: URL with the type that its first bytes tell; `name` is for the error."""
+    return f"data:{media_type(data, name)};base64,{base64.b64encode(data).decode()}"
+
+
+def media_type(data: bytes, name: str) -> str:
+    """The picture's media type. InvalidRequest when it is none that a cluster could read."""
+    for magic, kind in _MAGIC:
+        if data.startswith(magic):
+            return kind
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    if data[4:8] == b"ftyp" and data[8:12] in _BRANDS:
+        return _BRANDS[data[8:12]]
+    raise InvalidRequest(f"{name}: no picture of a known format (PNG, JPEG, WebP, GIF, BMP, AVIF, HEIC)")
