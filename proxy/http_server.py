@@ -173,13 +173,19 @@ class ChatEndpoint:
         return parse() if len(raw) <= INLINE_BODY else await asyncio.to_thread(parse)
 
     async def _serve(self, call: ChatCall, options: ChatOptions, receive: Receive, reply: Reply) -> None:
-        """Answers while watching for the client's disconnect, which cancels everything."""
+        """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
+
+        One look now and then at the write that is under way costs less than a timer for each write.
+        """
         answer = asyncio.create_task(self._answer(call, options, reply))
         watch = asyncio.create_task(_disconnect(receive))
         try:
-            await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ClientGone
+            while not answer.done():
+                await asyncio.wait(
+                    (answer, watch), timeout=WRITE_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not answer.done() and (watch.done() or reply.stalled(WRITE_SECONDS)):
+                    raise ClientGone
             await answer
         finally:
             for task in (answer, watch):
@@ -199,10 +205,10 @@ class ChatEndpoint:
             pace = Pace()
             async for outputs in batches:
                 if part := stream.render(outputs):
-                    await reply.part(part)
-                    if not isinstance(outputs[-1], Done):
+                    last = isinstance(outputs[-1], Done)
+                    await reply.part(part, last=last)
+                    if not last:
                         await pace.written()
-        await reply.end()
 
 
 class Pace:
@@ -229,8 +235,15 @@ class Reply:
         self._send_now = send
         self._request_id = request_id
         self._begun = False
+        self._clock = asyncio.get_running_loop().time
+        #: When the write that is under way began.
+        self._writing_since: float | None = None
 
-    async def part(self, data: bytes) -> None:
+    def stalled(self, seconds: float) -> bool:
+        """Whether the client has not taken the current write for so long."""
+        return self._writing_since is not None and self._clock() - self._writing_since >= seconds
+
+    async def part(self, data: bytes, *, last: bool = False) -> None:
         if not self._begun:
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -238,10 +251,7 @@ class Reply:
                 (b"x-accel-buffering", b"no"),
             ]
             await self._start(200, headers)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def whole(self, data: bytes, status: int = 200, extra: Headers = ()) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
@@ -250,15 +260,16 @@ class Reply:
 
     async def error(self, error: RequestError, status: int | None = None) -> None:
         """A status before the first byte, an SSE error event after it."""
-        if self._begun:
-            await self._send(
-                {"type": "http.response.body", "body": error_event(error) + DONE, "more_body": True}
-            )
-            await self.end()
-            return
         wait = retry_after(error)
         extra = [(b"retry-after", wait.encode())] if wait else []
-        await self.whole(error_json(error), status or error.status, extra)
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                if self._begun:
+                    await self.part(error_event(error) + DONE, last=True)
+                else:
+                    await self.whole(error_json(error), status or error.status, extra)
+        except (TimeoutError, ClientGone):
+            log.info("request %s: the client has not taken its error", self._request_id)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._begun = True
@@ -266,11 +277,13 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send(self, message: Message) -> None:
+        self._writing_since = self._clock()
         try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                await self._send_now(message)
-        except (TimeoutError, OSError):
+            await self._send_now(message)
+        except OSError:
             raise ClientGone from None
+        finally:
+            self._writing_since = None
 
 
 async def _send_error(send: Send, error: RequestError, request_id: str, *, status: int) -> None:

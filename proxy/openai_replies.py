@@ -53,6 +53,22 @@ def timings_body(timings: Timings) -> dict[str, Any]:
     return body
 
 
+class TextChunks:
+    """The chunks of one choice that carry text and nothing else: nearly all that is ever sent.
+
+    Everything but the text is the same in each of them and rendered once.
+    """
+
+    def __init__(self, head: bytes, index: int, tail: bytes) -> None:
+        self._before = head + b',"choices":[{"index":%d,"delta":{"content":' % index
+        self._after = tail
+        self._between = tail + self._before
+
+    def render(self, texts: Sequence[str]) -> bytes:
+        """One chunk for every text; at least one."""
+        return self._before + self._between.join(map(_json, texts)) + self._after
+
+
 class SseStream:
     """The chunks of one streamed reply."""
 
@@ -67,28 +83,40 @@ class SseStream:
             "model": model,
         }
         self._head = b"data: " + _json(head)[:-1]
-        self._content = self._head + b',"choices":[{"index":0,"delta":{"content":'
         usage = b',"usage":null' if options.include_usage else b""
-        self._after_ids = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
-        self._tail = b"}" + self._after_ids
+        tail = b'},"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        self._texts = TextChunks(self._head, 0, tail)
+        #: Whether deltas are shown as text alone.
+        self._plain = not options.return_token_ids
 
     def render(self, outputs: Sequence[Output]) -> bytes:
         """The events of a batch; empty when it has nothing to show yet."""
-        parts: list[bytes] = []
-        for output in outputs:
-            if isinstance(output, Delta):
-                if not self._begun:
-                    parts.append(self._first())
-                if self._options.return_token_ids:
-                    ids = b'},"token_ids":' + _json(output.token_ids)
-                    parts += (self._content, _json(output.text), ids, self._after_ids)
-                elif output.text:
-                    parts += (self._content, _json(output.text), self._tail)
-            elif isinstance(output, Started):
-                self._prompt = output.prompt_token_ids
-            else:
-                parts.append(self._last(output))
-        return b"".join(parts)
+        if self._plain and self._begun and isinstance(outputs[-1], Delta):
+            texts = [output.text for output in outputs if isinstance(output, Delta) and output.text]
+            return self._texts.render(texts) if texts else b""
+        return b"".join([self._one(output) for output in outputs])
+
+    def _one(self, output: Output) -> bytes:
+        if isinstance(output, Started):
+            self._prompt = output.prompt_token_ids
+            return b""
+        if isinstance(output, Done):
+            return self._last(output)
+        first = b"" if self._begun else self._first()
+        if not self._plain:
+            return first + self._rich(output)
+        return first + (self._texts.render((output.text,)) if output.text else b"")
+
+    def _rich(self, delta: Delta) -> bytes:
+        """A chunk that holds more than text."""
+        choice: dict[str, Any] = {
+            "index": 0,
+            "delta": {"content": delta.text},
+            "token_ids": delta.token_ids,
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._chunk([choice], {})
 
     def _first(self) -> bytes:
         self._begun = True
