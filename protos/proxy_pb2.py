@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.protos import common_pb2 as triptych_dot_protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btriptych/protos/proxy.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"3\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"A\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.triptych.v1.ChatPart\"\xd3\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x05 \x01(\t\x12\x18\n\x10return_token_ids\x18\x06 \x01(\x08\x12\x0f\n\x07timeout\x18\x07 \x01(\x02\"o\n\tChatEvent\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ChatFinish\"e\n\nChatFinish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"!\n\x0fListModelsReply\x12\x0e\n\x06models\x18\x01 \x03(\t2\x96\x01\n\x0cProxyService\x12:\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12J\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1c.triptych.v1.ListModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btriptych/protos/proxy.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"H\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x42\x06\n\x04\x62ody\"A\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.triptych.v1.ChatPart\"\xd3\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x05 \x01(\t\x12\x18\n\x10return_token_ids\x18\x06 \x01(\x08\x12\x0f\n\x07timeout\x18\x07 \x01(\x02\"o\n\tChatEvent\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ChatFinish\"e\n\nChatFinish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"!\n\x0fListModelsReply\x12\x0e\n\x06models\x18\x01 \x03(\t2\x96\x01\n\x0cProxyService\x12:\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12J\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1c.triptych.v1.ListModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.protos.proxy_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATPART']._serialized_start=74
-  _globals['_CHATPART']._serialized_end=125
-  _globals['_CHATMESSAGE']._serialized_start=127
-  _globals['_CHATMESSAGE']._serialized_end=192
-  _globals['_CHATREQUEST']._serialized_start=195
-  _globals['_CHATREQUEST']._serialized_end=406
-  _globals['_CHATEVENT']._serialized_start=408
-  _globals['_CHATEVENT']._serialized_end=519
-  _globals['_CHATFINISH']._serialized_start=521
-  _globals['_CHATFINISH']._serialized_end=622
-  _globals['_LISTMODELSREQUEST']._serialized_start=624
-  _globals['_LISTMODELSREQUEST']._serialized_end=643
-  _globals['_LISTMODELSREPLY']._serialized_start=645
-  _globals['_LISTMODELSREPLY']._serialized_end=678
-  _globals['_PROXYSERVICE']._serialized_start=681
-  _globals['_PROXYSERVICE']._serialized_end=831
+  _globals['_CHATPART']._serialized_end=146
+  _globals['_CHATMESSAGE']._serialized_start=148
+  _globals['_CHATMESSAGE']._serialized_end=213
+  _globals['_CHATREQUEST']._serialized_start=216
+  _globals['_CHATREQUEST']._serialized_end=427
+  _globals['_CHATEVENT']._serialized_start=429
+  _globals['_CHATEVENT']._serialized_end=540
+  _globals['_CHATFINISH']._serialized_start=542
+  _globals['_CHATFINISH']._serialized_end=643
+  _globals['_LISTMODELSREQUEST']._serialized_start=645
+  _globals['_LISTMODELSREQUEST']._serialized_end=664
+  _globals['_LISTMODELSREPLY']._serialized_start=666
+  _globals['_LISTMODELSREPLY']._serialized_end=699
+  _globals['_PROXYSERVICE']._serialized_start=702
+  _globals['_PROXYSERVICE']._serialized_end=852
 # @@protoc_insertion_point(module_scope)

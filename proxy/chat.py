@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from triptych.proxy.media_hold import MediaHold
+from triptych.proxy.media_source import FileUrl, WebUrl
 from triptych.types import FinishReason, SamplingParams, Usage
 
 
@@ -17,16 +19,22 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image file: base64 text as a data: URL holds it, or the bytes. `param` is the field's path."""
+    """An image file: base64 text as a data: URL holds it, the bytes, or where to get it.
 
-    source: str | bytes
+    `param` is the field's path.
+    """
+
+    source: str | bytes | WebUrl | FileUrl
     param: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
+    """`extra` holds what only templates read: `name`, `tool_calls`, `tool_call_id`."""
+
     role: str
     content: str | tuple[TextPart | ImagePart, ...]
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     def images(self) -> list[ImagePart]:
         if isinstance(self.content, str):
@@ -35,8 +43,18 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What the chat template gets beside the messages; `tools` and `variables` are JSON, empty for none."""
+
+    tools: bytes = b""
+    variables: bytes = b""
+    generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A valid request. `sampling.seed` is drawn already; `timeout` is in seconds."""
+    """A valid request for `n` answers. `sampling.seed` is drawn already; `timeout` is in seconds."""
 
     request_id: str
     model: str
@@ -45,8 +63,12 @@ class ChatCall:
     timeout: float
     cache_salt: str = ""
     processor_options: Mapping[str, object] = field(default_factory=dict)
+    n: int = 1
+    template: TemplateOptions = TemplateOptions()
     #: The principal's id where keys are in use.
     tenant: str = ""
+    #: Shared by copies of the call, so that all its choices are about the same bytes.
+    media: MediaHold = field(default_factory=MediaHold, repr=False, compare=False)
 
     @property
     def salt(self) -> str:

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
+from triptych.config import ProxyConfig
 from triptych.errors import (
+    DeadlineExceeded,
     InternalError,
     InvalidRequest,
     NotFound,
@@ -29,6 +30,7 @@ from triptych.proxy.encoder_client import JobReady
 from triptych.proxy.flow import Flow
 from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
+from triptych.proxy.media_loader import MediaLoader, make_loader
 from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
 from triptych.proxy.session import CURRENT
@@ -40,8 +42,6 @@ log = logging.getLogger(__name__)
 
 STORE_RETRY_SECONDS = 0.25
 BIND_POLL_SECONDS = 0.1
-#: Bytes of media that the requests in flight may hold together.
-MEDIA_BUDGET = 1 << 30
 
 
 class StoreView(Protocol):
@@ -64,7 +64,7 @@ class Dispatcher:
         max_queue: int = 256,
         share: int = 1 << 30,
         phase_timeout: float = 60.0,
-        decode_threads: int = 2,
+        media: MediaLoader | None = None,
     ) -> None:
         self.draining = False
         self._pool = pool
@@ -74,9 +74,8 @@ class Dispatcher:
         self._max_queue = max_queue
         self._flows: dict[str, Flow] = {}
         self._counter = 0
-        self._media_bytes = 0
+        self.media = media or make_loader(ProxyConfig(), metrics)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._executor = ThreadPoolExecutor(decode_threads, thread_name_prefix="media")
         sink = JobSink(self._job_planned, self._job_ready, self._job_failed)
         self.jobs = JobRunner(pool, metrics, sink=sink, share=share, phase_timeout=phase_timeout)
         self._router = PDRouter(
@@ -106,7 +105,7 @@ class Dispatcher:
 
     @property
     def media_bytes(self) -> int:
-        return self._media_bytes
+        return self.media.spool.memory_bytes + self.media.spool.disk_bytes
 
     async def close(self) -> None:
         for flow in list(self._flows.values()):
@@ -116,7 +115,7 @@ class Dispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.jobs.close()
         await self._router.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.media.close()
 
     # -- one request -------------------------------------------------------------------------------
 
@@ -173,7 +172,7 @@ class Dispatcher:
         if call.images():
             if self.jobs.backpressure.refuses_media(time.monotonic()):
                 raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
-            if self._media_bytes >= MEDIA_BUDGET:
+            if self.media.spool.full:
                 raise Overloaded(
                     "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
                 )
@@ -184,6 +183,7 @@ class Dispatcher:
             call = replace(call, request_id=f"{call.request_id}-{self._counter}")
         flow = Flow(call, self._counter, asyncio.get_running_loop().time() + call.timeout)
         self._flows[call.request_id] = flow
+        call.media.join()
         self._metrics.in_flight.set(len(self._flows))
         return flow
 
@@ -191,7 +191,7 @@ class Dispatcher:
         """One log line per request; nothing of it stays."""
         del self._flows[flow.call.request_id]
         items = flow.split.items if flow.split is not None else ()
-        self._media_bytes -= sum(len(item.media) for item in items)
+        flow.call.media.leave()
         seconds = time.monotonic() - flow.started
         self._metrics.in_flight.set(len(self._flows))
         self._metrics.requests.labels(str(flow.status)).inc()
@@ -215,10 +215,11 @@ class Dispatcher:
             async with asyncio.timeout_at(flow.deadline):
                 flow.binding = await self._bind(flow.call)
                 started = time.monotonic()
-                flow.split = await split(flow.call, flow.binding.namespace, self._executor)
+                flow.split = await split(flow.call, flow.binding.namespace, self.media)
         except TimeoutError:
+            if flow.binding is not None:
+                raise DeadlineExceeded("the request's media did not arrive in its time") from None
             raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
-        self._media_bytes += sum(len(item.media) for item in flow.split.items)
         params: dict[str, str] = {}
         for item in flow.split.items:
             params.setdefault(item.mm_hash, item.param)

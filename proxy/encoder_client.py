@@ -11,6 +11,7 @@ from grpc import aio
 
 from triptych.errors import Unavailable
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
+from triptych.proxy.media_spool import SpooledMedia
 from triptych.proxy.wire import plan_from_proto
 from triptych.rpc import MEDIA_FRAME_BYTES
 from triptych.types import ItemPlan
@@ -45,7 +46,7 @@ class EncoderJob:
         self,
         channel: aio.Channel,
         job: encoder_pb2.EncodeJob,
-        media: bytes,
+        media: SpooledMedia,
         *,
         on_planned: Callable[[ItemPlan], None],
         phase_timeout: float,
@@ -66,6 +67,7 @@ class EncoderJob:
     async def run(self) -> JobReady | JobFailure:
         """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
         self._outbox.put_nowait("media")
+        media = self._media.retain()
         call = self._stub.Encode(self._requests())
         try:
             async with asyncio.timeout(self._phase_timeout) as self._deadline:
@@ -76,6 +78,7 @@ class EncoderJob:
             raise Unavailable("the encoder worker did not answer in time") from None
         finally:
             call.cancel()
+            media.release()
         raise Unavailable("the encoder worker ended the job without a word")
 
     def _take(self, event: encoder_pb2.EncodeEvent) -> JobReady | JobFailure | None:
@@ -109,8 +112,8 @@ class EncoderJob:
             if await self._outbox.get() == "run":
                 yield encoder_pb2.EncodeRequest(run=encoder_pb2.RunJob())
                 continue
-            for at in range(0, len(self._media), MEDIA_FRAME_BYTES):
-                yield encoder_pb2.EncodeRequest(media=self._media[at : at + MEDIA_FRAME_BYTES])
+            async for frame in self._media.frames(MEDIA_FRAME_BYTES):
+                yield encoder_pb2.EncodeRequest(media=frame)
 
     def _extend(self) -> None:
         if self._deadline is not None and not self._deadline.expired():

@@ -16,6 +16,7 @@ from triptych.errors import InternalError, InvalidRequest, RequestError
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.chat import ChatCall, ChatMessage, Delta, Done, ImagePart, Output, Started, TextPart
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.media_source import parse_image_url
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.validation import (
     check_image_count,
@@ -132,12 +133,18 @@ def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
         kind = part.WhichOneof("body")
         if kind is None:
             raise InvalidRequest(f"{path}.parts[{at}] is empty", param=f"{path}.parts[{at}]")
-        parts.append(
-            TextPart(part.text) if kind == "text" else ImagePart(part.image, f"{path}.parts[{at}].image")
-        )
+        parts.append(_part(part, f"{path}.parts[{at}].{kind}"))
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatMessage(message.role, parts[0].text)
     return ChatMessage(message.role, tuple(parts))
+
+
+def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ImagePart:
+    if part.HasField("text"):
+        return TextPart(part.text)
+    if part.HasField("image_url"):
+        return ImagePart(parse_image_url(part.image_url, param), param)
+    return ImagePart(part.image, param)
 
 
 def _options(text: str) -> dict[str, Any]:

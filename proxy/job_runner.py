@@ -19,6 +19,7 @@ from triptych.protos import encoder_pb2
 from triptych.proxy.backpressure import Backpressure
 from triptych.proxy.encoder_client import EncoderJob, JobFailure, JobReady
 from triptych.proxy.jobs import EncoderSlot, Job, JobTable, StartJob
+from triptych.proxy.media_spool import SpooledMedia
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import WorkModel
 from triptych.types import ItemPlan
@@ -43,7 +44,7 @@ class ItemSource:
     mm_hash: str
     namespace: str
     modality: str
-    media: bytes
+    media: SpooledMedia
     processor_options: str
     salt: str
     request_id: str
@@ -103,6 +104,8 @@ class JobRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for mm_hash in list(self._sources):
+            self._let_go(mm_hash)
 
     def start(self, source: ItemSource, *, re_encode: bool, damaged_digest: str, counts: bool) -> bool:
         """The request wants the item encoded. True when it joined a job that was there.
@@ -120,6 +123,8 @@ class JobRunner:
         )
         known = self._sources.get(source.mm_hash)
         if known is None or known.deadline < source.deadline:
+            source.media.retain()  # the job may outlive the request that brought its media
+            self._let_go(source.mm_hash)
             self._sources[source.mm_hash] = source
         if not joined:
             self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
@@ -194,7 +199,7 @@ class JobRunner:
             modality=source.modality,
             processor_options=source.processor_options,
             salt=source.salt,
-            media_bytes=len(source.media),
+            media_bytes=source.media.nbytes,
             timeout=remaining,
             failed_lease_token=job.failed_lease_token,
             damaged_digest=job.damaged_digest,
@@ -241,7 +246,7 @@ class JobRunner:
         job = self.table.ready(try_id, end.plan)
         if job is None:
             return
-        self._sources.pop(job.mm_hash, None)
+        self._let_go(job.mm_hash)
         self._recent[job.mm_hash] = (asyncio.get_running_loop().time(), end)
         if len(self._recent) > RECENT_ITEMS:
             self._recent.popitem(last=False)
@@ -258,7 +263,7 @@ class JobRunner:
         waiters = sorted(job.waiters)
         if self.table.failed(try_id, job.mm_hash, time.monotonic(), retryable=False) is None:
             return
-        self._sources.pop(job.mm_hash, None)
+        self._let_go(job.mm_hash)
         for request_id in waiters:
             error = error_from_code(end.code, end.message, param=end.param or None)
             self._sink.failed(request_id, job.mm_hash, error)
@@ -271,8 +276,12 @@ class JobRunner:
         if queued is not None:
             log.info("item %s goes on elsewhere than at %s: %s", short(job.mm_hash), address, why)
 
+    def _let_go(self, mm_hash: str) -> None:
+        if source := self._sources.pop(mm_hash, None):
+            source.media.release()
+
     def _drop(self, job: Job) -> None:
-        self._sources.pop(job.mm_hash, None)
+        self._let_go(job.mm_hash)
         if entry := self._tries.get(job.try_id):
             self._forget(job.try_id, entry)
 

@@ -9,25 +9,34 @@ from typing import Any, TypeVar
 import msgspec
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
-from triptych.proxy.openai_types import ChatBody, ImageBody, ImageUrlBody, MessageBody, TextBody
-from triptych.proxy.validation import (
-    check_image_count,
-    check_options,
-    check_salt,
-    check_sampling,
-    in_range,
-    seed_of,
+from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TemplateOptions, TextPart
+from triptych.proxy.chat_tools import CallForm, tool_use
+from triptych.proxy.media_source import parse_image_url
+from triptych.proxy.openai_types import (
+    ChatBody,
+    ImageBody,
+    ImageUrlBody,
+    MessageBody,
+    RefusalBody,
+    TextBody,
+    ToolCallBody,
 )
-from triptych.types import SamplingParams
+from triptych.proxy.sampling_fields import chat_logprobs, sampling_of
+from triptych.proxy.unserved_fields import refuse_unserved
+from triptych.proxy.validation import MAX_TOKENS, check_image_count, check_options, check_salt, in_range
 
 T = TypeVar("T")
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp"})
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
-_DATA_HEAD = 256
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
@@ -39,35 +48,79 @@ class ChatOptions:
     include_usage: bool
     return_token_ids: bool
     timings: bool
+    n: int = 1
+    logprobs: bool = False
+    calls: CallForm = CallForm.NONE
+    parallel_calls: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """One choice of text and nothing else: the short way through the reply's rendering."""
+        return self.n == 1 and not self.logprobs and self.calls is CallForm.NONE
 
 
 def parse_body(
-    raw: bytes, request_id: str, *, max_images: int, timeout: float
+    raw: bytes, request_id: str, *, max_images: int, timeout: float, max_choices: int = 1
 ) -> tuple[ChatCall, ChatOptions]:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     body = _decode(raw)
-    if body.n not in (None, 1):
-        raise InvalidRequest("n: only 1 is served yet; send the request n times", param="n")
-    if body.logprobs:
-        raise InvalidRequest("logprobs: not yet; leave it out", param="logprobs")
+    refuse_unserved(body)
+    in_range("n", body.n, 1, max_choices)
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
     messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    in_range("max_completion_tokens", body.max_completion_tokens, 1, MAX_TOKENS)
+    sampling = sampling_of(
+        body,
+        max_tokens=body.max_completion_tokens,
+        logprobs=chat_logprobs(body.logprobs, body.top_logprobs),
+        output_format=tools.forced,
+    )
     call = ChatCall(
         request_id=request_id,
         model=body.model or "",
         messages=messages,
-        sampling=_sampling(body),
+        sampling=sampling,
         timeout=timeout,
         cache_salt=check_salt(body.cache_salt or ""),
         processor_options=check_options(body.mm_processor_kwargs or {}),
+        n=body.n or 1,
+        template=_template(body, tools.tools, messages[-1]),
     )
     check_image_count(len(call.images()), max_images)
-    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     options = ChatOptions(
-        bool(body.stream), include_usage, bool(body.return_token_ids), bool(body.triptych_timings)
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+        timings=bool(body.triptych_timings),
+        n=call.n,
+        logprobs=sampling.logprobs is not None,
+        calls=tools.form,
+        parallel_calls=tools.parallel,
     )
     return call, options
+
+
+def _template(body: ChatBody, tools: bytes, last: ChatMessage) -> TemplateOptions:
+    variables = body.chat_template_kwargs or {}
+    check_options(variables, "chat_template_kwargs")
+    continued = bool(body.continue_final_message)
+    if continued and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message leaves no room for add_generation_prompt: set one of them",
+            param="continue_final_message",
+        )
+    if continued and last.role != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs an assistant message at the end", param="continue_final_message"
+        )
+    return TemplateOptions(
+        tools=tools,
+        variables=msgspec.json.encode(variables) if variables else b"",
+        generation_prompt=not continued and body.add_generation_prompt is not False,
+        continue_final_message=continued,
+    )
 
 
 def _decode(raw: bytes) -> ChatBody:
@@ -108,58 +161,69 @@ def _message(index: int, value: Any) -> ChatMessage:
         known = ", ".join(_ROLES)
         raise InvalidRequest(f"{path}.role: {body.role[:40]!r} is none of {known}", param=f"{path}.role")
     param = f"{path}.content"
-    if isinstance(body.content, str):
-        return ChatMessage(role, body.content)
-    if not isinstance(body.content, list) or not body.content:
+    extra = _extra(body, path)
+    content = body.content
+    if content in (None, []) and role == "assistant" and (body.tool_calls or body.refusal):
+        content = body.refusal or ""
+    if isinstance(content, str):
+        return ChatMessage(role, content, extra)
+    if not isinstance(content, list) or not content:
         raise InvalidRequest(f"{param} must be a string or a list of parts", param=param)
-    return ChatMessage(role, tuple(_part(f"{param}[{at}]", part) for at, part in enumerate(body.content)))
+    parts = tuple(_part(f"{param}[{at}]", part) for at, part in enumerate(content))
+    return ChatMessage(role, parts, extra)
+
+
+def _extra(body: MessageBody, path: str) -> dict[str, object]:
+    """What of a message goes to the chat template beside role and content."""
+    for name, advice in (("function_call", "send tool_calls"), ("audio", "send its text as content")):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{path}.{name} is not served: {advice}", param=f"{path}.{name}")
+    extra: dict[str, object] = {}
+    if body.name:
+        extra["name"] = body.name
+    if body.tool_call_id:
+        extra["tool_call_id"] = body.tool_call_id
+    if body.tool_calls:
+        if body.role != "assistant":
+            raise InvalidRequest(
+                f"{path}.tool_calls: only assistant messages have them", param=f"{path}.tool_calls"
+            )
+        extra["tool_calls"] = [
+            _tool_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(body.tool_calls)
+        ]
+    return extra
+
+
+def _tool_call(call: ToolCallBody, path: str) -> dict[str, object]:
+    """A call of an earlier answer, its arguments as the object that chat templates print."""
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        param = f"{path}.function.arguments"
+        raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _part(path: str, part: Any) -> TextPart | ImagePart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         return TextPart(_convert(part, TextBody, path).text)
+    if kind == "refusal":
+        return TextPart(_convert(part, RefusalBody, path).refusal)
     if kind == "image_url":
         image = _convert(part, ImageUrlBody, path)
         if isinstance(image.image_url, str):
-            return _data_url(image.image_url, f"{path}.image_url")
-        return _data_url(image.image_url.url, f"{path}.image_url.url")
+            return _image(image.image_url, f"{path}.image_url")
+        return _image(image.image_url.url, f"{path}.image_url.url")
     if kind == "image":
-        return _data_url(_convert(part, ImageBody, path).image, f"{path}.image")
+        return _image(_convert(part, ImageBody, path).image, f"{path}.image")
     raise InvalidRequest(f'{path}.type must be "text", "image_url" or "image"', param=f"{path}.type")
 
 
-def _data_url(url: str, param: str) -> ImagePart:
-    scheme = url[:16].split(":", 1)[0].strip().lower()
-    if scheme in ("http", "https"):
-        raise InvalidRequest(f"{param}: not yet: send the picture as a data: URL", param=param)
-    if scheme != "data":
-        raise InvalidRequest(f"{param} must be a data: URL with base64 content", param=param)
-    head, comma, _ = url[:_DATA_HEAD].partition(",")
-    words = head[len("data:") :].strip().lower().split(";")
-    if not comma or words[-1] != "base64":
-        raise InvalidRequest(f"{param} must read data:image/png;base64,…", param=param)
-    if words[0] not in _IMAGE_TYPES:
-        known = ", ".join(sorted(_IMAGE_TYPES))
-        raise InvalidRequest(f"{param}: the media type must be one of {known}", param=param)
-    return ImagePart(url[len(head) + 1 :], param)
-
-
-def _sampling(body: ChatBody) -> SamplingParams:
-    stop = body.stop
-    limit = body.max_completion_tokens
-    in_range("max_completion_tokens", limit, 1, 1 << 24)
-    in_range("top_k", body.top_k, -1, 1 << 31)
-    return check_sampling(
-        SamplingParams(
-            max_tokens=body.max_tokens if limit is None else limit,
-            min_tokens=body.min_tokens or 0,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=0 if body.top_k == -1 else body.top_k,
-            seed=seed_of(body.seed),
-            stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            ignore_eos=bool(body.ignore_eos),
-        )
-    )
+def _image(url: str, param: str) -> ImagePart:
+    return ImagePart(parse_image_url(url, param), param)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import binascii
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import msgspec
 
-from triptych.errors import InvalidRequest
 from triptych.hashing import framed_digest, mm_hash
 from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
+from triptych.proxy.media_hold import together
+from triptych.proxy.media_loader import MediaLoader
+from triptych.proxy.media_spool import SpooledMedia
 
-#: Multiple of 4; between two slices other threads get the interpreter.
-_SLICE = 1 << 20
 MODALITY = "image"
 
 
 @dataclass(frozen=True, slots=True)
 class SplitItem:
-    """One slot's item: its key, its media bytes, and the request field that holds it."""
+    """One slot's item: its key, its media, which the call holds, and the request field that names it."""
 
     mm_hash: str
-    media: bytes
+    media: SpooledMedia
     param: str
 
 
@@ -37,42 +34,26 @@ class SplitRequest:
     chain: tuple[str, ...]
 
 
-async def split(call: ChatCall, namespace: str, executor: Executor) -> SplitRequest:
-    """Decodes and hashes off the event loop; pictures of one request run beside each other."""
-    loop = asyncio.get_running_loop()
-    images = call.images()
-    items = await asyncio.gather(
-        *(loop.run_in_executor(executor, make_item, call, namespace, image) for image in images)
-    )
+async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitRequest:
+    """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other."""
+    items = await together([make_item(call, namespace, image, loader) for image in call.images()])
     return SplitRequest(pd_messages(call.messages), tuple(items), prefix_chain(call, items))
 
 
-def make_item(call: ChatCall, namespace: str, image: ImagePart) -> SplitItem:
-    media = image.source if isinstance(image.source, bytes) else _decode(image.source, image.param)
-    if not media:
-        raise InvalidRequest(f"{image.param}: the picture is empty", param=image.param)
-    key = mm_hash(
-        media,
-        namespace=namespace,
-        modality=MODALITY,
-        processor_options=call.processor_options,
-        salt=call.salt,
-    )
-    return SplitItem(key, media, image.param)
+async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: MediaLoader) -> SplitItem:
+    media = await loader.load(image, call.media)
 
+    def key() -> str:
+        with media.view() as content:
+            return mm_hash(
+                content,
+                namespace=namespace,
+                modality=MODALITY,
+                processor_options=call.processor_options,
+                salt=call.salt,
+            )
 
-def _decode(text: str, param: str) -> bytes:
-    try:
-        if "=" in text[:-2]:
-            raise InvalidRequest(f"{param}: the base64 content has padding inside", param=param)
-        if len(text) <= _SLICE:
-            return binascii.a2b_base64(text, strict_mode=True)
-        return b"".join(
-            binascii.a2b_base64(text[at : at + _SLICE], strict_mode=True)
-            for at in range(0, len(text), _SLICE)
-        )
-    except ValueError as error:
-        raise InvalidRequest(f"{param}: bad base64 content: {error}", param=param) from None
+    return SplitItem(await media.in_thread(key), media, image.param)
 
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
@@ -82,12 +63,12 @@ def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
 
 def _pd_message(message: ChatMessage) -> dict[str, object]:
     if isinstance(message.content, str):
-        return {"role": message.role, "content": message.content}
+        return {"role": message.role, "content": message.content, **message.extra}
     parts = [
         {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
         for part in message.content
     ]
-    return {"role": message.role, "content": parts}
+    return {"role": message.role, "content": parts, **message.extra}
 
 
 def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:

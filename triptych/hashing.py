@@ -15,7 +15,7 @@ MM_HASH = re.compile(r"[0-9a-f]{64}")
 DOMAIN = b"triptych.mm_hash.v1"
 
 
-def framed_digest(fields: Iterable[tuple[str, bytes]]) -> str:
+def framed_digest(fields: Iterable[tuple[str, bytes | memoryview]]) -> str:
     """blake3-256 in hex over (tag, value) fields, each framed by its lengths: no boundary can shift."""
     digest = blake3()
     for tag, value in fields:
@@ -39,7 +39,7 @@ def _sorted(value: object) -> object:
 
 
 def mm_hash(
-    media: bytes,
+    media: bytes | memoryview,
     *,
     namespace: str,
     modality: str,

@@ -21,6 +21,17 @@ def with_value(**values: Any) -> dict[str, Any]:
     return {"messages": HELLO, **values}
 
 
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    """A function whose arguments are strings."""
+    properties = {key: {"type": "string"} for key in parameters}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def chosen(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 URL = "messages[0].content[1].image_url.url"
 MALFORMED: list[tuple[str, Any, str]] = [
     ("not JSON", b"{", "body"),
@@ -42,9 +53,11 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("an image part without image_url", with_part({"type": "image_url"}), "messages[0].content[1].image_url"),
     ("image_url without url", with_part({"type": "image_url", "image_url": {}}), URL),
     ("a url of a wrong type", with_url(1), URL),
-    ("an http url", with_url("http://example.com/a.png"), URL),
-    ("an https url", with_url("https://example.com/a.png"), URL),
-    ("a file url", with_url("file:///etc/passwd"), URL),
+    ("an http url with a user", with_url("http://ok@127.0.0.1/a.png"), URL),
+    ("an https url that parsers differ about", with_url("https://example.com\\@127.0.0.1/"), URL),
+    ("an http url with a number for a host", with_url("http://2130706433/"), URL),
+    ("a file url without a path", with_url("file:passwd"), URL),
+    ("an ftp url", with_url("ftp://example.com/a.png"), URL),
     ("no url", with_url("a.png"), URL),
     ("an empty url", with_url(""), URL),
     ("a data url without base64", with_url("data:image/png,abc"), URL),
@@ -87,9 +100,106 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("an empty stop string", with_value(stop=["a", ""]), "stop"),
     ("stop of a wrong type", with_value(stop=5), "stop"),
     ("stop_token_ids below 0", with_value(stop_token_ids=[-1]), "stop_token_ids"),
-    ("n above 1", with_value(n=2), "n"),
     ("n 0", with_value(n=0), "n"),
-    ("logprobs", with_value(logprobs=True), "logprobs"),
+    ("too many choices", with_value(n=17), "n"),
+    ("logprobs of a wrong type", with_value(logprobs=1), "logprobs"),
+    ("top_logprobs without logprobs", with_value(top_logprobs=2), "top_logprobs"),
+    ("too many top_logprobs", with_value(logprobs=True, top_logprobs=21), "top_logprobs"),
+    ("min_p above 1", with_value(min_p=1.5), "min_p"),
+    ("presence_penalty too high", with_value(presence_penalty=2.5), "presence_penalty"),
+    ("frequency_penalty too low", with_value(frequency_penalty=-3), "frequency_penalty"),
+    ("repetition_penalty 0", with_value(repetition_penalty=0), "repetition_penalty"),
+    ("logit_bias of a wrong type", with_value(logit_bias=[1]), "logit_bias"),
+    ("logit_bias of a word", with_value(logit_bias={"dog": 1}), "logit_bias"),
+    ("logit_bias above 32 bits", with_value(logit_bias={"9999999999": 1}), "logit_bias"),
+    ("logit_bias too high", with_value(logit_bias={"5": 101}), "logit_bias"),
+    ("too many biases", with_value(logit_bias={str(token): 1 for token in range(1025)}), "logit_bias"),
+    ("response_format of a wrong type", with_value(response_format="json"), "response_format"),
+    ("an unknown response_format", with_value(response_format={"type": "xml"}), "response_format.type"),
+    (
+        "a json_schema without an object",
+        with_value(response_format={"type": "json_schema"}),
+        "response_format.json_schema",
+    ),
+    (
+        "a schema that is none",
+        with_value(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": 3}}),
+        "response_format.json_schema.schema",
+    ),
+    ("guided_json that is no JSON", with_value(guided_json="{"), "guided_json"),
+    ("an empty guided_regex", with_value(guided_regex=""), "guided_regex"),
+    ("a guided_regex that is too long", with_value(guided_regex="x" * 70_000), "guided_regex"),
+    ("an empty guided_choice", with_value(guided_choice=[]), "guided_choice"),
+    ("two forms", with_value(guided_choice=["x"], response_format={"type": "json_object"}), "guided_choice"),
+    ("a grammar", with_value(structured_outputs={"grammar": "x"}), "structured_outputs.grammar"),
+    (
+        "two forms in one",
+        with_value(structured_outputs={"json": {}, "regex": "x", "choice": ["y"]}),
+        "structured_outputs",
+    ),
+    ("tools of a wrong type", with_value(tools={}), "tools"),
+    ("a tool of a wrong type", with_value(tools=["x"]), "tools[0].type"),
+    ("a tool without a function", with_value(tools=[{"type": "function"}]), "tools[0].function"),
+    (
+        "a tool without a name",
+        with_value(tools=[{"type": "function", "function": {}}]),
+        "tools[0].function.name",
+    ),
+    (
+        "a tool with a list of parameters",
+        with_value(tools=[{"type": "function", "function": {"name": "f", "parameters": []}}]),
+        "tools[0].function.parameters",
+    ),
+    ("a tool twice", with_value(tools=[tool("f"), tool("f")]), "tools"),
+    ("an unknown tool_choice", with_value(tools=[tool("f")], tool_choice="maybe"), "tool_choice"),
+    ("a tool_choice that is no tool", with_value(tools=[tool("f")], tool_choice=chosen("g")), "tool_choice"),
+    ("a required call without tools", with_value(tool_choice="required"), "tool_choice"),
+    ("parallel_tool_calls of a wrong type", with_value(parallel_tool_calls=3), "parallel_tool_calls"),
+    ("legacy functions", with_value(functions=[{"name": "f"}]), "functions"),
+    ("beam search", with_value(use_beam_search=True), "use_beam_search"),
+    ("special tokens", with_value(skip_special_tokens=False), "skip_special_tokens"),
+    ("spoken answers", with_value(modalities=["text", "audio"]), "modalities"),
+    ("a template", with_value(chat_template="{{ x }}"), "chat_template"),
+    ("chat_template_kwargs of a wrong type", with_value(chat_template_kwargs=[]), "chat_template_kwargs"),
+    (
+        "an answer continued behind a question",
+        with_value(continue_final_message=True),
+        "continue_final_message",
+    ),
+    (
+        "an answer continued and begun",
+        {
+            "messages": [*HELLO, {"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        "continue_final_message",
+    ),
+    (
+        "tool_calls of a user",
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        "a tool call without a function",
+        {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        "messages[1].tool_calls[0].function",
+    ),
+    (
+        "a tool call whose arguments are no object",
+        {
+            "messages": [
+                *HELLO,
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
+            ]
+        },
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    (
+        "a legacy function call",
+        {"messages": [*HELLO, {"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+        "messages[1].function_call",
+    ),
     ("a salt that is too long", with_value(cache_salt="x" * 257), "cache_salt"),
     ("a salt with control characters", with_value(cache_salt="a\n"), "cache_salt"),
     ("a salt of a wrong type", with_value(cache_salt=5), "cache_salt"),

@@ -9,6 +9,7 @@ import pytest
 from support.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
 from triptych.errors import InvalidRequest
 from triptych.proxy.chat import ChatCall, ImagePart, TextPart
+from triptych.proxy.media_source import FileUrl, WebUrl
 from triptych.proxy.openai_request import ChatOptions, parse_body
 
 
@@ -26,9 +27,13 @@ def test_a_malformed_request_is_a_400_that_names_its_field(body: Any, param: str
     assert param.split(".")[-1].split("[")[0] in caught.value.message or param == "body"
 
 
-def test_http_urls_are_told_what_to_do_instead() -> None:
-    with pytest.raises(InvalidRequest, match="not yet: send the picture as a data: URL"):
-        parse(with_url("https://example.com/a.png"))
+def test_web_and_file_urls_are_kept_for_the_loader() -> None:
+    call, _ = parse(with_url("https://example.com/a.png?x=1#y"))
+    source = call.images()[0].source
+    assert isinstance(source, WebUrl)
+    assert str(source.url) == "https://example.com/a.png?x=1"
+    call, _ = parse(with_url("file:///tmp/a%20b.png"))
+    assert call.images()[0].source == FileUrl("/tmp/a b.png")
 
 
 def test_deep_nesting_is_an_error_and_no_crash() -> None:

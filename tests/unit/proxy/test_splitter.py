@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import base64
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.media import split_alone
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
 from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
-from triptych.proxy.splitter import SplitRequest, split
+from triptych.proxy.splitter import SplitRequest
 from triptych.types import SamplingParams
 
 
@@ -19,8 +19,8 @@ def call(*parts: TextPart | ImagePart, salt: str = "", options: dict[str, object
 
 
 async def made(request: ChatCall, namespace: str = "n") -> SplitRequest:
-    with ThreadPoolExecutor(1) as executor:
-        return await split(request, namespace, executor)
+    split, _ = await split_alone(request, namespace)
+    return split
 
 
 def image(media: bytes) -> ImagePart:
@@ -28,12 +28,12 @@ def image(media: bytes) -> ImagePart:
 
 
 async def test_pictures_become_empty_slots_in_order() -> None:
-    request = await made(call(image(b"one"), TextPart("and"), image(b"two")))
+    request, contents = await split_alone(call(image(b"one"), TextPart("and"), image(b"two")))
     assert json.loads(request.messages) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]},
     ]
-    assert [item.media for item in request.items] == [b"one", b"two"]
+    assert contents == [b"one", b"two"]
 
 
 async def test_the_key_is_the_shared_one_over_the_decoded_bytes() -> None:
@@ -44,7 +44,7 @@ async def test_the_key_is_the_shared_one_over_the_decoded_bytes() -> None:
 
 async def test_large_pictures_are_decoded_in_slices_to_the_same_bytes() -> None:
     media = bytes(range(256)) * 12_345
-    assert (await made(call(image(media)))).items[0].media == media
+    assert (await split_alone(call(image(media))))[1] == [media]
 
 
 @pytest.mark.parametrize("text", ["a", "ab c", "ab=c", "====", "é", "", "AAAA" * 300_000 + "=A=="])

@@ -1,0 +1,56 @@
+"""Reads media from the one folder that the operator has opened to clients."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from triptych.errors import ConfigError, InvalidRequest, TooLarge
+
+
+def checked_folder(folder: str) -> str:
+    """The folder's real path; empty stays empty. ConfigError when it is none."""
+    if not folder:
+        return ""
+    real = os.path.realpath(folder)
+    if not os.path.isdir(real) or real == "/":
+        raise ConfigError(f"--allowed-media-folder {folder!r} is no folder that could be opened to clients")
+    return real
+
+
+class MediaFolder:
+    """Files below `folder` (a real path, or empty: none); `max_bytes` is the largest file."""
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder = checked_folder(folder)
+        self._max_bytes = max_bytes
+
+    def read(self, path: str, param: str) -> bytes:
+        """The regular file's bytes. Blocks: call it in a thread.
+
+        InvalidRequest in the same words for everything that may not or cannot be read: what lies outside
+        is nobody's business.
+        """
+        if not self._folder:
+            raise InvalidRequest(f"{param}: file: URLs are not served here", param=param)
+        refusal = InvalidRequest(f"{param}: no such file below the folder that is served", param=param)
+        try:
+            real = os.path.realpath(path)
+            if not Path(real).is_relative_to(self._folder):
+                raise refusal
+            # NOFOLLOW: the last part may have become a link since. NONBLOCK: a pipe would wait for a writer.
+            descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            raise refusal from None
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not self._holds(descriptor):
+                raise refusal
+            data = file.read(self._max_bytes + 1)
+        if len(data) > self._max_bytes:
+            raise TooLarge(f"{param}: the file is above {self._max_bytes} bytes", param=param)
+        return data
+
+    def _holds(self, descriptor: int) -> bool:
+        """Whether what was opened lies below the folder: a part of the path may have become a link since."""
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(self._folder)

@@ -1,0 +1,112 @@
+"""What an image part names: content in a data: URL, a web address, or a file. Nothing is read here."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from yarl import URL
+
+from triptych.errors import InvalidRequest
+
+#: Longest http(s) or file URL.
+MAX_URL = 8192
+#: Media types of data: URLs and of replies; the file's first bytes decide in the end.
+IMAGE_TYPES = frozenset(
+    {"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/avif"}
+)
+_DATA_HEAD = 256
+#: What no URL holds; parsers differ in what they make of it.
+_UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
+#: The last label of a host that some resolver takes for a number: 127.1, 0x7f.1, 2130706433, 017700000001.
+_NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
+_HOST = re.compile(r"[a-z0-9_.-]{1,254}")
+
+
+@dataclass(frozen=True, slots=True)
+class WebUrl:
+    """An http or https URL, as the client wrote it; `url` is the same, parsed and checked."""
+
+    text: str
+    url: URL
+
+
+@dataclass(frozen=True, slots=True)
+class FileUrl:
+    """A file URL's absolute path."""
+
+    path: str
+
+
+def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
+    """Base64 text of a data: URL, or where else the picture is. InvalidRequest names `param`."""
+    scheme = url[:16].split(":", 1)[0].strip().lower()
+    if scheme == "data":
+        return _data_content(url, param)
+    if scheme in ("http", "https"):
+        return WebUrl(url, parse_web_url(url, param))
+    if scheme == "file":
+        return FileUrl(_file_path(url, param))
+    raise InvalidRequest(f"{param} must be a data:, http:, https: or file: URL", param=param)
+
+
+def _data_content(url: str, param: str) -> str:
+    head, comma, _ = url[:_DATA_HEAD].partition(",")
+    words = head[len("data:") :].strip().lower().split(";")
+    if not comma or words[-1] != "base64":
+        raise InvalidRequest(f"{param} must read data:image/png;base64,…", param=param)
+    if words[0] not in IMAGE_TYPES:
+        known = ", ".join(sorted(IMAGE_TYPES))
+        raise InvalidRequest(f"{param}: the media type must be one of {known}", param=param)
+    return url[len(head) + 1 :]
+
+
+def parse_web_url(text: str, param: str) -> URL:
+    """An http(s) URL that every parser reads alike; InvalidRequest otherwise.
+
+    No user, and no address in another spelling than the usual one.
+    """
+    try:
+        if len(text) > MAX_URL or _UNSAFE.search(text):
+            raise ValueError
+        url = URL(text)
+        if url.scheme not in ("http", "https") or not url.port or not _plain_authority(text, url):
+            raise ValueError
+        if not _plain_host(url.raw_host or ""):
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest(
+            f"{param} must be an http(s) URL of at most {MAX_URL} characters with a plain host and no user",
+            param=param,
+        ) from None
+    return url.with_fragment(None)
+
+
+def _plain_authority(text: str, url: URL) -> bool:
+    """No user; and an authority that ends where ours does, whatever a parser thinks of '@' and '//'."""
+    authority = re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]
+    return "@" not in authority and "%" not in authority and url.user is None and url.password is None
+
+
+def _plain_host(host: str) -> bool:
+    if ":" in host:
+        return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
+    if not _HOST.fullmatch(host):
+        return False
+    labels = host.removesuffix(".").split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        return str(ipaddress.IPv4Address(host)) == host
+    return all(labels)
+
+
+def _file_path(url: str, param: str) -> str:
+    body = url[len("file:") :]
+    if body.startswith("//"):
+        host, slash, rest = body[2:].partition("/")
+        body = slash + rest if host in ("", "localhost") else ""
+    path = unquote_to_bytes(body)
+    if not path.startswith(b"/") or b"\x00" in path or len(url) > MAX_URL:
+        raise InvalidRequest(f"{param} must read file:///absolute/path", param=param)
+    return path.decode(errors="surrogateescape")
