@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,12 +27,17 @@ def app() -> None:
     """Serves multimodal models with the encoder taken apart from prefill and decode."""
 
 
-def _start(service: str, values: dict[str, Any]) -> None:
-    from triptych.launch.parent import die_with_parent
-
+def thread_environment() -> None:
+    """What OpenMP reads when torch is imported."""
     # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+def _start(service: str, values: dict[str, Any]) -> None:
+    from triptych.launch.parent import die_with_parent
+
+    thread_environment()
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), values["log_level"])
 
@@ -50,6 +58,16 @@ def _worker(config: type[Any], values: dict[str, Any]) -> Any:
     path = resolve_model(values["model"])
     name = values["served_model_name"] or model_name(path)
     return build(config, values, model=str(path), served_model_name=name, internal_token=token)
+
+
+@contextmanager
+def _imports(model: str) -> Iterator[None]:
+    """Around the import of a worker, which imports its checkpoint's model code too."""
+    from triptych.models.preload import preload, quick_imports
+
+    with quick_imports():
+        preload(Path(model))
+        yield
 
 
 @app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")
@@ -75,7 +93,8 @@ def proxy(**values: Any) -> None:
 def encoder(**values: Any) -> None:
     _start("encoder", values)
     config = _worker(EncoderConfig, values)
-    from triptych.encoder_worker.service import run
+    with _imports(config.model):
+        from triptych.encoder_worker.service import run
 
     asyncio.run(run(config))
 
@@ -86,7 +105,8 @@ def encoder(**values: Any) -> None:
 def pd(**values: Any) -> None:
     _start("pd", values)
     config = _worker(PDConfig, values)
-    from triptych.pd_worker.service import run
+    with _imports(config.model):
+        from triptych.pd_worker.service import run
 
     asyncio.run(run(config))
 

@@ -25,6 +25,7 @@ from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
+from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
 
 log = logging.getLogger("launch")
@@ -34,7 +35,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
     """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
     setup_logging("serve", values["log_level"])
     _check_store_flag(values["store"])
-    values = values | {"internal_token": _internal_token(values), "internal_token_file": ""}
+    values = values | {"internal_token": internal_token(values), "internal_token_file": ""}
     check_front_door(
         values["host"], api_key=values["api_key"], api_key_file=values["api_key_file"], auth=values["auth"]
     )
@@ -47,7 +48,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
     run_dir = Path(values["run_dir"] or tempfile.mkdtemp(prefix="triptych-")).absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     try:
-        plan = _plan(path, name, values, run_dir, store_memory)
+        plan = plan_cluster(path, name, values, run_dir, store_memory)
         code = asyncio.run(Supervisor(plan, lambda: _say_ready(path, name, values)).run())
     finally:
         if not values["run_dir"]:
@@ -72,7 +73,9 @@ def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None
     check_fits(plan, available_memory())
 
 
-def _plan(path: Path, name: str, values: dict[str, Any], run_dir: Path, store_memory: int) -> ClusterPlan:
+def plan_cluster(
+    path: Path, name: str, values: dict[str, Any], run_dir: Path, store_memory: int
+) -> ClusterPlan:
     store = EmbeddedStore(run_dir, store_memory) if values["store"] == "auto" else None
     url = store.url if store is not None else values["store"]
     # Workers of one machine stay on loopback, on ports of their own choice.
@@ -99,10 +102,11 @@ def _plan(path: Path, name: str, values: dict[str, Any], run_dir: Path, store_me
         run_dir=run_dir,
         store_url=url,
         store=store,
+        zygote=_zygote(path) if Zygote.possible(values["device"]) else (),
     )
 
 
-def _internal_token(values: dict[str, Any]) -> str:
+def internal_token(values: dict[str, Any]) -> str:
     """The cluster's token; without one, other users of this machine must not reach the workers either."""
     given = read_internal_token(values["internal_token"], values["internal_token_file"])
     return given or secrets.token_urlsafe(32)
@@ -110,6 +114,10 @@ def _internal_token(values: dict[str, Any]) -> str:
 
 def _triptych(command: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "triptych.cli", command)
+
+
+def _zygote(path: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.cli.zygote", str(path))
 
 
 def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from triptych.launch.parent import PARENT_VARIABLE
+from triptych.launch.zygote import ForkedProcess, Zygote
 
 log = logging.getLogger("launch")
 
@@ -18,6 +19,8 @@ STABLE_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 10.0
 #: The exit code of a process that cannot work as configured; starting it again would not help.
 CONFIG_EXIT = 2
+#: Where the words of a command begin, after interpreter, -m and module.
+_WORDS = 3
 
 
 def backoff(failures: int) -> float:
@@ -26,15 +29,23 @@ def backoff(failures: int) -> float:
 
 
 class Child:
-    """A process that is meant to run for ever."""
+    """A process that is meant to run for ever.
+
+    `command` is interpreter, -m, module and the words for it; with a zygote, it forks the process if it can.
+    """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        zygote: Zygote | None = None,
     ) -> None:
         self.name = name
         self._command = list(command)
         self._environment = dict(environment or {})
-        self._process: asyncio.subprocess.Process | None = None
+        self._zygote = zygote
+        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._ending = False
 
     @property
@@ -64,13 +75,19 @@ class Child:
         return 0
 
     async def _run_once(self) -> int:
-        environment = os.environ | self._environment
-        environment |= {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid())}
+        own = self._environment | {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid())}
+        self._process = await self._start(own)
+        return 0 if self._process is None else await self._process.wait()
+
+    async def _start(self, own: Mapping[str, str]) -> asyncio.subprocess.Process | ForkedProcess | None:
+        if self._zygote is not None:
+            forked = await self._zygote.fork(self.name, self._command[_WORDS:], own)
+            if forked is not None or self._ending:
+                return forked
         # A session of its own: Ctrl-C in the terminal reaches the supervisor, which ends all in order.
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        return await asyncio.create_subprocess_exec(
+            *self._command, env=os.environ | own, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
-        return await self._process.wait()
 
     async def end(self, grace: float) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds."""

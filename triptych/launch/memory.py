@@ -10,7 +10,8 @@ from triptych.config import MIB, format_size
 from triptych.errors import ConfigError
 from triptych.types import DTYPE_BYTES
 
-#: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13.
+#: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. Workers that are forked
+#: share most of it: all together hold less than this for each, their zygote included.
 WORKER_BASE_BYTES = 450 * MIB
 PROXY_BASE_BYTES = 120 * MIB
 _SAFETENSORS_DTYPES = {

@@ -10,6 +10,7 @@ import sys
 #: The supervisor's process id, as the supervisor hands it down.
 PARENT_VARIABLE = "TRIPTYCH_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
@@ -20,3 +21,8 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         sys.exit("triptych: the supervisor is gone")
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of its descendants whose own parent has ended. Linux only."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

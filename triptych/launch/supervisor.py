@@ -16,6 +16,7 @@ from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import CONFIG_EXIT, Child
 from triptych.launch.embedded_store import EmbeddedStore
+from triptych.launch.zygote import Zygote
 
 log = logging.getLogger("launch")
 
@@ -41,6 +42,7 @@ class ClusterPlan:
     run_dir: Path
     store_url: str
     store: EmbeddedStore | None
+    zygote: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -49,7 +51,10 @@ class Supervisor:
     def __init__(self, plan: ClusterPlan, on_ready: Callable[[], None]) -> None:
         self._plan = plan
         self._on_ready = on_ready
-        self._workers = [Child(name, command, plan.worker_secrets) for name, command in plan.workers]
+        self._zygote = Zygote(plan.zygote) if plan.zygote else None
+        self._workers = [
+            Child(name, command, plan.worker_secrets, self._zygote) for name, command in plan.workers
+        ]
         self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets)
         self._stop = asyncio.Event()
 
@@ -60,6 +65,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         if self._plan.store is not None:
             self._plan.store.start()
+        if self._zygote is not None:
+            await self._zygote.start()
         children = [*self._workers, self._proxy]
         watches = [asyncio.create_task(child.watch()) for child in children]
         helpers = [asyncio.create_task(self._watch_store()), asyncio.create_task(self._announce())]
@@ -78,6 +85,10 @@ class Supervisor:
         log.info("stopping")
         await self._proxy.end(GRACE_SECONDS)
         await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
+        if self._zygote is not None:
+            await self._zygote.end()
+            # One that was being forked meanwhile.
+            await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
         for task in watches:
             task.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
@@ -127,6 +138,8 @@ class Supervisor:
 
     def _write_processes(self) -> None:
         processes: dict[str, int | None] = {c.name: c.pid for c in (*self._workers, self._proxy)}
+        if self._zygote is not None:
+            processes["zygote"] = self._zygote.pid
         if self._plan.store is not None:
             processes["store"] = self._plan.store.pid if self._plan.store.running else None
         target = self._plan.run_dir / "cluster.json"
