@@ -11,7 +11,7 @@ from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, MediaWanted, 
 from triptych.encoder_worker.limits import ItemFormat
 from triptych.encoder_worker.media import MAX_MEDIA_BYTES
 from triptych.errors import InvalidRequest, RequestError, TooLarge
-from triptych.hashing import check_mm_hash
+from triptych.hashing import canonical, check_mm_hash
 from triptych.protos import common_pb2, encoder_pb2
 from triptych.types import ItemPlan
 
@@ -57,10 +57,11 @@ def _options(text: str) -> Mapping[str, Any]:
         raise error
     try:
         options = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        if not isinstance(options, dict):
+            raise error
+        canonical(options)  # what cannot be part of a key: huge numbers, half characters, deep nesting
+    except (ValueError, OverflowError, RecursionError):
         raise error from None
-    if not isinstance(options, dict):
-        raise error
     return options
 
 

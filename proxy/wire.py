@@ -5,6 +5,7 @@ from __future__ import annotations
 from triptych.errors import InvalidRequest, RequestError, error_from_code
 from triptych.hashing import check_mm_hash
 from triptych.protos import common_pb2, pd_pb2
+from triptych.proxy.chat import TemplateOptions
 from triptych.proxy.lifecycle import ResumeState
 from triptych.types import (
     DTYPE_BYTES,
@@ -14,6 +15,9 @@ from triptych.types import (
     SamplingParams,
     TokenLogprob,
 )
+
+#: Longest wait that a worker may advise, in seconds.
+MAX_RETRY_AFTER = 3600.0
 
 
 def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
@@ -79,6 +83,15 @@ def format_to_proto(form: OutputFormat) -> common_pb2.OutputFormat:
     return common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=form.choices))
 
 
+def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
+    return pd_pb2.TemplateOptions(
+        tools=options.tools,
+        variables=options.variables,
+        no_generation_prompt=not options.generation_prompt,
+        continue_final_message=options.continue_final_message,
+    )
+
+
 def logprobs_from_proto(message: common_pb2.PositionLogprobs) -> PositionLogprobs:
     return PositionLogprobs(
         _token_from_proto(message.chosen), tuple(_token_from_proto(token) for token in message.top)
@@ -105,5 +118,5 @@ def error_from_proto(message: common_pb2.Error) -> RequestError:
         message.code,
         message.message or "the worker gave no reason",
         param=message.param or None,
-        retry_after=message.retry_after or None,
+        retry_after=message.retry_after if 0 < message.retry_after <= MAX_RETRY_AFTER else None,
     )

@@ -50,6 +50,9 @@ def test_a_good_job_is_taken() -> None:
         ("processor_options", "{"),
         ("processor_options", "[" * 60000),
         ("processor_options", '{"a": "' + "x" * 70000 + '"}'),
+        ("processor_options", '{"a": 1180591620717411303424}'),
+        ("processor_options", '{"a": "\\ud800"}'),
+        ("processor_options", '{"a":' * 600 + "1" + "}" * 600),
     ],
 )
 def test_a_bad_field_is_named(field: str, value: object) -> None:
