@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from triptych.proxy import http_server
+from triptych.proxy import exchange
 from triptych.proxy.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http_server import ChatEndpoint
 from triptych.proxy.openai_replies import SseStream
@@ -81,7 +81,7 @@ class OneAnswer:
 async def test_a_client_that_takes_nothing_is_given_up_and_its_request_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.02)
+    monkeypatch.setattr(exchange, "WRITE_SECONDS", 0.02)
     dispatcher = OneAnswer()
     body = iter([{"type": "http.request", "body": BODY % b""}])
 
