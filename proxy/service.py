@@ -29,6 +29,7 @@ from triptych.proxy.http_server import make_app
 from triptych.proxy.key_ring import KeyRing
 from triptych.proxy.keys import KeyLimits
 from triptych.proxy.limits import PrincipalLimits
+from triptych.proxy.media_loader import make_loader
 from triptych.proxy.pool import WorkerPool
 from triptych.rpc import make_server
 from triptych.worker_process import metrics_server
@@ -81,7 +82,14 @@ async def _serve(
     metrics = ProxyMetrics()
     pool = WorkerPool(Registry(store), store, proxy_id, config.internal_token)
     stack.push_async_callback(pool.stop)
-    dispatcher = Dispatcher(pool, store, metrics, proxy_id=proxy_id, max_queue=config.max_queue)
+    dispatcher = Dispatcher(
+        pool,
+        store,
+        metrics,
+        proxy_id=proxy_id,
+        max_queue=config.max_queue,
+        media=make_loader(config, metrics),
+    )
     stack.push_async_callback(dispatcher.close)
     door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None
     grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool, door)

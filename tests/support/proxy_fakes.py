@@ -12,6 +12,7 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI
 
+from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.hashing import mm_hash
@@ -30,6 +31,7 @@ from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
 from triptych.proxy.key_ring import KeyRing
 from triptych.proxy.limits import PrincipalLimits
+from triptych.proxy.media_loader import make_loader
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
 from triptych.proxy.wire import plan_from_proto
@@ -387,7 +389,10 @@ class FakeCluster:
         self.pool = WorkerPool(
             registry, view, "proxy-test", health_timeout=options.pop("health_timeout", 5.0)
         )
-        self.dispatcher = Dispatcher(self.pool, view, self.metrics, proxy_id="proxy-test", **options)
+        media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
+        self.dispatcher = Dispatcher(
+            self.pool, view, self.metrics, proxy_id="proxy-test", media=media, **options
+        )
         app = make_app(
             self.dispatcher,
             self.pool,
@@ -452,7 +457,7 @@ class FakeCluster:
         await until(lambda: self.dispatcher.in_flight == 0, "the end of all requests")
         table = self.dispatcher.jobs.table
         await until(lambda: len(table) == 0 and table.published_bytes == 0, "the end of all jobs")
-        assert self.dispatcher.media_bytes == 0
+        await until(lambda: self.dispatcher.media_bytes == 0, "the end of all media")
 
 
 async def raw_post(
