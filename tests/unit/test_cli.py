@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from click.testing import CliRunner
 
 from triptych import __version__
 from triptych.cli.app import app
-from triptych.cli.options import arguments, build
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of
+from triptych.cli.options import arguments, build, secrets_of
+from triptych.cli.serve import internal_token, plan_cluster
+from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
 from triptych.launch.memory import MemoryPlan, check_fits, weight_elements
@@ -126,3 +128,70 @@ def test_nobody_at_the_url_is_told():
     assert result.returncode == 1
     assert "triptych serve" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_front_door_open_to_the_network_needs_keys_or_a_word_that_it_does_not(tmp_path):
+    store = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
+    _assert_told(_triptych("proxy", *store), "--api-key-file", "--no-auth", "127.0.0.1")
+    _assert_told(_triptych("serve", str(DEMO_MODEL), "--host", "0.0.0.0"), "--api-key-file", "--no-auth")
+    missing = tmp_path / "keys"
+    _assert_told(
+        _triptych("proxy", *store, "--api-key-file", str(missing)), "--api-key-file", "cannot be read"
+    )
+
+
+def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
+    made = _triptych("key", "alice")
+    assert re.fullmatch(r"alice sha256:[0-9a-f]{64}\n", made.stdout)
+    assert re.search(r"tk-[A-Za-z0-9_-]{43}\n", made.stderr)
+    _assert_told(_triptych("key", "al ice"), "no name")
+
+
+def test_secrets_reach_children_by_environment_and_never_by_command_line():
+    values = {
+        "internal_token": "hush-1",
+        "api_key": "hush-2,hush-3",
+        "store": "unix:///x",
+        "host": "127.0.0.1",
+    }
+    assert not any("hush" in word for word in arguments(ProxyConfig, values))
+    assert secrets_of(ProxyConfig, values) == {
+        "TRIPTYCH_INTERNAL_TOKEN": "hush-1",
+        "TRIPTYCH_API_KEY": "hush-2,hush-3",
+    }
+    environment = CliRunner(env=secrets_of(ProxyConfig, values))
+    with environment.isolation():
+        context = app.commands["proxy"].make_context("proxy", [])
+    config = build(ProxyConfig, context.params)
+    assert (config.internal_token, config.api_key) == ("hush-1", "hush-2,hush-3")
+
+
+def test_keys_may_be_given_one_by_one():
+    context = app.commands["proxy"].make_context("proxy", ["--api-key", "a", "--api-key", "b,c"])
+    assert build(ProxyConfig, context.params).api_key == "a,b,c"
+
+
+def test_the_cluster_makes_up_a_token_of_its_own_and_keeps_client_keys_from_the_workers(tmp_path):
+    context = app.commands["serve"].make_context("serve", ["--api-key", "k" * 16])
+    plans = []
+    for _ in range(2):
+        values = context.params | {"internal_token": internal_token(context.params)}
+        plans.append(plan_cluster(DEMO_MODEL, "demo", values, tmp_path, 1 << 20))
+    first, second = (plan.worker_secrets["TRIPTYCH_INTERNAL_TOKEN"] for plan in plans)
+    assert len(first) >= 32
+    assert first != second
+    assert plans[0].proxy_secrets == {"TRIPTYCH_INTERNAL_TOKEN": first, "TRIPTYCH_API_KEY": "k" * 16}
+    assert plans[0].worker_secrets["TRIPTYCH_API_KEY"] == ""
+
+
+def test_the_token_may_come_from_a_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("hush\n")
+    assert read_internal_token("", str(path)) == "hush"
+    with pytest.raises(ConfigError, match="both set"):
+        read_internal_token("x", str(path))
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="one line"):
+        read_internal_token("", str(path))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_internal_token("", str(tmp_path / "none"))
