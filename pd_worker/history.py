@@ -13,18 +13,29 @@ from triptych.pd_worker.outputs import (
     RequestAdmitted,
     RequestFinished,
 )
-from triptych.pd_worker.wire import admitted_to_proto, finished_to_proto, loaded_to_proto, missing_to_proto
-from triptych.protos import pd_pb2
+from triptych.pd_worker.token_texts import TokenTexts
+from triptych.pd_worker.wire import (
+    admitted_to_proto,
+    finished_to_proto,
+    loaded_to_proto,
+    logprobs_to_proto,
+    missing_to_proto,
+)
+from triptych.protos import common_pb2, pd_pb2
 
 
 class RequestHistory:
     """One attempt's events, and up to where they have been handed to the proxy's stream.
 
     Bounded by the request's own output: what waits for a slow proxy is merged when it is taken.
-    `resumed_tokens` are output tokens of earlier attempts, which are not here.
+    `resumed_tokens` are output tokens of earlier attempts, which are not here. Without `texts` there are no
+    log-probabilities.
     """
 
-    def __init__(self, request_id: str, attempt: int, resumed_tokens: int = 0) -> None:
+    def __init__(
+        self, request_id: str, attempt: int, resumed_tokens: int = 0, texts: TokenTexts | None = None
+    ) -> None:
+        self._texts_of = texts
         self.request_id = request_id
         self.attempt = attempt
         self.finished: pd_pb2.Finished | None = None
@@ -38,6 +49,8 @@ class RequestHistory:
         #: One text for every NewTokens event, and the output tokens before it.
         self._texts: list[str] = []
         self._starts = array("I")
+        #: One per token, or none at all.
+        self._logprobs: list[common_pb2.PositionLogprobs] = []
         self._taken_texts = 0
         self._taken_admitted = False
         self._untaken_items: dict[str, None] = {}
@@ -59,6 +72,8 @@ class RequestHistory:
                 self._starts.append(self.position)
                 self._token_ids.extend(event.token_ids)
                 self._texts.append(event.text)
+                if self._texts_of is not None:
+                    self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
             case RequestFinished():
                 self.finished = finished_to_proto(event)
 
@@ -106,6 +121,7 @@ class RequestHistory:
             position=position,
             token_ids=self._token_ids[position - self._first :],
             text="".join(self._texts[self._taken_texts :]),
+            logprobs=self._logprobs[position - self._first :],
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:

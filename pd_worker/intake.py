@@ -57,6 +57,7 @@ class Intake:
             len(prompt.token_ids),
             self._max_model_len,
             "prompt" if message.HasField("prompt") else "messages",
+            self._decoder.geometry.vocab_size,
         )
         received = list(resume.output_token_ids) if resume else []
         self._check_tokens(received, "output_token_ids", "resume")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention import PagedKVCache
-from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
+from triptych.pd_worker.batch import BatchBuilder, in_batch_order
+from triptych.pd_worker.logprobs import raw_logprobs
 from triptych.pd_worker.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.sampler import SamplerInput, sample
 
@@ -55,7 +57,7 @@ class ModelRunner:
         output = ModelRunnerOutput()
         try:
             if scheduled.chunks:
-                output.sampled = self._compute(scheduled.chunks)
+                self._compute(scheduled.chunks, output)
         except Exception as error:
             log.exception("step %d failed", scheduled.step)
             output.error = error
@@ -69,23 +71,53 @@ class ModelRunner:
             self._connector.start_load_caches(scheduled.ec_connector_metadata, self.encoder_cache)
 
     @torch.inference_mode()
-    def _compute(self, chunks: list[ScheduledChunk]) -> list[int]:
-        """The tokens of the chunks that sample, in the order of `chunks`."""
+    def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
+        """Fills `output` with the tokens of the chunks that sample, in the order of `chunks`."""
         batch = self._builder.build(in_batch_order(chunks), self.encoder_cache)
         embeds = self._decoder.embed(batch.token_ids)
         hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
-        tokens = self._sample(hidden, batch)
-        return [tokens[id(chunk)] for chunk in chunks if chunk.samples]
-
-    def _sample(self, hidden: torch.Tensor, batch: Batch) -> dict[int, int]:
         if not batch.sampling:
-            return {}
+            return
         logits = self._decoder.logits(hidden[batch.last])
-        tokens = sample(logits, [sampler_input(chunk) for chunk in batch.sampling])
-        return {id(chunk): token for chunk, token in zip(batch.sampling, tokens, strict=True)}
+        inputs = [sampler_input(chunk) for chunk in batch.sampling]
+        tokens = sample(logits, inputs)
+        place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
+        places = [place[id(chunk)] for chunk in batch.sampling]
+        output.sampled = [token for _, token in sorted(zip(places, tokens, strict=True))]
+        _add_logprobs(output, logits, tokens, inputs, places)
+        _add_errors(output, batch.sampling, places)
 
 
 def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
     request = chunk.state.request
-    output = request.output_token_ids
-    return SamplerInput(request.sampling, output, len(output), request.sampling.eos_token_ids)
+    params, output = request.sampling, request.output_token_ids
+    return SamplerInput(
+        params,
+        output,
+        len(output),
+        params.eos_token_ids,
+        request.distinct_prompt_ids if params.repetition_penalty != 1 else (),
+        request.grammar.allowed(output) if request.grammar is not None else None,
+    )
+
+
+def _add_logprobs(
+    output: ModelRunnerOutput,
+    logits: torch.Tensor,
+    tokens: Sequence[int],
+    inputs: Sequence[SamplerInput],
+    places: Sequence[int],
+) -> None:
+    wanted = [request.params.logprobs for request in inputs]
+    if all(count is None for count in wanted):
+        return
+    for place, logprobs in zip(places, raw_logprobs(logits, tokens, wanted), strict=True):
+        if logprobs is not None:
+            output.logprobs[place] = logprobs
+
+
+def _add_errors(output: ModelRunnerOutput, chunks: Sequence[ScheduledChunk], places: Sequence[int]) -> None:
+    for place, chunk in zip(places, chunks, strict=True):
+        grammar = chunk.state.request.grammar
+        if grammar is not None and grammar.error is not None:
+            output.errors[place] = grammar.error

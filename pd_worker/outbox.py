@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from triptych.pd_worker.history import RequestHistory
 from triptych.pd_worker.outputs import EngineEvent
+from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 log = logging.getLogger(__name__)
@@ -87,12 +88,16 @@ class Outbox:
     """Lives in the event loop; only `emit` may be called from another thread.
 
     `cancel(request_ids, proxy_id)` ends requests in the engine: those of a proxy that stays away and
-    those that it names no longer.
+    those that it names no longer. `texts` are the vocabulary's, for log-probabilities.
     """
 
     def __init__(
-        self, cancel: Callable[[Sequence[str], str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        cancel: Callable[[Sequence[str], str], None],
+        clock: Callable[[], float] = time.monotonic,
+        texts: TokenTexts | None = None,
     ) -> None:
+        self._texts = texts
         self._cancel = cancel
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -135,7 +140,7 @@ class Outbox:
             return False
         if known is not None:
             self.give_up(proxy_id, [request_id])
-        proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens)
+        proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens, self._texts)
         return True
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:

@@ -73,12 +73,23 @@ class SchedulerOutput:
         return sum(chunk.count for chunk in self.chunks)
 
 
+@dataclass(frozen=True, slots=True)
+class RawLogprobs:
+    """Log-probabilities of one output position as (token id, logarithm): the chosen, and the likeliest."""
+
+    chosen: tuple[int, float]
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """What one step has computed and what the connector has finished."""
 
     #: One token for every chunk that samples, in the chunks' order.
     sampled: list[int] = field(default_factory=list)
+    #: By index into `sampled`: what requests that want them get, and why others can have no token.
+    logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
+    errors: dict[int, RequestError] = field(default_factory=dict)
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.
@@ -120,11 +131,15 @@ class ItemMissing(EngineEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens(EngineEvent):
-    """New output. `position` counts the output tokens before these, earlier attempts included."""
+    """New output. `position` counts the output tokens before these, earlier attempts included.
+
+    `logprobs` are one per token where the request asked for them.
+    """
 
     position: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[RawLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

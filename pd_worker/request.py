@@ -12,6 +12,7 @@ from triptych.types import FinishReason, MMFeature, PDTimings
 if TYPE_CHECKING:
     import torch
 
+    from triptych.pd_worker.grammar import GrammarState
     from triptych.pd_worker.prefix_chain import PrefixChain
     from triptych.pd_worker.sampling import ResolvedSampling
 
@@ -39,7 +40,7 @@ class Names(TypedDict):
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One attempt at one request. Only `output` and `output_token_ids` change after submission.
+    """One attempt at one request. Only output, output_token_ids and grammar change after submission.
 
     `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
     [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
@@ -62,6 +63,9 @@ class EngineRequest:
     output: TextOutput
     output_token_ids: list[int] = field(default_factory=list)
     resumed_tokens: int = 0
+    #: What the output has to look like; None for anything.
+    grammar: GrammarState | None = None
+    _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -76,6 +80,13 @@ class EngineRequest:
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def distinct_prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids, each once: what penalties need of it."""
+        if self._distinct is None:
+            self._distinct = tuple(sorted(set(self.prompt_token_ids)))
+        return self._distinct
 
     def names(self) -> Names:
         """The fields that every event of this attempt carries."""

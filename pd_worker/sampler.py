@@ -1,4 +1,4 @@
-"""Chooses the next token: a pure function of logits, parameters, output so far, seed and position.
+"""Chooses the next token: a pure function of logits, parameters, prompt, output, seed and position.
 
 Every row is computed alone and its random number comes from a counter, so that a token depends neither
 on the batch around it nor on the attempt that computes it.
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from triptych.pd_worker.penalties import penalise
 from triptych.pd_worker.sampling import ResolvedSampling
 
-#: A request has one choice today; the counter leaves room for more.
-_CHOICE = 0
 _WORD = (1 << 64) - 1
 #: So many tokens nearly always hold the nucleus; to sort a whole vocabulary takes 20 times as long.
 _LIKELY = 1024
@@ -29,28 +28,85 @@ class SamplerInput:
     output_ids: Sequence[int]
     position: int
     eos_token_ids: Sequence[int] = ()
+    #: The prompt's tokens, in any order; looked at where there is a repetition penalty.
+    prompt_ids: Sequence[int] = ()
+    #: Which tokens the output's form leaves, bool [V' ≤ V]; None: all. Those from V' on may not come.
+    allowed: np.ndarray | None = None
+
+    @property
+    def plain(self) -> bool:
+        """The largest logit is the answer."""
+        params = self.params
+        return (
+            params.temperature == 0
+            and self.allowed is None
+            and not params.penalises
+            and len(self.output_ids) >= params.min_tokens
+        )
 
 
 @torch.no_grad()
 def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int]:
-    """One token id per row of `logits` [N, V]. Does not change `logits`."""
-    masks = [_masked_ids(request, logits.shape[1]) for request in requests]
-    if all(request.params.greedy for request in requests) and not any(masks):
-        return [int(token) for token in logits.argmax(dim=-1).tolist()]
+    """One token id per row of `logits` [N, V]. Does not change `logits`.
+
+    In this order, as transformers does it: logit_bias, repetition penalty, frequency and presence penalty,
+    min_tokens, the output's form, temperature, top_k, top_p, min_p.
+    """
+    plain = [request.plain for request in requests]
+    best = logits.argmax(dim=-1).tolist() if any(plain) else []
     return [
-        _sample_row(row, request, mask) for row, request, mask in zip(logits, requests, masks, strict=True)
+        int(best[index]) if plain[index] else _sample_row(logits[index], request)
+        for index, request in enumerate(requests)
     ]
 
 
-def uniform(seed: int, position: int, choice: int = _CHOICE) -> float:
+def uniform(seed: int, position: int, choice: int = 0) -> float:
     """The number in [0, 1) that belongs to (seed, choice, position), on every machine."""
     key = np.array([seed & _WORD, 0], dtype=np.uint64)
     counter = np.array([position, choice, 0, 0], dtype=np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-def _masked_ids(request: SamplerInput, vocab_size: int) -> list[int]:
-    """Ids that may not come yet: whatever would end the output before `min_tokens`."""
+def _sample_row(row: torch.Tensor, request: SamplerInput) -> int:
+    """The token of one row [V]."""
+    params = request.params
+    row = row.to(torch.float32, copy=True)
+    if params.penalises:
+        penalise(row, params, request.prompt_ids, request.output_ids)
+    _mask(row, request)
+    if params.greedy:
+        return int(row.argmax())
+    weights, ids = _candidates(row / params.temperature, params)
+    cumulative = weights.cumsum(dim=-1)
+    last = cumulative.shape[0] - 1
+    if params.top_p < 1:
+        last = min(int(torch.searchsorted(cumulative, params.top_p)), last)
+    if params.min_p > 0 and ids is not None:
+        last = min(int((weights >= params.min_p * weights[0]).sum()) - 1, last)
+    index = _pick(cumulative[: last + 1], uniform(params.seed, request.position, params.choice))
+    return index if ids is None else int(ids[index])
+
+
+def _mask(row: torch.Tensor, request: SamplerInput) -> None:
+    """Takes out what may not come: what the form forbids, and what would end the output too early.
+
+    Where the form leaves nothing else, the output ends before `min_tokens`.
+    """
+    if request.allowed is not None:
+        allowed = torch.from_numpy(request.allowed).to(row.device)
+        row[: allowed.shape[0]].masked_fill_(~allowed, -torch.inf)
+        row[allowed.shape[0] :] = -torch.inf
+    ending = _ending_ids(request, row.shape[0])
+    if not ending:
+        return
+    kept = row[ending]
+    row[ending] = -torch.inf
+    if request.allowed is not None and bool(row.max() == -torch.inf):
+        row[ending] = kept
+
+
+def _ending_ids(request: SamplerInput, vocab_size: int) -> list[int]:
+    """Ids that would end the output before `min_tokens`."""
     params = request.params
     if len(request.output_ids) >= params.min_tokens:
         return []
@@ -60,23 +116,6 @@ def _masked_ids(request: SamplerInput, vocab_size: int) -> list[int]:
     return sorted(token for token in ending if token < vocab_size)
 
 
-def _sample_row(row: torch.Tensor, request: SamplerInput, mask: list[int]) -> int:
-    """The token of one row [V]."""
-    params = request.params
-    if mask:
-        row = row.clone()
-        row[mask] = -torch.inf
-    if params.greedy:
-        return int(row.argmax())
-    weights, ids = _candidates(row.float() / params.temperature, params)
-    cumulative = weights.cumsum(dim=-1)
-    last = cumulative.shape[0] - 1
-    if params.top_p < 1:
-        last = min(int(torch.searchsorted(cumulative, params.top_p)), last)
-    index = _pick(cumulative[: last + 1], uniform(params.seed, request.position))
-    return index if ids is None else int(ids[index])
-
-
 def _candidates(scaled: torch.Tensor, params: ResolvedSampling) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weights of the tokens that may come, largest first, and their ids; ids None: all, in their order."""
     if 0 < params.top_k < scaled.shape[0]:
@@ -84,7 +123,8 @@ def _candidates(scaled: torch.Tensor, params: ResolvedSampling) -> tuple[torch.T
         return kept.softmax(dim=-1), ids
     weights = scaled.softmax(dim=-1)
     if params.top_p == 1:
-        return weights, None
+        least = params.min_p * weights.max()
+        return (torch.where(weights < least, 0, weights) if params.min_p > 0 else weights), None
     if weights.shape[0] > _LIKELY:
         likely, ids = weights.topk(_LIKELY)
         if float(likely.sum()) >= params.top_p:

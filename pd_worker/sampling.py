@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _LEAST_TEMPERATURE = 1e-5
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARS = 1024
+_MAX_STOP_TOKEN_IDS = 128
+_MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class ResolvedSampling:
     """What the sampler and the output text go by; nothing is left to a default.
 
     `stop_token_ids` end the output and hold the end-of-sequence tokens unless `ignore_eos`.
-    `temperature == 0` is greedy; `top_k == 0` and `top_p == 1` are off.
+    `temperature == 0` is greedy; `top_k == 0`, `top_p == 1`, `min_p == 0`, `repetition_penalty == 1` are
+    off. An output with a form always ends at an end-of-sequence token: `ignore_eos` is False for it.
     """
 
     max_tokens: int
@@ -36,10 +40,24 @@ class ResolvedSampling:
     stop_token_ids: frozenset[int]
     ignore_eos: bool
     eos_token_ids: tuple[int, ...]
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    choice: int = 0
+    logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Logits change by what was said, or by bias."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
+        )
 
 
 def resolve(
@@ -48,8 +66,12 @@ def resolve(
     prompt_len: int,
     max_model_len: int,
     prompt_field: str = "messages",
+    vocab_size: int | None = None,
 ) -> ResolvedSampling:
-    """`params` with the checkpoint's defaults where it is silent; InvalidRequest names the field."""
+    """`params` with the checkpoint's defaults where it is silent; InvalidRequest names the field.
+
+    Nothing is taken on trust: whoever reaches this port may have written the message.
+    """
     room = max_model_len - prompt_len
     if room < 1:
         raise InvalidRequest(
@@ -63,7 +85,8 @@ def resolve(
             f"min_tokens is {params.min_tokens}, but must be from 0 to max_tokens, here {max_tokens}",
             param="min_tokens",
         )
-    eos = () if params.ignore_eos else defaults.eos_token_ids
+    ignore_eos = params.ignore_eos and params.output_format is None
+    eos = () if ignore_eos else defaults.eos_token_ids
     return ResolvedSampling(
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
@@ -72,9 +95,18 @@ def resolve(
         top_k=_top_k(params, defaults),
         seed=params.seed,
         stop=_stop(params),
-        stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
-        ignore_eos=params.ignore_eos,
+        stop_token_ids=frozenset((*_stop_token_ids(params), *eos)),
+        ignore_eos=ignore_eos,
         eos_token_ids=defaults.eos_token_ids,
+        min_p=_within("min_p", _either(params.min_p, defaults.min_p), 0, 1),
+        presence_penalty=_within("presence_penalty", params.presence_penalty, -2, 2),
+        frequency_penalty=_within("frequency_penalty", params.frequency_penalty, -2, 2),
+        repetition_penalty=_within(
+            "repetition_penalty", _either(params.repetition_penalty, defaults.repetition_penalty), 0.01, 100
+        ),
+        logit_bias=_logit_bias(params, vocab_size),
+        choice=params.choice,
+        logprobs=_logprobs(params),
     )
 
 
@@ -110,6 +142,41 @@ def _top_k(params: SamplingParams, defaults: GenerationDefaults) -> int:
     if value < -1:
         raise InvalidRequest("top_k must be 1 or more; 0 or -1 turns it off", param="top_k")
     return max(value, 0)
+
+
+def _either(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _within(name: str, value: float, least: float, most: float) -> float:
+    # A NaN is within nothing.
+    if not least <= value <= most:
+        raise InvalidRequest(f"{name} must be from {least} to {most}", param=name)
+    return value
+
+
+def _logit_bias(params: SamplingParams, vocab_size: int | None) -> tuple[tuple[int, float], ...]:
+    if len(params.logit_bias) > _MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias takes at most {_MAX_LOGIT_BIAS} tokens", param="logit_bias")
+    for token, bias in params.logit_bias:
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            raise InvalidRequest(
+                f"logit_bias names token {token}, but the model has {vocab_size}", param="logit_bias"
+            )
+        _within("logit_bias", bias, -100, 100)
+    return params.logit_bias
+
+
+def _logprobs(params: SamplingParams) -> int | None:
+    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs takes at most {MAX_LOGPROBS}", param="logprobs")
+    return params.logprobs
+
+
+def _stop_token_ids(params: SamplingParams) -> tuple[int, ...]:
+    if len(params.stop_token_ids) > _MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(f"stop_token_ids takes at most {_MAX_STOP_TOKEN_IDS}", param="stop_token_ids")
+    return params.stop_token_ids
 
 
 def _stop(params: SamplingParams) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from triptych.pd_worker.outputs import (
     EngineEvent,
     ModelRunnerOutput,
     NewTokens,
+    RawLogprobs,
     RequestAdmitted,
     RequestFinished,
     ScheduledChunk,
@@ -196,10 +197,17 @@ class Scheduler:
             for chunk in output.chunks:
                 self._finish(chunk.state, FinishReason.ERROR, error)
             return self._take_events()
-        sampled = iter(result.sampled)
+        index = 0
         for chunk in output.chunks:
-            token = next(sampled) if chunk.samples else None
-            self._advance(chunk, token, now)
+            if not chunk.samples:
+                self._advance(chunk)
+                continue
+            if (reason := result.errors.get(index)) is not None:
+                self._finish(chunk.state, FinishReason.ERROR, reason)
+            else:
+                self._advance(chunk)
+                self._append(chunk.state, result.sampled[index], result.logprobs.get(index), now)
+            index += 1
         return self._take_events()
 
     def _take_events(self) -> list[EngineEvent]:
@@ -356,13 +364,13 @@ class Scheduler:
         blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
         return ScheduledChunk(state, start, end - start, tuple(blocks), rows, end == state.num_tokens)
 
-    def _advance(self, chunk: ScheduledChunk, token: int | None, now: float) -> None:
+    def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state
         state.num_computed_tokens = chunk.end
         self.kv.register(state.request_id, state.chain, chunk.end)
         self.items.consume(state)
-        if token is None:
-            return
+
+    def _append(self, state: RequestState, token: int, logprobs: RawLogprobs | None, now: float) -> None:
         self._note_token(state, now)
         try:
             text, reason = state.request.output.append(token)
@@ -375,7 +383,7 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             text += state.request.output.flush()
-        self._put_out(state, (token,), text)
+        self._put_out(state, (token,), text, () if logprobs is None else (logprobs,))
         if reason is not None:
             self.latencies.whole.append(now - state.request.arrival)
             self._finish(state, reason)
@@ -394,10 +402,18 @@ class Scheduler:
             self._put_out(state, (), text)
         self._finish(state, reason)
 
-    def _put_out(self, state: RequestState, tokens: tuple[int, ...], text: str) -> None:
+    def _put_out(
+        self,
+        state: RequestState,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[RawLogprobs, ...] = (),
+    ) -> None:
         request = state.request
         position = len(request.output_token_ids) - len(tokens)
-        self._events.append(NewTokens(**request.names(), position=position, token_ids=tokens, text=text))
+        self._events.append(
+            NewTokens(**request.names(), position=position, token_ids=tokens, text=text, logprobs=logprobs)
+        )
 
     def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
         if state.status is RequestStatus.FINISHED:

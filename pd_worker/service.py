@@ -35,6 +35,7 @@ from triptych.pd_worker.intake import Intake
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
+from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
@@ -123,7 +124,8 @@ class PDWorker:
         self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
         self._sweeper: asyncio.Task[None] | None = None
-        self.outbox = Outbox(self._cancel)
+        texts = TokenTexts(model.tokenizer)
+        self.outbox = Outbox(self._cancel, texts=texts)
         self.engine = Engine(
             config,
             model.decoder,

@@ -5,9 +5,16 @@ from __future__ import annotations
 from triptych.errors import InvalidRequest, RequestError
 from triptych.hashing import MM_HASH, check_mm_hash
 from triptych.pd_worker.messages import TemplateOptions
-from triptych.pd_worker.outputs import ItemLoaded, ItemMissing, RequestAdmitted, RequestFinished
+from triptych.pd_worker.outputs import (
+    ItemLoaded,
+    ItemMissing,
+    RawLogprobs,
+    RequestAdmitted,
+    RequestFinished,
+)
+from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import DTYPE_BYTES, ItemPlan, SamplingParams
+from triptych.types import DTYPE_BYTES, ItemPlan, OutputFormat, SamplingParams
 
 
 def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
@@ -60,7 +67,28 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        choice=message.choice,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        output_format=_output_format(message.output_format),
     )
+
+
+def _output_format(message: common_pb2.OutputFormat) -> OutputFormat | None:
+    match message.WhichOneof("body"):
+        case "json_object":
+            return OutputFormat("json_object") if message.json_object else None
+        case "json_schema":
+            return OutputFormat("json_schema", message.json_schema)
+        case "regex":
+            return OutputFormat("regex", message.regex)
+        case "choices":
+            return OutputFormat("choices", choices=tuple(message.choices.texts))
+    return None
 
 
 def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:
@@ -96,6 +124,14 @@ def loaded_to_proto(event: ItemLoaded) -> pd_pb2.ItemLoaded:
 
 def missing_to_proto(event: ItemMissing) -> pd_pb2.ItemMissing:
     return pd_pb2.ItemMissing(mm_hash=event.mm_hash, damaged_digest=event.damaged_digest)
+
+
+def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.PositionLogprobs:
+    def token(token_id: int, logprob: float) -> common_pb2.TokenLogprob:
+        text, utf8 = texts[token_id]
+        return common_pb2.TokenLogprob(token_id=token_id, logprob=logprob, text=text, utf8=utf8)
+
+    return common_pb2.PositionLogprobs(chosen=token(*raw.chosen), top=[token(*pair) for pair in raw.top])
 
 
 def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:

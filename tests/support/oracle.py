@@ -115,6 +115,22 @@ def oracle(
 
 
 @torch.no_grad()
+def generate(
+    path: Path, messages: Sequence[Message], *, max_new_tokens: int, **options: Any
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy output and its logits [tokens, vocabulary] before any processing; `options` are generate's."""
+    checkpoint = _open(path)
+    config = copy.deepcopy(checkpoint.model.generation_config)
+    config.max_new_tokens, config.do_sample, config.eos_token_id = max_new_tokens, False, None
+    config.return_dict_in_generate = config.output_logits = True
+    for name, value in options.items():
+        setattr(config, name, value)
+    inputs = _prepare(path, messages, ())
+    out = checkpoint.model.generate(**inputs, generation_config=config)
+    return out.sequences[0, inputs["input_ids"].shape[1] :].tolist(), torch.stack(out.logits)[:, 0]
+
+
+@torch.no_grad()
 def teacher_forced_logits(
     path: Path, messages: Sequence[Message], images: Sequence[Image.Image], token_ids: Sequence[int]
 ) -> torch.Tensor:

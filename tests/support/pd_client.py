@@ -25,6 +25,7 @@ class Answer:
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
+    logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
 
 
 class PDClient:
@@ -128,6 +129,7 @@ class PDClient:
                 assert event.tokens.position == len(answer.token_ids), "a token twice, or one missing"
                 answer.token_ids.extend(event.tokens.token_ids)
                 answer.text += event.tokens.text
+                answer.logprobs.extend(event.tokens.logprobs)
             case "item_loaded":
                 answer.loaded.append(event.item_loaded.mm_hash)
             case "item_missing":

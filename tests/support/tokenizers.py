@@ -39,7 +39,8 @@ _QWEN_TEMPLATE = """\
 {%- if messages[0].role == 'system' %}{{- body(messages[0].content) + '\\n\\n' }}{%- endif %}
 {{- '# Tools\\n\\nYou may call these functions:\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-{{- '\\n</tools>\\n\\nCall one with <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|im_end|>\\n' }}
+{{- '\\n</tools>\\n\\nCall one with <tool_call>\\n{"name": ..., "arguments": {}}\\n</tool_call>' }}
+{{- '<|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'tool' %}

@@ -97,12 +97,17 @@ class MergedEmbeds:
 
 @dataclass(slots=True)
 class GenerationDefaults:
-    """The checkpoint's generation_config where a request is silent."""
+    """The checkpoint's generation_config where a request is silent.
+
+    Without `do_sample` it is greedy: temperature 0, no cuts. Its repetition penalty counts all the same.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     max_tokens: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -12,7 +12,18 @@ from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint import read_config, read_json
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_KNOWN = frozenset({"eos_token_id", "do_sample", "temperature", "top_p", "top_k", "max_new_tokens"})
+_KNOWN = frozenset(
+    {
+        "eos_token_id",
+        "do_sample",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "max_new_tokens",
+    }
+)
 
 
 def generation_defaults(path: Path) -> GenerationDefaults:
@@ -32,6 +43,8 @@ def generation_defaults(path: Path) -> GenerationDefaults:
         temperature=float(_or(values.get("temperature"), 1.0)) if sampled else 0.0,
         top_p=float(_or(values.get("top_p"), 1.0)) if sampled else 1.0,
         top_k=int(_or(values.get("top_k"), 0)) if sampled else 0,
+        min_p=float(_or(values.get("min_p"), 0.0)) if sampled else 0.0,
+        repetition_penalty=float(_or(values.get("repetition_penalty"), 1.0)),
         max_tokens=values.get("max_new_tokens"),
         extra={name: value for name, value in values.items() if name not in _KNOWN},
     )

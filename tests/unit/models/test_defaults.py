@@ -44,10 +44,21 @@ def test_without_generation_config_the_models_eos_counts(tmp_path: Path) -> None
 def test_other_values_are_kept_aside(tmp_path: Path) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     (path / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": 3, "temperature": 0.5, "max_new_tokens": 9, "repetition_penalty": 1.05})
+        json.dumps({"eos_token_id": 3, "temperature": 0.5, "max_new_tokens": 9, "length_penalty": 2.0})
     )
     found = generation_defaults(path)
-    assert (found.temperature, found.max_tokens, found.extra) == (0.0, 9, {"repetition_penalty": 1.05})
+    assert (found.temperature, found.max_tokens, found.extra) == (0.0, 9, {"length_penalty": 2.0})
+
+
+@pytest.mark.parametrize(("sampled", "min_p"), [(True, 0.2), (False, 0.0)])
+def test_a_repetition_penalty_counts_without_sampling_and_min_p_does_not(
+    tmp_path: Path, sampled: bool, min_p: float
+) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    values = {"eos_token_id": 3, "do_sample": sampled, "min_p": 0.2, "repetition_penalty": 1.05}
+    (path / "generation_config.json").write_text(json.dumps(values))
+    found = generation_defaults(path)
+    assert (found.repetition_penalty, found.min_p) == (1.05, min_p)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Penalties, bias, seeds and log-probabilities through the real worker, against transformers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from support.oracle import generate
+from support.pd_serving import serving, tiny_model
+from triptych.pd_worker.service import LoadedModel
+from triptych.protos import common_pb2, pd_pb2
+
+TEXT = "Tell me of the sea, please."
+GREEDY = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return tiny_model("qwen3_vl")
+
+
+async def ask(client, name: str, text: str = TEXT, **fields):
+    reply = await client.submit(client.message(name, text, **fields))
+    assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED, reply.error
+    return await client.until(name)
+
+
+async def test_repetition_penalty_gives_what_generate_gives(model, store_url):
+    messages = [{"role": "user", "content": TEXT}]
+    plain, _ = generate(model.path, messages, max_new_tokens=40)
+    expected, _ = generate(model.path, messages, max_new_tokens=40, repetition_penalty=1.8)
+    assert expected != plain
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "penalised", repetition_penalty=1.8, **GREEDY)
+    assert answer.token_ids == expected
+
+
+async def test_logprobs_are_the_log_softmax_of_the_models_own_logits(model, store_url):
+    messages = [{"role": "user", "content": TEXT}]
+    expected, logits = generate(model.path, messages, max_new_tokens=40, repetition_penalty=1.8)
+    reference = logits.log_softmax(-1)
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "probed", repetition_penalty=1.8, logprobs=20, **GREEDY)
+        none = await ask(client, "chosen only", logprobs=0, **GREEDY)
+        plain = await ask(client, "without", **GREEDY)
+    assert answer.token_ids == expected
+    assert [position.chosen.token_id for position in answer.logprobs] == expected
+    for row, position in zip(reference, answer.logprobs, strict=True):
+        assert position.chosen.logprob == pytest.approx(float(row[position.chosen.token_id]), abs=1e-4)
+        values = [token.logprob for token in position.top]
+        assert values == pytest.approx(row.topk(20).values.tolist(), abs=1e-4)
+        assert values == [pytest.approx(float(row[token.token_id]), abs=1e-4) for token in position.top]
+    assert [len(position.top) for position in none.logprobs] == [0] * 40
+    assert not plain.logprobs
+
+
+async def test_the_bytes_of_logprobs_are_the_answers_text(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "r", max_tokens=60, ignore_eos=True, temperature=1.0, seed=4, logprobs=1)
+    special = set(model.tokenizer.get_added_tokens_decoder())
+    plain = [p.chosen.utf8 for p in answer.logprobs if p.chosen.token_id not in special]
+    assert b"".join(plain).decode(errors="replace") == answer.text
+
+
+async def test_logprobs_go_on_through_a_resume_and_a_new_stream(model, store_url):
+    sampling = {"max_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 9, "logprobs": 3}
+    sampling |= {"frequency_penalty": 0.6, "presence_penalty": 0.4, "repetition_penalty": 1.2, "min_p": 0.01}
+    async with serving(model, store_url) as (_, client):
+        whole = await ask(client, "whole", **sampling)
+        for split in (1, 13, 29):
+            resume = pd_pb2.Resume(
+                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+            )
+            resumed = await ask(client, f"resumed {split}", "", attempt=2, resume=resume, **sampling)
+            assert resumed.token_ids == whole.token_ids
+            assert_close(resumed.logprobs, whole.logprobs[split:])
+        await client.detach()
+        await client.attach(pd_pb2.Reattach(request_id="whole", attempt=1, position=12))
+        again = client.answers["whole"] = type(whole)(whole.token_ids[:12])
+        await client.until("whole")
+    assert again.token_ids == whole.token_ids
+    assert list(again.logprobs) == list(whole.logprobs[12:])
+
+
+async def test_a_seed_decides_whatever_the_batch(model, store_url):
+    sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.3, "top_p": 0.95, "seed": 77}
+    async with serving(model, store_url) as (_, client):
+        alone = await ask(client, "alone", **sampling)
+        others = [
+            ask(
+                client,
+                f"other {n}",
+                TEXT * (1 + n % 3),
+                max_tokens=40,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=n,
+            )
+            for n in range(16)
+        ]
+        among, second, *_ = await asyncio.gather(
+            ask(client, "among", **sampling), ask(client, "second", choice=1, **sampling), *others
+        )
+    assert among.token_ids == alone.token_ids
+    assert second.token_ids != alone.token_ids
+
+
+async def test_stop_strings_hold_back_text_and_not_logprobs(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        free = await ask(client, "free", max_tokens=30, ignore_eos=True, temperature=1.0, seed=4)
+        stop = free.text[8:11]
+        answer = await ask(
+            client, "cut", max_tokens=30, ignore_eos=True, temperature=1.0, seed=4, stop=[stop], logprobs=0
+        )
+    assert answer.finished.reason == "stop"
+    assert free.text.startswith(answer.text)
+    assert stop not in answer.text
+    assert [position.chosen.token_id for position in answer.logprobs] == answer.token_ids
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", 2.5),
+        ("frequency_penalty", float("inf")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("min_p", 1.5),
+        ("min_p", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", float("nan")),
+        ("top_k", 2**32 - 1),
+        ("logprobs", 21),
+        ("min_tokens", 2**31),
+        ("logit_bias", {10**9: 1.0}),
+        ("logit_bias", {3: float("nan")}),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+        ("stop_token_ids", list(range(200))),
+    ],
+)
+async def test_a_forged_value_is_refused_by_its_name_or_does_no_harm(model, store_url, field, value):
+    async with serving(model, store_url) as (worker, client):
+        message = client.message("forged", TEXT, max_tokens=2)
+        message.sampling.MergeFrom(common_pb2.SamplingParams(**{field: value}))
+        reply = await client.submit(message)
+        if field == "top_k":
+            assert (await client.until("forged")).finished.completion_tokens
+        else:
+            assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, field)
+        assert len((await ask(client, "next", max_tokens=3, ignore_eos=True)).token_ids) == 3
+
+
+def assert_close(got, expected) -> None:
+    assert len(got) == len(expected)
+    for left, right in zip(got, expected, strict=True):
+        assert left.chosen.token_id == right.chosen.token_id
+        values = torch.tensor([token.logprob for token in (left.chosen, *left.top)])
+        assert torch.allclose(
+            values, torch.tensor([t.logprob for t in (right.chosen, *right.top)]), atol=1e-4
+        )
