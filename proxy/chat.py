@@ -9,7 +9,7 @@ import msgspec
 
 from triptych.proxy.media_hold import MediaHold
 from triptych.proxy.media_source import FileUrl, WebUrl
-from triptych.types import FinishReason, SamplingParams, Usage
+from triptych.types import FinishReason, PositionLogprobs, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,10 @@ class TemplateOptions:
     continue_final_message: bool = False
 
 
+#: A prompt that no chat template touches: text, or token ids.
+RawPrompt = str | tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ChatCall:
     """A valid request for `n` answers. `sampling.seed` is drawn already; `timeout` is in seconds."""
@@ -65,6 +69,8 @@ class ChatCall:
     processor_options: Mapping[str, object] = field(default_factory=dict)
     n: int = 1
     template: TemplateOptions = TemplateOptions()
+    #: Stands in the place of messages, which are empty then.
+    prompt: RawPrompt | None = None
     #: The principal's id where keys are in use.
     tenant: str = ""
     #: Shared by copies of the call, so that all its choices are about the same bytes.
@@ -117,15 +123,19 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
     text: str
     token_ids: Sequence[int]
+    logprobs: Sequence[PositionLogprobs] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a request that was served."""
+    """The end of a choice that was served; `final`: of the request's last one, with the usage of all."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
+    choice: int = 0
+    final: bool = True
 
 
 Output = Started | Delta | Done

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from triptych.errors import InvalidRequest
 from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TemplateOptions, TextPart
 from triptych.proxy.chat_tools import CallForm, tool_use
+from triptych.proxy.json_body import convert_field, decode_body
 from triptych.proxy.media_source import parse_image_url
 from triptych.proxy.openai_types import (
     ChatBody,
@@ -25,8 +25,6 @@ from triptych.proxy.sampling_fields import chat_logprobs, sampling_of
 from triptych.proxy.unserved_fields import refuse_unserved
 from triptych.proxy.validation import MAX_TOKENS, check_image_count, check_options, check_salt, in_range
 
-T = TypeVar("T")
-
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -35,8 +33,6 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-_AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
-_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
@@ -60,10 +56,22 @@ class ChatOptions:
 
 
 def parse_body(
-    raw: bytes, request_id: str, *, max_images: int, timeout: float, max_choices: int = 1
+    raw: bytes, request_id: str, *, max_images: int, timeout: float, max_choices: int = 16
 ) -> tuple[ChatCall, ChatOptions]:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
-    body = _decode(raw)
+    return call_of(
+        decode_body(_decoder, raw),
+        request_id,
+        max_images=max_images,
+        timeout=timeout,
+        max_choices=max_choices,
+    )
+
+
+def call_of(
+    body: ChatBody, request_id: str, *, max_images: int, timeout: float, max_choices: int = 1
+) -> tuple[ChatCall, ChatOptions]:
+    """The request that a decoded body means."""
     refuse_unserved(body)
     in_range("n", body.n, 1, max_choices)
     if not body.messages:
@@ -123,39 +131,9 @@ def _template(body: ChatBody, tools: bytes, last: ChatMessage) -> TemplateOption
     )
 
 
-def _decode(raw: bytes) -> ChatBody:
-    try:
-        return _decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _invalid(error, "") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the request body is no JSON object: {error}", param="body") from None
-
-
-def _invalid(error: msgspec.ValidationError, prefix: str) -> InvalidRequest:
-    """msgspec's words with the path of the field in front."""
-    text = str(error)
-    at = _AT.search(text)
-    path = prefix
-    if at:
-        text = text[: at.start()]
-        path += at["path"]
-    if missing := _MISSING.search(text):
-        path += f".{missing['name']}"
-    path = path.lstrip(".") or "body"
-    return InvalidRequest(f"{path}: {text}", param=path)
-
-
-def _convert(value: Any, kind: type[T], path: str) -> T:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _invalid(error, path) from None
-
-
 def _message(index: int, value: Any) -> ChatMessage:
     path = f"messages[{index}]"
-    body = _convert(value, MessageBody, path)
+    body = convert_field(value, MessageBody, path)
     role = _ROLES.get(body.role)
     if role is None:
         known = ", ".join(_ROLES)
@@ -212,16 +190,16 @@ def _tool_call(call: ToolCallBody, path: str) -> dict[str, object]:
 def _part(path: str, part: Any) -> TextPart | ImagePart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
-        return TextPart(_convert(part, TextBody, path).text)
+        return TextPart(convert_field(part, TextBody, path).text)
     if kind == "refusal":
-        return TextPart(_convert(part, RefusalBody, path).refusal)
+        return TextPart(convert_field(part, RefusalBody, path).refusal)
     if kind == "image_url":
-        image = _convert(part, ImageUrlBody, path)
+        image = convert_field(part, ImageUrlBody, path)
         if isinstance(image.image_url, str):
             return _image(image.image_url, f"{path}.image_url")
         return _image(image.image_url.url, f"{path}.image_url.url")
     if kind == "image":
-        return _image(_convert(part, ImageBody, path).image, f"{path}.image")
+        return _image(convert_field(part, ImageBody, path).image, f"{path}.image")
     raise InvalidRequest(f'{path}.type must be "text", "image_url" or "image"', param=f"{path}.type")
 
 

@@ -18,7 +18,14 @@ from triptych.proxy.lifecycle import Submit
 from triptych.proxy.pd_client import LinkSink, PDLink
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
-from triptych.proxy.wire import error_from_proto, plan_to_proto, resume_to_proto, sampling_to_proto
+from triptych.proxy.wire import (
+    error_from_proto,
+    plan_to_proto,
+    prompt_to_proto,
+    resume_to_proto,
+    sampling_to_proto,
+    template_to_proto,
+)
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +218,10 @@ class PDRouter:
             messages=flow.split.messages,
             sampling=sampling_to_proto(flow.call.sampling),
             salt=flow.call.salt,
+            template=template_to_proto(flow.call.template),
         )
+        if flow.call.prompt is not None:
+            message.prompt.CopyFrom(prompt_to_proto(flow.call.prompt))
         for item in flow.split.items:
             state = pd_pb2.ITEM_STATE_READY if item.mm_hash in order.ready else pd_pb2.ITEM_STATE_PENDING
             message.items.append(pd_pb2.ItemSlot(plan=plan_to_proto(plans[item.mm_hash]), state=state))

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.hashing import framed_digest, mm_hash
-from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
+from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, RawPrompt, TextPart
 from triptych.proxy.media_hold import together
 from triptych.proxy.media_loader import MediaLoader
 from triptych.proxy.media_spool import SpooledMedia
 
 MODALITY = "image"
+#: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
+_PIECE = 1024
+_MAX_PIECES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class SplitRequest:
 
 async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitRequest:
     """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other."""
+    if call.prompt is not None:
+        return SplitRequest(b"", (), prompt_chain(call, call.prompt))
     items = await together([make_item(call, namespace, image, loader) for image in call.images()])
     return SplitRequest(pd_messages(call.messages), tuple(items), prefix_chain(call, items))
 
@@ -80,5 +85,16 @@ def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:
         fields = [("last", last.encode()), ("message", msgspec.json.encode(_pd_message(message)))]
         fields += [("item", next(keys).mm_hash.encode()) for _ in message.images()]
         last = framed_digest(fields)
+        chain.append(last)
+    return tuple(chain)
+
+
+def prompt_chain(call: ChatCall, prompt: RawPrompt) -> tuple[str, ...]:
+    """The same for a raw prompt: one digest per piece of 1 KiB, each over everything up to it."""
+    data = prompt.encode() if isinstance(prompt, str) else b"".join(t.to_bytes(4, "little") for t in prompt)
+    last = framed_digest((("salt", call.salt.encode()),))
+    chain: list[str] = []
+    for at in range(0, min(len(data), _MAX_PIECES * _PIECE), _PIECE):
+        last = framed_digest((("last", last.encode()), ("prompt", data[at : at + _PIECE])))
         chain.append(last)
     return tuple(chain)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from triptych.errors import InvalidRequest, RequestError, error_from_code
 from triptych.hashing import check_mm_hash
 from triptych.protos import common_pb2, pd_pb2
-from triptych.proxy.chat import TemplateOptions
+from triptych.proxy.chat import Delta, RawPrompt, TemplateOptions
 from triptych.proxy.lifecycle import ResumeState
 from triptych.types import (
     DTYPE_BYTES,
@@ -90,6 +92,16 @@ def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
         no_generation_prompt=not options.generation_prompt,
         continue_final_message=options.continue_final_message,
     )
+
+
+def prompt_to_proto(prompt: RawPrompt) -> pd_pb2.RawPrompt:
+    if isinstance(prompt, str):
+        return pd_pb2.RawPrompt(text=prompt)
+    return pd_pb2.RawPrompt(token_ids=pd_pb2.TokenIds(ids=prompt))
+
+
+def with_logprobs(delta: Delta, positions: Iterable[common_pb2.PositionLogprobs]) -> Delta:
+    return Delta(delta.text, delta.token_ids, [logprobs_from_proto(position) for position in positions])
 
 
 def logprobs_from_proto(message: common_pb2.PositionLogprobs) -> PositionLogprobs:

@@ -1,0 +1,125 @@
+"""A body of OpenAI's legacy completions turned into one call per prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.chat import ChatCall, RawPrompt
+from triptych.proxy.completion_types import CompletionBody
+from triptych.proxy.json_body import decode_body
+from triptych.proxy.sampling_fields import sampling_of
+from triptych.proxy.unserved_fields import refuse_unserved
+from triptych.proxy.validation import check_salt, in_range
+
+#: OpenAI's own default.
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 64
+_SERVED = frozenset({"best_of", "echo", "add_special_tokens"})
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`."""
+
+    prompts: tuple[RawPrompt, ...]
+    n: int
+    stream: bool
+    include_usage: bool
+    echo: bool
+    logprobs: int | None
+    return_token_ids: bool
+    timings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """`calls` are in the order of the prompts."""
+
+    request_id: str
+    calls: tuple[ChatCall, ...]
+    options: CompletionOptions
+
+
+def parse_completion(
+    raw: bytes, request_id: str, *, timeout: float, max_choices: int = 1
+) -> CompletionRequest:
+    """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_decoder, raw)
+    _refuse(body)
+    in_range("n", body.n, 1, max_choices)
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise InvalidRequest("best_of must be equal to n: the server returns all it makes", param="best_of")
+    prompts = _prompts(body.prompt)
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    first = ChatCall(
+        request_id=request_id,
+        model=body.model or "",
+        messages=(),
+        sampling=sampling_of(body, max_tokens=limit, logprobs=body.logprobs),
+        timeout=timeout,
+        cache_salt=check_salt(body.cache_salt or ""),
+        n=n,
+        prompt=prompts[0],
+    )
+    calls = [first]
+    for index, prompt in enumerate(prompts[1:], start=1):
+        # Equal seeds for unequal prompts: a prompt's answer does not depend on its place in the list.
+        calls.append(replace(first, request_id=f"{request_id}#p{index}", prompt=prompt))
+    options = CompletionOptions(
+        prompts=prompts,
+        n=n,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        echo=bool(body.echo),
+        logprobs=body.logprobs,
+        return_token_ids=bool(body.return_token_ids),
+        timings=bool(body.triptych_timings),
+    )
+    return CompletionRequest(request_id, tuple(calls), options)
+
+
+def _refuse(body: CompletionBody) -> None:
+    refuse_unserved(body, _SERVED)
+    if body.suffix:
+        raise InvalidRequest("suffix is not served: put the text into prompt", param="suffix")
+    if body.add_special_tokens is False:
+        raise InvalidRequest(
+            "add_special_tokens: false is not served: send the prompt as token ids",
+            param="add_special_tokens",
+        )
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest(
+            "echo with logprobs is not served: only output tokens have logprobs", param="echo"
+        )
+
+
+def _prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> tuple[RawPrompt, ...]:
+    """The prompts of the field's four forms."""
+    if isinstance(prompt, str):
+        return (_checked(prompt, "prompt"),)
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", param="prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return (_checked(prompt, "prompt"),)
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
+    if len({isinstance(item, str) for item in prompt}) > 1 or any(isinstance(item, int) for item in prompt):
+        raise InvalidRequest("prompt must be a text, token ids, or a list of either", param="prompt")
+    return tuple(_checked(item, f"prompt[{at}]") for at, item in enumerate(prompt))
+
+
+def _checked(prompt: object, path: str) -> RawPrompt:
+    if not prompt:
+        raise InvalidRequest(f"{path} must not be empty", param=path)
+    if isinstance(prompt, str):
+        return prompt
+    assert isinstance(prompt, list)
+    if any(not 0 <= token < 1 << 32 for token in prompt):
+        raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
+    return tuple(prompt)

@@ -1,0 +1,25 @@
+"""The body of OpenAI's legacy completions, with vLLM's extras. Unknown fields do not fail."""
+
+from __future__ import annotations
+
+from triptych.proxy.openai_types import StreamOptions
+from triptych.proxy.sampling_fields import SamplingBody
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """POST /v1/completions. `prompt`: a text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    triptych_timings: bool | None = None
+    user: str | None = None
