@@ -74,7 +74,7 @@ def parse_web_url(text: str, param: str) -> URL:
         url = URL(text)
         if url.scheme not in ("http", "https") or not url.port or not _plain_authority(text, url):
             raise ValueError
-        if not _plain_host(url.raw_host or ""):
+        if not _plain_host(url.raw_host or "", bracketed=text.partition("://")[2].startswith("[")):
             raise ValueError
     except ValueError:
         raise InvalidRequest(
@@ -90,8 +90,8 @@ def _plain_authority(text: str, url: URL) -> bool:
     return "@" not in authority and "%" not in authority and url.user is None and url.password is None
 
 
-def _plain_host(host: str) -> bool:
-    if ":" in host:
+def _plain_host(host: str, *, bracketed: bool) -> bool:
+    if bracketed or ":" in host:
         return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
     if not _HOST.fullmatch(host):
         return False
