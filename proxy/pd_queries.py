@@ -1,0 +1,67 @@
+"""Questions to a PD worker that are no requests: the tokens of a text, the text of tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from triptych.errors import InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.proxy.lifecycle import RETRY_AFTER
+from triptych.proxy.pool import Worker, WorkerPool
+from triptych.proxy.wire import error_from_proto
+
+QUERY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """`max_model_len`: most tokens of prompt and output together."""
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+
+
+class PDQueries:
+    """Asks any live PD worker of the model; another one when the first does not answer."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    async def tokenize(self, model: str, message: pd_pb2.TokenizeRequest) -> Tokenized:
+        reply: pd_pb2.TokenizeReply = await self._ask(model, "Tokenize", message)
+        if reply.HasField("error"):
+            raise error_from_proto(reply.error)
+        return Tokenized(tuple(reply.token_ids), reply.max_model_len)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        message = pd_pb2.DetokenizeRequest(token_ids=token_ids)
+        reply: pd_pb2.DetokenizeReply = await self._ask(model, "Detokenize", message)
+        if reply.HasField("error"):
+            raise error_from_proto(reply.error)
+        return reply.text
+
+    async def _ask(self, model: str, method: str, message: Any) -> Any:
+        error: RequestError = Unavailable("no PD worker is live", retry_after=RETRY_AFTER)
+        for worker in self._workers(model):
+            stub: Any = pd_pb2_grpc.PDServiceStub(worker.channel)  # type: ignore[no-untyped-call]
+            try:
+                return await getattr(stub, method)(message, timeout=QUERY_SECONDS)
+            except aio.AioRpcError as failure:
+                if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise InvalidRequest("the prompt is too large", param="prompt") from None
+                if failure.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise InternalError(f"the PD worker failed: {failure.code().name}") from None
+                error = Unavailable("no PD worker answers", retry_after=RETRY_AFTER)
+        raise error
+
+    def _workers(self, model: str) -> list[Worker]:
+        """Two of the model's live workers, in any order."""
+        key = self._pool.model_key(model)
+        live = [worker for worker in self._pool.serving("pd") if worker.info.model_key == key]
+        return random.sample(live, min(len(live), 2))
