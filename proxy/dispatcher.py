@@ -342,11 +342,12 @@ class Dispatcher:
             flow = flows.get(event.request_id)
             if flow is None:
                 continue
-            if not event.HasField("tokens"):
+            tokens = event.tokens
+            token_ids = tokens.token_ids[:]
+            if not token_ids and not event.HasField("tokens"):
                 self._pd_event(flow, event)
                 continue
-            tokens = event.tokens
-            shown = flow.lifecycle.tokens(event.attempt, tokens.position, tokens.token_ids[:], tokens.text)
+            shown = flow.lifecycle.tokens(event.attempt, tokens.position, token_ids, tokens.text)
             if isinstance(shown, Delta):
                 flow.emit_tokens(shown)
             else:
