@@ -1,10 +1,12 @@
 """How many tokens per second one proxy core relays, and what the proxy adds to a text request.
 
 A PD worker in another process sends prepared messages as fast as the proxy takes them; clients in a third
-process read the streams. The proxy's figure is tokens per second of its own CPU time: gRPC receive, state
-machine, SSE rendering and the HTTP server's writes included.
+process read the streams. The proxy's figure is tokens per second of its own CPU time (user and system, all
+threads): gRPC receive, state machine, SSE rendering and the HTTP server's writes included. A process that
+does nothing but receive the same messages takes turns with the proxy, round by round; and so do one-token
+requests to the PD worker itself and through the proxy.
 
-    python -m benchmarks.proxy_relay [--streams 8] [--tokens 4000] [--write]
+    python -m benchmarks.proxy_relay [--streams 8] [--tokens 2000] [--rounds 15] [--write]
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ import multiprocessing
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +36,14 @@ from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http_server import make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import HttpServer, bind
+from triptych.proxy.service import HttpServer, bind, calm_gc
 from triptych.rpc import make_channel, make_server
 from triptych.types import ItemPlan, WorkerInfo
 
 RESULT = Path(__file__).parent / "results" / "proxy_relay.md"
 MODEL = "bench"
+#: What a chunk with one token holds.
+MARK = b'"content":" token"'
 TARGET = 80_000
 
 
@@ -68,28 +75,37 @@ class OneWorker:
         return 0
 
 
+@dataclass(slots=True)
+class Inbox:
+    """What one proxy has submitted."""
+
+    waiting: list[pd_pb2.SubmitRequest] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class FastPD(pd_pb2_grpc.PDServiceServicer):
-    """Waits for `streams` requests, then sends one token of each in every message."""
+    """Waits for `streams` requests of a proxy, then sends one token of each in every message."""
 
     def __init__(self, streams: int) -> None:
         self.streams = streams
-        self.waiting: list[pd_pb2.SubmitRequest] = []
-        self.arrived = asyncio.Event()
+        self.inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
 
     async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
-        self.waiting.append(request)
-        self.arrived.set()
+        inbox = self.inboxes[request.proxy_id]
+        inbox.waiting.append(request)
+        inbox.arrived.set()
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_ADMITTED)
 
     async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
         await context.send_initial_metadata(())
+        inbox = self.inboxes[request.proxy_id]
         while True:
-            await self.arrived.wait()
-            self.arrived.clear()
-            group = self.streams if self.waiting[0].sampling.max_tokens != 1 else 1
-            if len(self.waiting) < group:
+            await inbox.arrived.wait()
+            inbox.arrived.clear()
+            group = self.streams if inbox.waiting[0].sampling.max_tokens != 1 else 1
+            if len(inbox.waiting) < group:
                 continue
-            batch, self.waiting = self.waiting[:group], self.waiting[group:]
+            batch, inbox.waiting = inbox.waiting[:group], inbox.waiting[group:]
             for step in _steps(batch):
                 yield step
 
@@ -141,6 +157,7 @@ def proxy_process(pipe: Any, pd_port: int) -> None:
         http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)
         await http.start()
         await pool.start()
+        calm_gc()
         pipe.send(listener.getsockname()[1])
         while True:
             await asyncio.to_thread(pipe.recv)
@@ -156,8 +173,7 @@ def _pin(core: int) -> None:
         os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
-async def ask(port: int, tokens: int) -> int:
-    """Reads one streamed reply to its end; the number of its chunks."""
+def _post(tokens: int) -> bytes:
     body = json.dumps(
         {
             "model": MODEL,
@@ -165,16 +181,21 @@ async def ask(port: int, tokens: int) -> int:
             "max_tokens": tokens,
             "stream": True,
         }
-    ).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    )
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    return (head + body).encode()
+
+
+async def ask(port: int, tokens: int) -> int:
+    """Reads one streamed reply to its end; the number of its chunks."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    writer.write(_post(tokens))
     chunks, tail = 0, b""
     while b"[DONE]" not in tail:
-        data = await reader.read(1 << 18)
-        assert data, "the proxy closed the stream"
-        chunks += data.count(b'"content":" token"')
-        tail = (tail + data)[-64:]
+        data = tail + await reader.read(1 << 18)
+        assert len(data) > len(tail), "the proxy closed the stream"
+        chunks += data.count(MARK) - tail.count(MARK)
+        tail = data[-64:]
     writer.close()
     return chunks
 
@@ -187,81 +208,131 @@ async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float,
     seconds = time.perf_counter() - clock
     pipe.send("cpu")
     used = pipe.recv() - cpu
-    assert sum(counts) >= streams * tokens * 0.99, counts
+    assert counts == [tokens] * streams, counts
     return streams * tokens / used, streams * tokens / seconds
 
 
-async def receive_alone(pd_port: int, streams: int, tokens: int) -> float:
-    """Tokens per CPU second of a reader that only takes the messages off the stream: what gRPC leaves."""
-    channel = make_channel(f"127.0.0.1:{pd_port}")
-    stub: Any = pd_pb2_grpc.PDServiceStub(channel)
-    call = stub.Attach(pd_pb2.AttachRequest(proxy_id="receive"))
-    await call.initial_metadata()
-    sampling = common_pb2.SamplingParams(max_tokens=tokens)
-    for name in range(streams):
-        await stub.Submit(pd_pb2.SubmitRequest(request_id=f"{name:032d}", attempt=1, sampling=sampling))
-    started, seen = time.process_time(), 0
-    async for step in call:
-        seen += len(step.events)
-        if step.events[0].HasField("finished"):
-            break
-    used = time.process_time() - started
-    call.cancel()
-    await channel.close()
-    return seen / used
+class Direct:
+    """A caller of the PD worker's own service, with a stream as a proxy has it."""
+
+    def __init__(self, pd_port: int, name: str) -> None:
+        self._name = name
+        self._channel = make_channel(f"127.0.0.1:{pd_port}")
+        self._stub: Any = pd_pb2_grpc.PDServiceStub(self._channel)
+        self._call = self._stub.Attach(pd_pb2.AttachRequest(proxy_id=name))
+        self._steps = aiter(self._call)
+
+    async def start(self) -> None:
+        await self._call.initial_metadata()
+
+    async def submit(self, tokens: int, number: int) -> None:
+        sampling = common_pb2.SamplingParams(max_tokens=tokens)
+        await self._stub.Submit(
+            pd_pb2.SubmitRequest(
+                request_id=f"{number:032d}", attempt=1, proxy_id=self._name, sampling=sampling
+            )
+        )
+
+    async def read(self) -> int:
+        """Takes messages up to the end of a request; the number of their events."""
+        seen = 0
+        async for step in self._steps:
+            seen += len(step.events)
+            if step.events[0].HasField("finished"):
+                return seen
+        raise RuntimeError("the PD worker closed the stream")
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
 
 
-def receive_process(pipe: Any, pd_port: int, streams: int, tokens: int) -> None:
+def receive_process(pipe: Any, pd_port: int, streams: int) -> None:
+    """Answers a number of tokens with the tokens per CPU second that gRPC alone lets through."""
+
+    async def serve() -> None:
+        direct = Direct(pd_port, "receive")
+        await direct.start()
+        pipe.send("ready")
+        while True:
+            tokens = await asyncio.to_thread(pipe.recv)
+            started = time.process_time()
+            for number in range(streams):
+                await direct.submit(tokens, number)
+            seen = await direct.read()
+            pipe.send(seen / (time.process_time() - started))
+
     _pin(0)
-    pipe.send(uvloop.run(receive_alone(pd_port, streams, tokens)))
+    uvloop.run(serve())
 
 
-async def latency(port: int, repeats: int = 200) -> list[float]:
-    """Seconds of a one-token request from connect to the end, PD worker's two calls included."""
-    seconds = []
-    for _ in range(repeats):
+async def latency(port: int, pd_port: int, repeats: int = 300) -> tuple[list[float], list[float]]:
+    """Seconds of one-token requests to the PD worker itself, and through the proxy; taking turns."""
+    direct = Direct(pd_port, "latency")
+    await direct.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    alone, proxied = [], []
+    for number in range(repeats):
         started = time.perf_counter()
-        await ask(port, 1)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+        await direct.submit(1, number)
+        await direct.read()
+        alone.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        writer.write(_post(1))
+        await reader.readuntil(b"[DONE]")
+        proxied.append(time.perf_counter() - started)
+        await reader.readuntil(b"0\r\n\r\n")
+    writer.close()
+    await direct.close()
+    return alone, proxied
 
 
 def measure(streams: int, tokens: int, rounds: int) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
-    pd_end, pd_pipe = context.Pipe()
-    pd = context.Process(target=pd_process, args=(pd_pipe, streams), daemon=True)
-    pd.start()
-    pd_port = pd_end.recv()
-    proxy_end, proxy_pipe = context.Pipe()
-    proxy = context.Process(target=proxy_process, args=(proxy_pipe, pd_port), daemon=True)
-    proxy.start()
-    port = proxy_end.recv()
-    _pin(1)
+    children = []
+
+    def start(target: Any, *args: Any) -> tuple[Any, Any]:
+        ours, theirs = context.Pipe()
+        children.append(context.Process(target=target, args=(theirs, *args), daemon=True))
+        children[-1].start()
+        return ours, ours.recv()
+
     try:
+        _, pd_port = start(pd_process, streams)
+        proxy, port = start(proxy_process, pd_port)
+        receiver, _ = start(receive_process, pd_port, streams)
+        _pin(1)
         time.sleep(1.0)
-        asyncio.run(relay(port, proxy_end, streams, tokens // 4))
-        runs = [asyncio.run(relay(port, proxy_end, streams, tokens)) for _ in range(rounds)]
-        waits = asyncio.run(latency(port))
-        proxy.terminate()
-        proxy.join()
-        raw_end, raw_pipe = context.Pipe()
-        raw = context.Process(target=receive_process, args=(raw_pipe, pd_port, streams, tokens), daemon=True)
-        raw.start()
-        receive = raw_end.recv()
-        raw.join()
+        runs, receive = [], []
+        for number in range(rounds + 1):
+            run = asyncio.run(relay(port, proxy, streams, tokens))
+            receiver.send(tokens)
+            alone = receiver.recv()
+            if number:  # the first round is a warm-up
+                runs.append(run)
+                receive.append(alone)
+        direct, proxied = asyncio.run(latency(port, pd_port))
     finally:
-        proxy.terminate()
-        pd.terminate()
-        proxy.join()
-        pd.join()
+        for child in children:
+            child.terminate()
+            child.join()
     return {
-        "receive": receive,
+        "receive": statistics.median(receive),
+        "share": statistics.median(run[0] / alone for run, alone in zip(runs, receive, strict=True)),
         "cpu_median": statistics.median(run[0] for run in runs),
         "cpu_best": max(run[0] for run in runs),
         "clock_median": statistics.median(run[1] for run in runs),
-        "latency_p50": statistics.median(waits),
-        "latency_p99": statistics.quantiles(waits, n=100)[98],
+        "direct_p50": statistics.median(direct),
+        "direct_p99": statistics.quantiles(direct, n=100)[98],
+        "proxied_p50": statistics.median(proxied),
+        "proxied_p99": statistics.quantiles(proxied, n=100)[98],
     }
+
+
+def commit() -> str:
+    """The tree's commit; empty outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def chip() -> str:
@@ -276,13 +347,14 @@ def chip() -> str:
 
 def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> str:
     verdict = "reached" if found["cpu_median"] >= TARGET else "not reached"
+    added = found["proxied_p50"] - found["direct_p50"]
     return "\n".join(
         [
             "# Proxy relay",
             "",
             f"Command: `python -m benchmarks.proxy_relay --streams {streams} --tokens {tokens} "
             f"--rounds {rounds} --write`",
-            f"Date: {datetime.date.today()}. Chip: {chip()}, {os.cpu_count()} cores. "
+            f"Date: {datetime.date.today()}. Commit: {commit()}. Chip: {chip()}, {os.cpu_count()} cores. "
             f"Load at the end: {os.getloadavg()[0]:.1f}.",
             "",
             f"One message per step carries one token of each of {streams} streams; every token leaves as an",
@@ -290,19 +362,24 @@ def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> s
             "",
             "| figure | value |",
             "|---|---|",
-            f"| tokens/s per core of proxy CPU time, median | {found['cpu_median']:,.0f} |",
-            f"| tokens/s per core of proxy CPU time, best | {found['cpu_best']:,.0f} |",
-            f"| gRPC receive alone, the same messages, same run | {found['receive']:,.0f} |",
-            f"| tokens/s by the clock, all processes on this machine | {found['clock_median']:,.0f} |",
-            f"| one-token text request through the proxy, p50 | {found['latency_p50'] * 1000:.2f} ms |",
-            f"| one-token text request through the proxy, p99 | {found['latency_p99'] * 1000:.2f} ms |",
+            f"| tokens per second of the proxy's CPU time (one core), median | {found['cpu_median']:,.0f} |",
+            f"| the same, best round | {found['cpu_best']:,.0f} |",
+            f"| gRPC receive alone, the same messages, median | {found['receive']:,.0f} |",
+            f"| proxy over receive alone, median of the rounds | {found['share']:.2f} |",
+            f"| tokens per second of the clock, on this machine | {found['clock_median']:,.0f} |",
+            f"| one-token text request to the PD worker itself, p50 / p99 | "
+            f"{found['direct_p50'] * 1000:.2f} / {found['direct_p99'] * 1000:.2f} ms |",
+            f"| the same through the proxy, p50 / p99 | "
+            f"{found['proxied_p50'] * 1000:.2f} / {found['proxied_p99'] * 1000:.2f} ms |",
+            f"| latency that the proxy adds, difference of the medians | {added * 1000:.2f} ms |",
             "",
             f"Target: {TARGET:,} tokens/s per core, {verdict} by the median of this run. CPU time includes",
             "what other processes on the same cores cost in caches and context switches: compare it with the",
-            "receive-alone figure of the same run, which runs none of the proxy's code.",
+            "receive-alone figure, whose rounds alternate with the proxy's and run none of its code. A real",
+            "PD worker merges the steps that a slow proxy has not taken yet into one message; this one not.",
             "",
-            "The latency is the whole time of a request on a new connection against a PD worker that answers",
-            "at once: what the proxy adds, plus two gRPC hops and the client's own work.",
+            "Both one-token requests go over open connections and alternate: the difference is the HTTP",
+            "server, the proxy's own work and one more process on the way.",
             "",
         ]
     )
@@ -311,8 +388,8 @@ def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=4000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", action="store_true", help="write the result file")
     options = parser.parse_args()
     shape = (options.streams, options.tokens, options.rounds)
