@@ -157,7 +157,7 @@ class Outbox:
     def give_up(self, proxy_id: str, request_ids: Iterable[str]) -> None:
         """Nobody wants these any more: they end in the engine and are forgotten. Unknown ones are ignored."""
         proxy = self._proxies.get(proxy_id)
-        known = [request_id for request_id in request_ids if proxy and request_id in proxy.requests]
+        known = [name for name in dict.fromkeys(request_ids) if proxy and name in proxy.requests]
         if proxy is None or not known:
             return
         running = [request_id for request_id in known if proxy.requests[request_id].finished is None]

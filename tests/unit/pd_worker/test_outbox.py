@@ -263,7 +263,7 @@ async def test_a_missing_item_is_told_again_until_it_is_ready_once_more(box):
 
 async def test_a_request_that_is_given_up_is_forgotten_at_once(box):
     box.outbox.open("p1", "r1", 1)
-    box.outbox.give_up("p1", ["r1", "r9"])
+    box.outbox.give_up("p1", ["r1", "r9", "r1"])
     box.outbox.give_up("p9", ["r1"])
     assert box.cancelled == [(["r1"], "p1")]
     assert not box.outbox.holds("p1", "r1", 1)
