@@ -25,7 +25,8 @@ from triptych.errors import (
 from triptych.metrics import ProxyMetrics
 from triptych.protos import pd_pb2
 from triptych.proxy import lifecycle as do
-from triptych.proxy.chat import ChatCall, Delta, Output
+from triptych.proxy.chat import ChatCall, Delta, Done, Output
+from triptych.proxy.choices import Choices, make_choices
 from triptych.proxy.encoder_client import JobReady
 from triptych.proxy.flow import Flow
 from triptych.proxy.job_runner import JobRunner, JobSink
@@ -35,7 +36,7 @@ from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
 from triptych.proxy.session import CURRENT
 from triptych.proxy.splitter import split
-from triptych.proxy.wire import error_from_proto
+from triptych.proxy.wire import error_from_proto, with_logprobs
 from triptych.types import ItemPlan, Usage
 
 log = logging.getLogger(__name__)
@@ -128,25 +129,30 @@ class Dispatcher:
         if session is not None:
             call = replace(call, tenant=session.tenant)
         self._check_admission(call)
-        flow = self._open(call)
-        timer = asyncio.get_running_loop().call_at(flow.deadline, self._deadline, flow)
+        choices = self._open(call)
+        timer = asyncio.get_running_loop().call_at(choices.first.deadline, self._deadlines, choices)
         try:
-            await self._prepare(flow)
-            self._carry_out(flow, flow.lifecycle.begin())
+            await self._prepare(choices)
+            for flow in choices.flows:
+                self._carry_out(flow, flow.lifecycle.begin())
             while True:
-                outputs = await flow.outbox.take()
-                yield outputs
-                if flow.lifecycle.ended and flow.status == 200 and flow.outbox.empty:
+                outputs = await choices.outbox.take()
+                last = outputs[-1]
+                if isinstance(last, Done) and last.final:
+                    choices.status = 200
+                    yield outputs
                     return
+                yield outputs
         except RequestError as error:
-            flow.status = error.status
+            choices.status = error.status
             raise
         finally:
             timer.cancel()
-            self._carry_out(flow, flow.lifecycle.client_gone())
-            self._close(flow)
+            for flow in choices.flows:
+                self._carry_out(flow, flow.lifecycle.client_gone())
+            self._close(choices)
             if session is not None:
-                session.charge(flow.tokens)
+                session.charge(choices.prompt_tokens + choices.completion_tokens)
 
     def resolve_model(self, name: str) -> str:
         """The served name that a request means; an empty one means the only one."""
@@ -167,7 +173,7 @@ class Dispatcher:
         if self.draining:
             raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)
         self.resolve_model(call.model)
-        if len(self._flows) >= self._max_queue:
+        if self._flows and len(self._flows) + call.n > self._max_queue:
             raise Overloaded(f"{self._max_queue} requests are in flight already", retry_after=RETRY_AFTER)
         if call.images():
             if self.jobs.backpressure.refuses_media(time.monotonic()):
@@ -177,40 +183,45 @@ class Dispatcher:
                     "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
                 )
 
-    def _open(self, call: ChatCall) -> Flow:
+    def _open(self, call: ChatCall) -> Choices:
         self._counter += 1
         if call.request_id in self._flows:  # a client's retry may overtake its first try's end
-            call = replace(call, request_id=f"{call.request_id}-{self._counter}")
-        flow = Flow(call, self._counter, asyncio.get_running_loop().time() + call.timeout)
-        self._flows[call.request_id] = flow
-        call.media.join()
+            call = replace(call, request_id=f"{call.request_id}#r{self._counter}")
+        choices = make_choices(call, self._counter, asyncio.get_running_loop().time() + call.timeout)
+        for flow in choices.flows:
+            self._flows[flow.call.request_id] = flow
+            call.media.join()
         self._metrics.in_flight.set(len(self._flows))
-        return flow
+        return choices
 
-    def _close(self, flow: Flow) -> None:
+    def _close(self, choices: Choices) -> None:
         """One log line per request; nothing of it stays."""
-        del self._flows[flow.call.request_id]
-        items = flow.split.items if flow.split is not None else ()
-        flow.call.media.leave()
-        seconds = time.monotonic() - flow.started
+        for flow in choices.flows:
+            del self._flows[flow.call.request_id]
+            flow.call.media.leave()
+        first = choices.first
+        seconds = time.monotonic() - choices.started
         self._metrics.in_flight.set(len(self._flows))
-        self._metrics.requests.labels(str(flow.status)).inc()
+        self._metrics.requests.labels(str(choices.status)).inc()
         self._metrics.duration.observe(seconds)
-        if flow.first_token is not None:
-            self._metrics.time_to_first_token.observe(flow.first_token - flow.started)
+        if choices.first_token is not None:
+            self._metrics.time_to_first_token.observe(choices.first_token - choices.started)
         log.info(
-            "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, %.3f s",
-            flow.call.request_id,
-            flow.status,
-            flow.call.model or "-",
-            flow.prompt_tokens,
-            flow.completion_tokens or len(flow.lifecycle.output_token_ids),
-            len(items),
+            "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, "
+            "%d choices, %.3f s",
+            first.call.request_id,
+            choices.status,
+            first.call.model or "-",
+            choices.prompt_tokens,
+            choices.completion_tokens,
+            len(first.split.items) if first.split is not None else 0,
+            len(choices.flows),
             seconds,
         )
 
-    async def _prepare(self, flow: Flow) -> None:
-        """Binds the request, then splits and hashes it."""
+    async def _prepare(self, choices: Choices) -> None:
+        """Binds the request, then splits and hashes it: once for all its choices."""
+        flow = choices.first
         try:
             async with asyncio.timeout_at(flow.deadline):
                 flow.binding = await self._bind(flow.call)
@@ -223,8 +234,10 @@ class Dispatcher:
         params: dict[str, str] = {}
         for item in flow.split.items:
             params.setdefault(item.mm_hash, item.param)
-        flow.lifecycle = Lifecycle(params)
-        flow.lifecycle.timings.fetch = time.monotonic() - started
+        choices.share_split()
+        for flow in choices.flows:
+            flow.lifecycle = Lifecycle(params)
+            flow.lifecycle.timings.fetch = time.monotonic() - started
 
     async def _bind(self, call: ChatCall) -> Binding:
         """Text needs a model key; media wait for a namespace, which only encoders can tell."""
@@ -233,6 +246,10 @@ class Dispatcher:
         while call.images() and self._pool.namespace(model_key) is None:
             await asyncio.sleep(BIND_POLL_SECONDS)
         return Binding(model_key, self._pool.namespace(model_key) or "")
+
+    def _deadlines(self, choices: Choices) -> None:
+        for flow in choices.flows:
+            self._deadline(flow)
 
     def _deadline(self, flow: Flow) -> None:
         machine = flow.lifecycle
@@ -349,6 +366,8 @@ class Dispatcher:
                 continue
             shown = flow.lifecycle.tokens(event.attempt, tokens.position, token_ids, tokens.text)
             if isinstance(shown, Delta):
+                if flow.call.sampling.logprobs is not None and tokens.logprobs:
+                    shown = with_logprobs(shown, tokens.logprobs)
                 flow.emit_tokens(shown)
             else:
                 self._carry_out(flow, shown)

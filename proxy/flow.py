@@ -1,4 +1,4 @@
-"""One request in flight: its state machine and everything that belongs to it."""
+"""One answer in flight: its state machine and everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class Flow:
     order: int
     deadline: float
     outbox: Outbox = field(default_factory=Outbox)
-    started: float = field(default_factory=time.monotonic)
     binding: Binding | None = None
     split: SplitRequest | None = None
     lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle({}))
@@ -39,19 +38,10 @@ class Flow:
     #: When the store's look-up began, in loop time.
     looked_up: float = 0.0
     first_token: float | None = None
-    status: int = 499
-    completion_tokens: int = 0
-    prompt_tokens: int = 0
 
     @property
     def resumed(self) -> bool:
         return self.lifecycle.attempt > 1
-
-    @property
-    def tokens(self) -> int:
-        """Prompt and output tokens that the request has used so far."""
-        machine = self.lifecycle
-        return len(machine.prompt_token_ids or ()) + len(machine.output_token_ids)
 
     def sources(self, processor_options: str) -> dict[str, ItemSource]:
         """What an encoder needs of each distinct item."""
@@ -78,9 +68,6 @@ class Flow:
 
     def emit(self, output: Output) -> None:
         if isinstance(output, Done):
-            self.status = 200
-            self.prompt_tokens = output.usage.prompt_tokens
-            self.completion_tokens = output.usage.completion_tokens
             output.timings.items = self.item_timings()
         self.outbox.put(output)
 

@@ -21,6 +21,7 @@ from triptych.proxy.exchange import JsonEndpoint, Pace, Reply
 from triptych.proxy.openai_replies import SseStream, WholeReply, error_body
 from triptych.proxy.openai_request import ChatOptions, parse_body
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.rich_replies import RichReply, RichStream
 
 
 def make_app(
@@ -31,10 +32,17 @@ def make_app(
     max_images: int = 16,
     max_body: int = 64 * MIB,
     request_timeout: float = 300.0,
+    max_choices: int = 16,
     metrics: bool = True,
 ) -> Starlette:
     """The ASGI application of one proxy; `metrics` is whether /metrics is part of it."""
-    chat = ChatEndpoint(dispatcher, max_images=max_images, max_body=max_body, timeout=request_timeout)
+    chat = ChatEndpoint(
+        dispatcher,
+        max_images=max_images,
+        max_choices=max_choices,
+        max_body=max_body,
+        timeout=request_timeout,
+    )
     state = StateEndpoints(dispatcher, pool, registry)
     return Starlette(
         routes=[
@@ -91,30 +99,40 @@ class StateEndpoints:
 class ChatEndpoint(JsonEndpoint[tuple[ChatCall, ChatOptions]]):
     """POST /v1/chat/completions."""
 
-    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float, max_choices: int = 16
+    ) -> None:
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._max_images = max_images
+        self._max_choices = max_choices
         self._timeout = timeout
 
     def parse(self, raw: bytes, request_id: str) -> tuple[ChatCall, ChatOptions]:
-        return parse_body(raw, request_id, max_images=self._max_images, timeout=self._timeout)
+        return parse_body(
+            raw,
+            request_id,
+            max_images=self._max_images,
+            timeout=self._timeout,
+            max_choices=self._max_choices,
+        )
 
     async def answer(self, request: tuple[ChatCall, ChatOptions], reply: Reply) -> None:
         call, options = request
         model = self._dispatcher.resolve_model(call.model)
         async with aclosing(self._dispatcher.chat(call)) as batches:
             if not options.stream:
-                whole = WholeReply(call.request_id, model, options)
+                whole = (WholeReply if options.plain else RichReply)(call.request_id, model, options)
                 async for outputs in batches:
                     whole.take(outputs)
                 await reply.whole(whole.body())
                 return
-            stream = SseStream(call.request_id, model, options)
+            stream = (SseStream if options.plain else RichStream)(call.request_id, model, options)
             pace = Pace()
             async for outputs in batches:
                 if part := stream.render(outputs):
-                    last = isinstance(outputs[-1], Done)
+                    end = outputs[-1]
+                    last = isinstance(end, Done) and end.final
                     await reply.part(part, last=last)
                     if not last:
                         await pace.written()

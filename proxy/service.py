@@ -106,6 +106,7 @@ async def _serve(
         pool,
         metrics.registry,
         max_images=config.max_images,
+        max_choices=config.max_choices,
         max_body=config.max_body,
         request_timeout=config.request_timeout,
         metrics=not config.metrics_port,

@@ -117,6 +117,7 @@ class ProxyConfig(ServiceConfig):
     port: int = flag(8000, "HTTP port")
     grpc_port: int = flag(8001, "gRPC port")
     max_images: int = flag(16, "images in one request")
+    max_choices: int = flag(16, "answers (n) to one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)
     media_urls: bool = flag(True, "fetch pictures from http(s) URLs")
     media_timeout: float = flag(30.0, "seconds to fetch one picture, with redirects and retries")
