@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 MAX_TRIES = 3
 FIRST_BACKOFF = 0.25
 #: One text for hosts without an address and for those with a forbidden one: clients shall not learn
@@ -123,7 +125,8 @@ def _redirected(url: URL, location: str) -> URL:
     if not location or any(ord(char) <= 0x20 or char in "\\\x7f" for char in location):
         raise refused
     try:
-        target = parse_web_url(str(url.join(URL(location))), "redirect")
+        whole = location if _ABSOLUTE.match(location) else str(url.join(URL(location)))
+        target = parse_web_url(whole, "redirect")
     except (InvalidRequest, ValueError):
         raise refused from None
     if url.scheme == "https" and target.scheme == "http":

@@ -41,8 +41,7 @@ def test_a_numeric_host_in_other_letters_is_refused_or_becomes_the_plain_address
     assert source.url.raw_host == "127.0.0.1"
 
 
-BAD = (
-    """
+_BAD = """
 http://ok@127.0.0.1/ http://ok:pw@example.com/ http://@example.com/ http://example.com:80@127.0.0.1/
 http://2130706433/ http://0x7f000001/ http://0x7f.0.0.1/ http://0177.0.0.1/ http://017700000001/ http://127.1/
 http://127.0.1/ http://127.0.0.1./ http://127.000.000.001/ http://00.0.0.0/ http://0/ http://1/ http://0x/
@@ -55,23 +54,23 @@ http://exa*mple.com/ http://a,b/ http://example.com:80:80/ https:// http:
 ftp://example.com/a.png gopher://example.com/ javascript:alert(1) blob:x about:blank //example.com/a.png
 example.com/a.png jar:http://x!/ dict://x:1/ ldap://x ws://x/ file:passwd file: file://host/etc/passwd
 file://127.0.0.1/etc/passwd file:///a%00b unix:///x
-""".split()
-    + [
-        "http://example.com/a b",
-        "http://example.com/\r\nHost: evil",
-        "http://example.com\r\n@127.0.0.1/",
-        "http://exam\tple.com/",
-        "http://example.com/\x00",
-        " http://example.com/",
-        "http://example.com/ ",
-        "http://example.com/\x7f",
-        "https://example.com/" + "x" * 9000,
-        "http://" + "a" * 300 + ".example/",
-        "file:///" + "x" * 9000,
-        "",
-        "x",
-    ]
-)
+"""
+BAD = [
+    *_BAD.split(),
+    "http://example.com/a b",
+    "http://example.com/\r\nHost: evil",
+    "http://example.com\r\n@127.0.0.1/",
+    "http://exam\tple.com/",
+    "http://example.com/\x00",
+    " http://example.com/",
+    "http://example.com/ ",
+    "http://example.com/\x7f",
+    "https://example.com/" + "x" * 9000,
+    "http://" + "a" * 300 + ".example/",
+    "file:///" + "x" * 9000,
+    "",
+    "x",
+]
 
 
 @pytest.mark.parametrize("text", BAD)
