@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+from triptych.config import format_size
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 
 
@@ -43,14 +44,26 @@ class MediaFolder:
             descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
             raise refusal from None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not self._holds(descriptor):
                 raise refusal
-            data = file.read(self._max_bytes + 1)
+            data = _read(descriptor, self._max_bytes + 1)
+        except OSError:
+            raise refusal from None
+        finally:
+            os.close(descriptor)
         if len(data) > self._max_bytes:
-            raise TooLarge(f"{param}: the file is above {self._max_bytes} bytes", param=param)
+            raise TooLarge(f"{param}: the file is above {format_size(self._max_bytes)}", param=param)
         return data
 
     def _holds(self, descriptor: int) -> bool:
         """Whether what was opened lies below the folder: a part of the path may have become a link since."""
         return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(self._folder)
+
+
+def _read(descriptor: int, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    while limit and (piece := os.read(descriptor, min(limit, 1 << 20))):
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
