@@ -160,6 +160,10 @@ class ECConnectorScheduler(ECConnectorBase):
         """The MISS has been passed on; the key is COMING until its next ready mark."""
 
     @abstractmethod
+    def plan_of(self, mm_hash: str) -> ItemPlan | None:
+        """The plan by which the key is being loaded; None when no request holds it."""
+
+    @abstractmethod
     def has_caches(self, request: HasFeatures) -> list[Presence]:
         """One answer per item of the request, in order, from the table of loads."""
 

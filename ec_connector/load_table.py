@@ -74,6 +74,11 @@ class LoadTable:
         if queued is None and entry.state in (_State.LOADING, _State.HIT):
             self._drops.append(HostCopy(mm_hash, entry.generation))
 
+    def plan(self, mm_hash: str) -> ItemPlan | None:
+        """What the first of the requests that hold the key says of the item."""
+        entry = self._entries.get(mm_hash)
+        return None if entry is None else entry.plan
+
     def presence(self, mm_hash: str) -> Presence:
         entry = self._entries.get(mm_hash)
         return Presence.UNKNOWN if entry is None else entry.presence

@@ -13,6 +13,7 @@ from triptych.ec_connector.base import (
 )
 from triptych.ec_connector.load_table import LoadTable
 from triptych.ec_connector.metadata import TransferMetadata
+from triptych.types import ItemPlan
 
 
 class TableScheduler(ECConnectorScheduler):
@@ -31,6 +32,9 @@ class TableScheduler(ECConnectorScheduler):
 
     def item_missing_reported(self, mm_hash: str) -> None:
         self.table.mark_reported(mm_hash)
+
+    def plan_of(self, mm_hash: str) -> ItemPlan | None:
+        return self.table.plan(mm_hash)
 
     def has_caches(self, request: HasFeatures) -> list[Presence]:
         return [self.table.presence(feature.mm_hash) for feature in request.features]

@@ -39,6 +39,7 @@ class Source(enum.Enum):
 
 @dataclass(slots=True)
 class _Entry:
+    plan: ItemPlan
     nbytes: int
     source: Source
     deadline: float
@@ -78,6 +79,11 @@ class EncoderCache:
             return Residency.ABSENT
         return Residency.READY if entry.ready else Residency.PENDING
 
+    def plan_of(self, key: str) -> ItemPlan | None:
+        """The plan of a READY entry: what the store's own header agreed with."""
+        entry = self._entries.get(key)
+        return entry.plan if entry is not None and entry.ready else None
+
     def acquire(self, holder: Holder, item: ItemPlan) -> Residency:
         """Takes a reference where the item is READY or PENDING; asking again changes nothing."""
         entry = self._entries.get(item.mm_hash)
@@ -101,7 +107,7 @@ class EncoderCache:
         # An eviction of an earlier life of this key must not reach the worker after the new bytes.
         if key in self._evicted:
             self._evicted.remove(key)
-        entry = self._entries[key] = _Entry(item.nbytes, source, deadline)
+        entry = self._entries[key] = _Entry(item, item.nbytes, source, deadline)
         self._used += item.nbytes
         self._refer(holder, key, entry)
         return True

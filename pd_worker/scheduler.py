@@ -222,8 +222,11 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         """Room in order of arrival: media requests behind one that does not fit wait too."""
         blocked = False
-        for state in self._waiting:
+        for state in list(self._waiting):
             if state.status is not RequestStatus.WAITING_ROOM or (blocked and state.features):
+                continue
+            if (error := self.items.contradiction(state)) is not None:
+                self._finish(state, FinishReason.ERROR, error)
                 continue
             if not self.items.admit(state):
                 blocked = True

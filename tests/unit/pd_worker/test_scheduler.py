@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.engine_requests import ModellessEngine, make_feature, make_request, publish
 from triptych.ec_connector.memory_connector import memory_store
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
 from triptych.pd_worker.outputs import (
     EngineEvent,
     ItemLoaded,
@@ -197,6 +197,47 @@ def test_rows_that_do_not_fit_the_placeholders_are_refused(make: Make) -> None:
     mixed = type(image)(image.plan, other.placement)
     with pytest.raises(InvalidRequest, match="6 embeddings for 5 placeholders"):
         make().add(make_request("a", 20, [mixed]))
+
+
+def test_a_request_that_lies_about_a_resident_item_ends_alone(make: Make) -> None:
+    engine, image, larger = make(), make_feature("cat", 0, 4), make_feature("cat", 0, 9)
+    publish(memory_store(STORE), image)
+    engine.add(make_request("a", 12, [image], max_tokens=6))
+    engine.step()
+    engine.step()
+    engine.add(make_request("liar", [5] * 12, [larger], arrival=1.0))
+    engine.run_out()
+    assert isinstance(finished(engine)["liar"].error, InvalidRequest)
+    assert finished(engine)["a"].error is None
+    engine.assert_at_rest()
+
+
+def test_a_request_that_lies_about_an_item_first_fails_no_other_load(make: Make) -> None:
+    engine, image, larger = make(), make_feature("cat", 0, 4), make_feature("cat", 0, 9)
+    engine.add(make_request("liar", [5] * 12, [larger], ready=[]))
+    engine.step()
+    engine.add(make_request("a", 12, [image], arrival=1.0))
+    engine.step()
+    assert isinstance(finished(engine)["a"].error, Unavailable)
+    engine.scheduler.cancel(["liar"], "proxy")
+    publish(memory_store(STORE), image)
+    engine.add(make_request("a", 12, [image], arrival=2.0, attempt=2))
+    engine.run_out()
+    assert finished(engine)["a"].error is None
+    engine.assert_at_rest()
+
+
+def test_a_request_that_waits_for_blocks_keeps_no_embedding_from_others_for_ever(make: Make) -> None:
+    engine = make(num_blocks=8, block_size=4, max_model_len=32, prefix_caching=False, capacity=16 * 8)
+    images = [make_feature(name, 0, 4) for name in ("x", "y", "z")]
+    publish(memory_store(STORE), *images)
+    engine.add(make_request("text", 16, max_tokens=8))
+    for index, image in enumerate(images):
+        engine.add(make_request(f"m{index}", [index] * 20, [image], arrival=1.0 + index, max_tokens=3))
+    engine.run_out()
+    assert {event.error for event in finished(engine).values()} == {None}
+    assert len(finished(engine)) == 4
+    engine.assert_at_rest()
 
 
 def test_a_prompt_as_long_as_the_model_is_refused(make: Make) -> None:
