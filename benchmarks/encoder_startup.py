@@ -2,9 +2,11 @@
 
     python benchmarks/encoder_startup.py MODEL [--runs 5] [--write]
 
-Every run starts a store and a fresh process, waits for its "ready" line, encodes one picture and reads
-/proc. CPU seconds are reported beside the wall clock, since other processes may share the cores; the
-goal is 5 s and 1 GB. Needs the `worker` and `embedded` extras and a checkout with `triptych` installed
+Every run starts a store and a fresh `triptych encoder`, waits for its "ready" line, encodes one picture and
+reads /proc; in turns with it, the same without `quick_imports`. Then `triptych serve` is started, and its
+encoder is killed twice: the first is forked again, the second, without a zygote, starts by itself. CPU
+seconds are reported beside the wall clock, since other processes may share the cores; the goal is 5 s and
+1 GB. Needs the `worker` and `embedded` extras and a checkout with `triptych` installed
 or on PYTHONPATH.
 """
 
@@ -13,13 +15,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
 import platform
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,14 +41,15 @@ from triptych.types import WorkerInfo
 
 RESULT = Path(__file__).parent / "results" / "encoder_startup.md"
 START_SECONDS = 120.0
-_CHILD = """
-import asyncio, sys
-from triptych.log import setup_logging
-setup_logging("encoder-0")
-from triptych.config import EncoderConfig
-from triptych.encoder_worker.service import run
-asyncio.run(run(EncoderConfig(model=sys.argv[1], store=sys.argv[2], device=sys.argv[3])))
+#: `triptych encoder` as it would be without anything that quickens its imports.
+_SLOW = """
+import contextlib, sys
+from triptych.cli import main
+sys.modules["triptych.cli.app"]._imports = lambda model: contextlib.nullcontext()
+main()
 """
+_QUICK = ("-m", "triptych.cli")
+_READY = "ready: encoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,15 @@ class Start:
     job: float
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`triptych serve`: seconds to ready, and of an encoder's restart, forked and by itself."""
+
+    wall: float
+    forked: float
+    alone: float
+
+
 def main() -> None:
     """Measures, prints the table and writes it if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -64,23 +80,28 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
-    starts = [_measure(options.model, options.device) for _ in range(options.runs)]
-    report = _report(starts, options)
+    starts, slow, clusters = [], [], []
+    for _ in range(options.runs):
+        starts.append(_measure(_QUICK, options.model, options.device))
+        slow.append(_measure(("-c", _SLOW), options.model, options.device))
+        clusters.append(_measure_cluster(options.model, options.device))
+    report = _report(starts, slow, clusters, options)
     sys.stdout.write(report)
     if options.write:
         RESULT.write_text(report)
 
 
-def _measure(model: str, device: str) -> Start:
+def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         store = EmbeddedStore(Path(folder), 64 << 20)
         store.start()
         begun = time.perf_counter()
+        words = ("encoder", model, "--store", store.url, "--device", device)
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, model, store.url, device], stderr=subprocess.PIPE, text=True
+            [sys.executable, *interpreter_words, *words], stderr=subprocess.PIPE, text=True
         )
         try:
-            _wait_until_ready(process, begun)
+            _wait_for(process, _READY, begun)
             wall = time.perf_counter() - begun
             cpu, ready_mb = _cpu_seconds(process.pid), _memory_mb(process.pid, "VmRSS")
             job = asyncio.run(_encode_one(store.url))
@@ -91,16 +112,62 @@ def _measure(model: str, device: str) -> Start:
             store.stop()
 
 
-def _wait_until_ready(process: subprocess.Popen[str], begun: float) -> None:
+def _measure_cluster(model: str, device: str) -> Cluster:
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        ports = [str(_free_port()) for _ in range(2)]
+        words = ["serve", model, "--run-dir", folder, "--device", device, "--kv-memory", "64MiB"]
+        begun = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *_QUICK, *words, "--port", ports[0], "--grpc-port", ports[1]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
+            wall = time.perf_counter() - begun
+            forked = _restart(process, folder)
+            os.kill(_pid(folder, "zygote"), signal.SIGKILL)
+            return Cluster(wall, forked, _restart(process, folder))
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def _restart(process: subprocess.Popen[str], folder: str) -> float:
+    """Seconds from the death of the encoder to ready again, the supervisor's pause left out."""
+    os.kill(_pid(folder, "encoder-0"), signal.SIGKILL)
+    killed = time.perf_counter()
+    line = _wait_for(process, "encoder-0 ended with", killed)
+    _wait_for(process, _READY, killed)
+    pause = float(line.rsplit("in ", 1)[1].removesuffix(" s\n"))
+    wall = time.perf_counter() - killed - pause
+    # The supervisor writes the new process id down.
+    time.sleep(1)
+    return wall
+
+
+def _pid(folder: str, name: str) -> int:
+    return int(json.loads(Path(folder, "cluster.json").read_text())["processes"][name])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(process: subprocess.Popen[str], text: str, begun: float) -> str:
+    """The first line from now on that holds `text`."""
     assert process.stderr is not None
     log = []
     for line in process.stderr:
         log.append(line)
-        if "ready: encoder" in line:
-            return
+        if text in line:
+            return line
         if time.perf_counter() - begun > START_SECONDS:
             break
-    raise SystemExit("the worker did not become ready:\n" + "".join(log))
+    raise SystemExit(f"{text!r} did not come:\n" + "".join(log))
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -155,7 +222,9 @@ async def _job(stub: encoder_pb2_grpc.EncoderServiceStub, namespace: str) -> flo
     raise SystemExit("the job was not answered with ready")
 
 
-def _report(starts: list[Start], options: argparse.Namespace) -> str:
+def _report(
+    starts: list[Start], slow: list[Start], clusters: list[Cluster], options: argparse.Namespace
+) -> str:
     model = Path(options.model).name
     lines = [
         "# Encoder worker: start to ready, and memory",
@@ -167,14 +236,19 @@ def _report(starts: list[Start], options: argparse.Namespace) -> str:
         "| | median | best | worst |",
         "|---|---|---|---|",
     ]
-    for title, name, digits in (
-        ("exec to ready, s", "wall", 2),
-        ("CPU until ready, s", "cpu", 2),
-        ("resident at ready, MB", "ready_mb", 0),
-        ("peak after one picture, MB", "peak_mb", 0),
-        ("first job, media to ready, s", "job", 3),
+    for title, runs, name, digits in (
+        ("`triptych encoder`: exec to ready, s", starts, "wall", 2),
+        ("… CPU until ready, s", starts, "cpu", 2),
+        ("… exec to ready without `quick_imports`, s", slow, "wall", 2),
+        ("… CPU until ready without `quick_imports`, s", slow, "cpu", 2),
+        ("… resident at ready, MB", starts, "ready_mb", 0),
+        ("… peak after one picture, MB", starts, "peak_mb", 0),
+        ("… first job, media to ready, s", starts, "job", 3),
+        ("`triptych serve`: exec to encoder and PD worker ready, s", clusters, "wall", 2),
+        ("… encoder from SIGKILL to ready again, forked, s", clusters, "forked", 2),
+        ("… encoder from SIGKILL to ready again, no zygote, s", clusters, "alone", 2),
     ):
-        values = [getattr(start, name) for start in starts]
+        values = [getattr(run, name) for run in runs]
         cells = (statistics.median(values), min(values), max(values))
         lines.append(f"| {title} | " + " | ".join(f"{value:.{digits}f}" for value in cells) + " |")
     return "\n".join(lines) + "\n"

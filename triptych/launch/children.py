@@ -68,7 +68,7 @@ class Child:
                 break
             if code == CONFIG_EXIT:
                 return code
-            failures = 1 if time.monotonic() - started > STABLE_SECONDS else failures + 1
+            failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures + 1
             log.warning(
                 "%s ended with %s; it starts again in %.1f s", self.name, _told(code), backoff(failures)
             )

@@ -70,6 +70,7 @@ class Zygote:
         self._writer: asyncio.StreamWriter | None = None
         self._turn = asyncio.Lock()
         self._ready = False
+        self._ending = False
 
     @staticmethod
     def possible(device: str) -> bool:
@@ -114,7 +115,8 @@ class Zygote:
                     return ForkedProcess(int(said["pid"]))
                 log.warning("%s cannot be forked (%s); it starts by itself", name, said.get("error"))
             except (OSError, ValueError, TimeoutError) as error:
-                log.warning("workers start by themselves from now on: %s %s", type(error).__name__, error)
+                if not self._ending:
+                    log.warning("workers start by themselves from now on: %s %s", type(error).__name__, error)
                 await self._give_up()
         return None
 
@@ -129,6 +131,7 @@ class Zygote:
 
     async def end(self) -> None:
         """Ends the process, and with it a wait for its imports; the workers live on."""
+        self._ending = True
         if not self._ready and self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
         async with self._turn:
