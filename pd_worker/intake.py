@@ -8,15 +8,20 @@ from triptych.config import format_size
 from triptych.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.pd_worker.names import check_name
+from triptych.pd_worker.grammar import GrammarCompiler, GrammarState
 from triptych.pd_worker.output_text import OutputText, TokenDecoder
 from triptych.pd_worker.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import resolve
 from triptych.pd_worker.wire import plan_from_proto, sampling_from_proto, template_from_proto
 from triptych.protos import pd_pb2
-from triptych.types import ItemPlan
+from triptych.types import ItemPlan, OutputFormat
 
-_MAX_NAME = 256
+#: A week, in seconds.
+_MAX_TIMEOUT = 604800.0
+#: Tenant and cache_salt, each at most 256, and what keeps them apart.
+_MAX_SALT = 1024
 
 
 class Intake:
@@ -35,7 +40,9 @@ class Intake:
         defaults: GenerationDefaults,
         max_model_len: int,
         encoder_cache_bytes: int,
+        grammars: GrammarCompiler,
     ) -> None:
+        self._grammars = grammars
         self._model_key = model_key
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -51,8 +58,9 @@ class Intake:
         self._check_plans(plans)
         resume = message.resume if message.HasField("resume") else None
         prompt = self._prompt(message, resume, plans)
+        params = sampling_from_proto(message.sampling)
         sampling = resolve(
-            sampling_from_proto(message.sampling),
+            params,
             self._defaults,
             len(prompt.token_ids),
             self._max_model_len,
@@ -81,6 +89,7 @@ class Intake:
             output=output,
             output_token_ids=received,
             resumed_tokens=len(received),
+            grammar=self._grammar(params.output_format, received, output),
         )
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
@@ -99,10 +108,19 @@ class Intake:
         text = self._tokenizer.decode(list(message.token_ids), skip_special_tokens=False)
         return pd_pb2.DetokenizeReply(text=text)
 
+    def _grammar(
+        self, form: OutputFormat | None, received: Sequence[int], output: OutputText
+    ) -> GrammarState | None:
+        if form is None or output.finished is not None:
+            return None
+        grammar = self._grammars.state(form)
+        if not grammar.follow(received):
+            raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
+        return grammar
+
     def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
         for field in ("request_id", "proxy_id"):
-            if not 0 < len(getattr(message, field)) <= _MAX_NAME:
-                raise InvalidRequest(f"{field} must have 1 to {_MAX_NAME} characters", param=field)
+            check_name(field, getattr(message, field))
         if message.attempt < 1:
             raise InvalidRequest("attempt counts from 1", param="attempt")
         if message.model_key != self._model_key:
@@ -110,6 +128,10 @@ class Intake:
             raise Unavailable("this worker serves another model_key", param="model_key", retry_after=1.0)
         if not message.timeout > 0:
             raise DeadlineExceeded("the request's time is over", param="timeout")
+        if message.timeout > _MAX_TIMEOUT:
+            raise InvalidRequest(f"timeout must be at most {_MAX_TIMEOUT:.0f} seconds", param="timeout")
+        if len(message.salt) > _MAX_SALT:
+            raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
 
     def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
         geometry = self._decoder.geometry

@@ -14,6 +14,7 @@ from grpc import aio
 
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
+from triptych.pd_worker.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.wire import error_to_proto
@@ -75,16 +76,17 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         try:
             await self._take(request)
         except RequestError as error:
-            log.info("request %s refused: %s %s", request.request_id, error.code, error.param or "")
+            log.info("request %.64r refused: %s %s", request.request_id, error.code, error.param or "")
             return _refused(error)
         except Exception:
-            log.exception("request %s failed at the door", request.request_id)
+            log.exception("request %.64r failed at the door", request.request_id)
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
     async def NotifyItems(
         self, request: pd_pb2.ItemsNotice, context: aio.ServicerContext[Any, Any]
     ) -> common_pb2.Ack:
+        await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
         self._outbox.items_ready(request.proxy_id, known)
@@ -97,12 +99,14 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     async def Cancel(
         self, request: pd_pb2.CancelRequest, context: aio.ServicerContext[Any, Any]
     ) -> common_pb2.Ack:
+        await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
         self._outbox.give_up(request.proxy_id, request.request_ids)
         return common_pb2.Ack()
 
     async def Attach(
         self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pd_pb2.StepEvents]:
+        await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
         stream = self._outbox.attach(request.proxy_id, request.requests)
         try:
             # Says that the stream stands, long before the first event.
@@ -140,6 +144,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
     async def _take(self, message: pd_pb2.SubmitRequest) -> None:
         arrival = time.monotonic()
+        check_name("request_id", message.request_id)
+        check_name("proxy_id", message.proxy_id)
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
         if not self._outbox.open(*names, len(message.resume.output_token_ids)):
@@ -163,6 +169,17 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
 def _refused(error: RequestError) -> pd_pb2.SubmitReply:
     return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error_to_proto(error))
+
+
+async def _check(
+    context: aio.ServicerContext[Any, Any], proxy_id: str, field: str, values: Sequence[object], limit: int
+) -> None:
+    """Ends the call with INVALID_ARGUMENT when it names no proxy, or too much."""
+    try:
+        check_name("proxy_id", proxy_id)
+        check_count(field, values, limit)
+    except InvalidRequest as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
 
 def _key(mm_hash: str) -> str:
