@@ -62,7 +62,7 @@ class MediaFetcher:
         """
         async with self._room:
             started = time.monotonic()
-            result = "cancelled"
+            result = "given_up"
             try:
                 async with asyncio.timeout(self._limits.timeout):
                     media = await self._with_retries(source.url)
