@@ -211,6 +211,24 @@ def whole_text(count: int) -> str:
     return "".join(token_text(index) for index in range(count))
 
 
+def choice_text(choice: int, index: int) -> str:
+    """Token texts of the choices differ, so that a mix-up shows."""
+    return token_text(index) if choice == 0 else f"c{choice}-{token_text(index)}"
+
+
+def fake_logprobs(index: int, text: str, top: int) -> common_pb2.PositionLogprobs:
+    """Of token `index`: the chosen one first, then others that are ever less likely, the last impossible."""
+
+    def token(rank: int) -> common_pb2.TokenLogprob:
+        shown = text if rank == 0 else f"other{rank}"
+        logprob = float("-inf") if rank == 2 else -0.5 * (rank + 1)
+        return common_pb2.TokenLogprob(
+            token_id=1000 + index, logprob=logprob, text=shown, utf8=shown.encode()
+        )
+
+    return common_pb2.PositionLogprobs(chosen=token(0), top=[token(rank) for rank in range(top)])
+
+
 @dataclass
 class FakeRequest:
     submit: pd_pb2.SubmitRequest
@@ -222,7 +240,10 @@ class FakeRequest:
 
 
 class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
-    """Token i is 1000 + i. `gate` holds tokens while cleared; `admission` holds admissions."""
+    """Token i is 1000 + i. `gate` holds tokens while cleared; `admission` holds admissions.
+
+    `script` has the texts of all tokens of an answer that ends by itself.
+    """
 
     pool = "pd"
 
@@ -238,6 +259,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.fail_with: common_pb2.Error | None = None
         self.pause_at: int | None = None
         self.repeat_frames = False
+        self.script: list[str] | None = None
+        self.fail_choice: int | None = None
         self.gate = asyncio.Event()
         self.admission = asyncio.Event()
         self.gate.set()
@@ -320,21 +343,27 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.emit(held, admitted=pd_pb2.Admitted(prompt_token_ids=prompt, placements=places))
         for slot in submit.items:
             await self._load(held, slot.plan.mm_hash)
-        if self.fail_with is not None:
+        sampling, script = submit.sampling, self.script
+        if self.fail_with is not None and self.fail_choice in (None, sampling.choice):
             self.emit(held, finished=pd_pb2.Finished(reason="error", error=self.fail_with))
             return
-        count = submit.sampling.max_tokens or 8
+        count = sampling.max_tokens or 8
+        if script is not None:
+            count = min(count, len(script))
         for index in range(len(submit.resume.output_token_ids), count):
             if index == self.pause_at:
                 self.gate.clear()
             await self.gate.wait()
-            tokens = pd_pb2.Tokens(position=index, token_ids=[1000 + index], text=token_text(index))
+            text = script[index] if script else choice_text(sampling.choice, index)
+            tokens = pd_pb2.Tokens(position=index, token_ids=[1000 + index], text=text)
+            if sampling.HasField("logprobs"):
+                tokens.logprobs.append(fake_logprobs(index, text, sampling.logprobs))
             self.emit(held, tokens=tokens)
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
             await asyncio.sleep(0)
         finished = pd_pb2.Finished(
-            reason="length",
+            reason="stop" if script is not None and count == len(script) else "length",
             prompt_tokens=len(prompt),
             completion_tokens=count,
             cached_tokens=2,

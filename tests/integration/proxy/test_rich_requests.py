@@ -1,0 +1,258 @@
+"""Several choices, log-probabilities and tools, as the openai package sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai import APIStatusError
+
+from support.malformed import chosen, tool
+from support.proxy_fakes import FakeCluster, choice_text, picture, token_text, until, user, whole_text
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.protos import common_pb2
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [tool("look", at=str), tool("now")]
+CALL = [
+    "Let me ",
+    "see. ",
+    "<tool",
+    '_call>\n{"name": "look",',
+    ' "arguments": {"at": "sky"}}',
+    "\n</tool_call>",
+]
+
+
+def text_of(choice: int, count: int = 8) -> str:
+    return "".join(choice_text(choice, index) for index in range(count))
+
+
+async def streamed(cluster: FakeCluster, messages: list[dict[str, Any]], **extra: Any) -> list[Any]:
+    chunks = await cluster.client.chat.completions.create(
+        model="demo", messages=messages, stream=True, max_tokens=extra.pop("max_tokens", 8), **extra
+    )
+    return [chunk async for chunk in chunks]
+
+
+async def test_n_choices_come_in_one_reply_and_share_one_picture(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, pd_workers=2) as cluster:
+        reply = await cluster.ask(user("x", picture("p")), n=3, seed=5)
+        assert [choice.index for choice in reply.choices] == [0, 1, 2]
+        assert [choice.message.content for choice in reply.choices] == [text_of(0), text_of(1), text_of(2)]
+        assert {choice.finish_reason for choice in reply.choices} == {"length"}
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (3, 24)
+        assert reply.usage.prompt_tokens_details.cached_tokens == 2
+        assert cluster.encoders[0].runs == 1
+        submits = [submit for worker in cluster.pd_workers for submit in worker.submits]
+        assert sorted(submit.sampling.choice for submit in submits) == [0, 1, 2]
+        assert {submit.sampling.seed for submit in submits} == {5}
+        await cluster.at_rest()
+
+
+async def test_n_choices_are_streamed_beside_each_other_with_one_usage(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        chunks = await streamed(cluster, HELLO, n=2, stream_options={"include_usage": True})
+        for index in range(2):
+            own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+            assert own[0].delta.role == "assistant"
+            assert "".join(choice.delta.content or "" for choice in own) == text_of(index)
+            assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
+        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [16]
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_client_that_goes_ends_all_its_choices(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.pause_at = 2
+        asking = asyncio.create_task(cluster.ask(HELLO, n=3))
+        await until(lambda: len(worker.requests) == 3)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: len(worker.cancels) == 3)
+        await cluster.at_rest()
+
+
+async def test_one_choice_that_fails_ends_the_others_and_the_request(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.pause_at = 2
+        worker.fail_choice = 1
+        worker.fail_with = common_pb2.Error(code="invalid_request_error", message="seed: no", param="seed")
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(HELLO, n=3)
+        assert (caught.value.status_code, caught.value.body["param"]) == (400, "seed")  # type: ignore[index]
+        await until(lambda: len(set(worker.cancels)) == 3)
+        await cluster.at_rest()
+
+
+async def test_every_choice_counts_in_the_queue(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, max_queue=4) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.gate.clear()
+        asking = asyncio.create_task(cluster.ask(HELLO, n=3))
+        await until(lambda: len(worker.requests) == 3)
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(HELLO, n=2)
+        assert caught.value.status_code == 429
+        worker.gate.set()
+        assert len((await asking).choices) == 3
+
+
+async def test_choices_resume_each_on_its_own(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, pd_workers=2) as cluster:
+        for worker in cluster.pd_workers:
+            worker.pause_at = 3
+        asking = asyncio.create_task(cluster.ask(HELLO, n=2, logprobs=True, top_logprobs=1))
+        await until(lambda: cluster.received == 6)
+        dead, alive = sorted(cluster.pd_workers, key=lambda worker: len(worker.requests), reverse=True)
+        alive.pause_at = None
+        alive.gate.set()
+        await dead.kill()
+        reply = await asking
+        for choice in reply.choices:
+            assert choice.message.content == text_of(choice.index)
+            shown = [token.token for token in choice.logprobs.content]
+            assert shown == [choice_text(choice.index, index) for index in range(8)]
+        assert any(submit.attempt == 2 for submit in alive.submits)
+
+
+async def test_log_probabilities_have_openais_shape(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        reply = await cluster.ask(HELLO, logprobs=True, top_logprobs=3)
+        content = reply.choices[0].logprobs.content
+        assert [token.token for token in content] == [token_text(index) for index in range(8)]
+        assert bytes(content[0].bytes) == token_text(0).encode()
+        assert [top.logprob for top in content[0].top_logprobs] == [-0.5, -1.0, -9999.0]
+        plain = await cluster.ask(HELLO)
+        assert plain.choices[0].logprobs is None
+        without_top = await cluster.ask(HELLO, logprobs=True)
+        assert without_top.choices[0].logprobs.content[0].top_logprobs == []
+
+
+async def test_streamed_log_probabilities_miss_no_token(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        chunks = await streamed(cluster, HELLO, logprobs=True, extra_body={"return_token_ids": True})
+        choices = [chunk.choices[0] for chunk in chunks]
+        tokens = [token.token for choice in choices if choice.logprobs for token in choice.logprobs.content]
+        assert tokens == [token_text(index) for index in range(8)]
+        ids = [token for choice in choices for token in choice.model_extra["token_ids"]]
+        assert ids == [1000 + index for index in range(8)]
+        assert chunks[0].model_extra["prompt_token_ids"] == [1, 2, 3]
+
+
+async def test_tools_go_to_the_template_and_calls_come_back(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.script = CALL
+        reply = await cluster.ask(HELLO, tools=TOOLS)
+        (choice,) = reply.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+        (call,) = choice.message.tool_calls
+        assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+            "function",
+            "look",
+            {"at": "sky"},
+        )
+        assert json.loads(worker.submits[0].template.tools) == TOOLS
+        assert not worker.submits[0].sampling.HasField("output_format")
+
+
+async def test_streamed_calls_have_openais_deltas(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].script = [*CALL, "\n", *CALL[2:]]
+        chunks = await streamed(cluster, HELLO, tools=TOOLS, max_tokens=99)
+        choices = [chunk.choices[0] for chunk in chunks]
+        assert "".join(choice.delta.content or "" for choice in choices) == "Let me see."
+        deltas = [delta for choice in choices for delta in choice.delta.tool_calls or ()]
+        assert [delta.index for delta in deltas] == [0, 0, 1, 1]
+        assert [delta.function.name for delta in deltas] == ["look", None, "look", None]
+        assert [delta.function.arguments for delta in deltas] == ["", '{"at": "sky"}'] * 2
+        assert len({delta.id for delta in deltas if delta.id}) == 2
+        assert choices[-1].finish_reason == "tool_calls"
+
+
+async def test_a_broken_call_is_content(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].script = ["<tool_call>", '{"name": ', "</tool_call>"]
+        reply = await cluster.ask(HELLO, tools=TOOLS)
+        assert reply.choices[0].message.content == '<tool_call>{"name": </tool_call>'
+        assert (reply.choices[0].finish_reason, reply.choices[0].message.tool_calls) == ("stop", None)
+
+
+async def test_text_like_a_call_is_text_where_no_tools_were_sent(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].script = CALL
+        for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            reply = await cluster.ask(HELLO, **extra)
+            assert reply.choices[0].message.content == "".join(CALL)
+        assert all(not submit.template.tools for submit in cluster.pd_workers[0].submits)
+
+
+@pytest.mark.parametrize(
+    ("choice", "output"),
+    [
+        ("required", '[{"name": "look", "arguments": {"at": "sky"}}]'),
+        (chosen("look"), '{"name": "look", "arguments": {"at": "sky"}}'),
+    ],
+)
+async def test_a_forced_call_is_held_to_its_form(store: EmbeddingStore, choice: Any, output: str) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].script = [output[:9], output[9:]]
+        reply = await cluster.ask(HELLO, tools=TOOLS, tool_choice=choice)
+        (call,) = reply.choices[0].message.tool_calls
+        assert (call.function.name, reply.choices[0].message.content) == ("look", None)
+        assert reply.choices[0].finish_reason == "tool_calls"
+        schema = json.loads(cluster.pd_workers[0].submits[0].sampling.output_format.json_schema)
+        assert schema["type"] == ("array" if choice == "required" else "object")
+
+
+async def test_a_conversation_with_calls_goes_on(store: EmbeddingStore) -> None:
+    messages = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"at": "sky"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "blue"}]},
+    ]
+    async with FakeCluster(store) as cluster:
+        assert await cluster.stream(messages, tools=TOOLS) == whole_text(8)
+        sent = json.loads(cluster.pd_workers[0].submits[0].messages)
+        assert sent[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": "sky"}}
+        assert (sent[1]["content"], sent[2]["role"], sent[2]["tool_call_id"]) == ("", "tool", "call_1")
+
+
+async def test_sampling_and_template_options_reach_the_worker(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        await cluster.ask(
+            [*HELLO, {"role": "assistant", "content": "I"}],
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={"7": -100},
+            response_format={"type": "json_object"},
+            extra_body={
+                "repetition_penalty": 1.5,
+                "min_p": 0.25,
+                "chat_template_kwargs": {"enable_thinking": False},
+                "continue_final_message": True,
+            },
+        )
+        (submit,) = cluster.pd_workers[0].submits
+        sampling = submit.sampling
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+        assert (sampling.repetition_penalty, sampling.min_p) == (1.5, 0.25)
+        assert dict(sampling.logit_bias) == {7: -100.0}
+        assert sampling.output_format.json_object
+        assert json.loads(submit.template.variables) == {"enable_thinking": False}
+        assert (submit.template.no_generation_prompt, submit.template.continue_final_message) == (True, True)
