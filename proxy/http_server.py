@@ -16,12 +16,17 @@ from starlette.routing import Route
 from triptych.config import MIB
 from triptych.errors import NotFound
 from triptych.proxy.chat import ChatCall, Done
+from triptych.proxy.completions_endpoint import CompletionsEndpoint
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.docs_endpoints import DocsEndpoints
 from triptych.proxy.exchange import JsonEndpoint, Pace, Reply
 from triptych.proxy.openai_replies import SseStream, WholeReply, error_body
 from triptych.proxy.openai_request import ChatOptions, parse_body
+from triptych.proxy.pd_queries import PDQueries
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.responses_endpoint import ResponsesEndpoint
 from triptych.proxy.rich_replies import RichReply, RichStream
+from triptych.proxy.tokenize_endpoint import DetokenizeEndpoint, TokenizeEndpoint
 
 
 def make_app(
@@ -43,11 +48,28 @@ def make_app(
         max_body=max_body,
         timeout=request_timeout,
     )
+    queries = PDQueries(pool)
+    completions = CompletionsEndpoint(
+        dispatcher, queries, max_choices=max_choices, max_body=max_body, timeout=request_timeout
+    )
+    responses = ResponsesEndpoint(
+        dispatcher, max_images=max_images, max_body=max_body, timeout=request_timeout
+    )
+    tokenize = TokenizeEndpoint(dispatcher, queries, max_images=max_images, max_body=max_body)
+    detokenize = DetokenizeEndpoint(dispatcher, queries, max_body=max_body)
     state = StateEndpoints(dispatcher, pool, registry)
+    pages = DocsEndpoints(max_choices=max_choices)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/v1/models", state.models),
+            Route("/version", pages.version),
+            Route("/openapi.json", pages.document),
+            Route("/docs", pages.page),
             Route("/health", state.health),
             Route("/ready", state.ready),
             *([Route("/metrics", state.metrics)] if metrics else []),
@@ -59,7 +81,7 @@ def make_app(
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     shown = NotFound(f"{request.method} {request.url.path[:200]} is not served here")
-    return JSONResponse(error_body(shown), status_code=error.status_code)
+    return JSONResponse(error_body(shown), status_code=error.status_code, headers=error.headers)
 
 
 class StateEndpoints:

@@ -1,0 +1,81 @@
+"""The OpenAPI document as one page for people: plain HTML, nothing fetched from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+_STYLE = (
+    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.2rem .6rem;"
+    "border-bottom:1px solid #e4e4e4;vertical-align:top}code,pre{font:14px monospace}"
+    "pre{background:#f5f5f5;padding:.8rem;overflow:auto}"
+)
+
+
+def make_page(document: Mapping[str, Any]) -> str:
+    """The whole page."""
+    title = f"{document['info']['title']} {document['info']['version']}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(document['info']['description'])} "
+        'The same for programs: <a href="/openapi.json">openapi.json</a>.</p>'
+        + "".join(_operations(document))
+        + "</html>\n"
+    )
+
+
+def _operations(document: Mapping[str, Any]) -> Iterator[str]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
+            yield f"<p>{escape(operation['summary'])}.</p>"
+            if "requestBody" in operation:
+                yield from _body(document, operation["requestBody"]["content"]["application/json"])
+            answers = ", ".join(
+                f"{status} ({escape(reply['description'].split(':')[0].lower())})"
+                for status, reply in operation["responses"].items()
+            )
+            yield f"<p>Replies: {answers}.</p>"
+
+
+def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
+    schema = _resolved(document, content["schema"])
+    required = set(schema.get("required", ()))
+    yield "<table><tr><th>field<th>type<th>meaning</tr>"
+    for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] not in required):
+        star = " (required)" if name in required else ""
+        yield (
+            f"<tr><td><code>{escape(name)}</code>{star}<td>{escape(_type(field))}"
+            f"<td>{escape(field.get('description', ''))}</tr>"
+        )
+    yield "</table>"
+    for example in content["examples"].values():
+        text = json.dumps(example["value"], indent=2)
+        yield f"<pre>{escape(text)}</pre>"
+
+
+def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    return found
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """A schema in a few words; null goes without saying."""
+    if "anyOf" in schema:
+        kinds = [_type(kind) for kind in schema["anyOf"] if kind.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "$ref" in schema:
+        return "object"
+    if "enum" in schema:
+        return ", ".join(json.dumps(value) for value in schema["enum"] if value is not None)
+    kind = str(schema.get("type", "any"))
+    if kind == "array" and "items" in schema:
+        return f"list of {_type(schema['items'])}"
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    if low is not None and "maximum" in schema:
+        return f"{kind}, {low} to {schema['maximum']}"
+    return kind

@@ -1,0 +1,247 @@
+"""The OpenAPI document, made of the Structs that bodies are decoded into."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from triptych import __version__
+from triptych.proxy import openapi_replies as replies
+from triptych.proxy.completion_types import CompletionBody
+from triptych.proxy.openai_types import ChatBody, MessageBody
+from triptych.proxy.openapi_fields import HIDDEN, LIMITS, SHAPES, WORDS, Schema
+from triptych.proxy.responses_types import ResponsesBody
+from triptych.proxy.sampling_fields import SamplingBody
+from triptych.proxy.tokenize_endpoint import DetokenizeBody, TokenizeBody
+from triptych.proxy.unserved_fields import UnservedBody
+
+REFERENCE = "#/components/schemas/"
+_UNSERVED = frozenset(UnservedBody.__struct_fields__)
+_PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX"
+    "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
+)
+_HELLO = [{"role": "user", "content": "Hello!"}]
+_LOOK = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": _PIXEL}},
+            {"type": "text", "text": "What is in the image?"},
+        ],
+    }
+]
+_ASK = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": _PIXEL},
+            {"type": "input_text", "text": "What is in the image?"},
+        ],
+    }
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path. `body` and `reply` are Structs; `events`: it streams with `stream: true`."""
+
+    method: str
+    path: str
+    summary: str
+    reply: type[msgspec.Struct] | str
+    body: type[msgspec.Struct] | None = None
+    examples: dict[str, dict[str, Any]] | None = None
+    events: bool = False
+    needs_key: bool = True
+    statuses: tuple[int, ...] = ()
+
+
+_BODY_STATUSES = (400, 404, 413, 429, 503, 504)
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answers a conversation with text and pictures",
+        replies.ChatReply,
+        ChatBody,
+        {
+            "text": {"messages": _HELLO, "max_tokens": 16},
+            "picture": {"messages": _LOOK, "max_tokens": 16, "temperature": 0},
+        },
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Goes on from a raw prompt",
+        replies.TextReply,
+        CompletionBody,
+        {
+            "text": {"prompt": "Once upon a time", "max_tokens": 16},
+            "several": {"prompt": ["One", "Two"], "max_tokens": 4, "n": 2},
+        },
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answers in the shapes of OpenAI's Responses API, without its memory",
+        replies.ResponseReply,
+        ResponsesBody,
+        {
+            "text": {"input": "Hello!", "max_output_tokens": 16},
+            "picture": {"input": _ASK, "instructions": "Be short.", "max_output_tokens": 16},
+        },
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/tokenize",
+        "The token ids of a text or of a conversation",
+        replies.TokenizeReply,
+        TokenizeBody,
+        {"text": {"prompt": "Hello!"}, "messages": {"messages": _HELLO}},
+        statuses=(400, 404, 413, 429, 503),
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "The text of token ids",
+        replies.DetokenizeReply,
+        DetokenizeBody,
+        {"ids": {"tokens": [1, 2, 3]}},
+        statuses=(400, 404, 413, 429, 503),
+    ),
+    Operation("get", "/v1/models", "Models that can be asked", replies.ModelsReply),
+    Operation("get", "/version", "The server's version", replies.VersionReply),
+    Operation("get", "/health", "Whether the process lives", replies.StatusReply, needs_key=False),
+    Operation(
+        "get",
+        "/ready",
+        "Whether requests can be answered",
+        replies.StatusReply,
+        needs_key=False,
+        statuses=(503,),
+    ),
+    Operation("get", "/openapi.json", "This document", "application/json"),
+    Operation("get", "/docs", "This document for people", "text/html"),
+)
+_ERRORS = {
+    400: "The request is wrong: `param` names the field, `message` the remedy",
+    401: "The API key is missing or opens nothing",
+    404: "The model is not served here",
+    413: "The body is too large",
+    429: "Too many requests: try again after Retry-After seconds",
+    500: "A fault of the server",
+    503: "Nobody can do it now: try again after Retry-After seconds",
+    504: "The request's time is over",
+}
+
+
+def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
+    """The whole document (OpenAPI 3.1)."""
+    bodies: list[type[msgspec.Struct]] = [
+        ChatBody,
+        MessageBody,
+        CompletionBody,
+        ResponsesBody,
+        TokenizeBody,
+        DetokenizeBody,
+    ]
+    shapes = [op.reply for op in OPERATIONS if not isinstance(op.reply, str)]
+    _, components = msgspec.json.schema_components(
+        [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}"
+    )
+    for body in bodies:
+        _complete(components[body.__name__], body, max_choices)
+    paths: dict[str, Any] = {}
+    for op in OPERATIONS:
+        paths.setdefault(op.path, {})[op.method] = _operation(op)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Triptych",
+            "version": __version__,
+            "description": "Multimodal models behind OpenAI's API. Unknown fields are ignored.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _complete(schema: Schema, body: type[msgspec.Struct], max_choices: int) -> None:
+    """Adds what the Struct does not say."""
+    name = body.__name__
+    shapes = dict(SHAPES.get(name, {}))
+    if issubclass(body, SamplingBody):
+        shapes = SHAPES["SamplingBody"] | shapes
+    served = {"best_of", "echo", "add_special_tokens"} if body is CompletionBody else set()
+    hidden = HIDDEN.get(name, frozenset())
+    if issubclass(body, UnservedBody):
+        hidden |= _UNSERVED - served
+    properties = {key: value for key, value in schema["properties"].items() if key not in hidden}
+    for field, value in properties.items():
+        if field in shapes:
+            properties[field] = copy.deepcopy(shapes[field])
+        elif field in LIMITS:
+            _limit(value, LIMITS[field])
+        if field in ("n", "best_of"):
+            _limit(value, {"maximum": max_choices})
+        if field in WORDS and body is not MessageBody:
+            properties[field]["description"] = WORDS[field]
+    schema["properties"] = properties
+
+
+def _limit(schema: Schema, limits: Schema) -> None:
+    """Lays limits over the type that is not null."""
+    for kind in schema.get("anyOf", [schema]):
+        if kind.get("type") != "null":
+            kind.update(limits)
+
+
+def _operation(op: Operation) -> dict[str, Any]:
+    """One operation of the document."""
+    ok: dict[str, Any] = {"description": "The answer", "content": _content(op)}
+    found = {"200": ok}
+    for status in sorted({*op.statuses, 500, *((401,) if op.needs_key else ())}):
+        shape = replies.StatusReply if op.path == "/ready" and status == 503 else replies.ErrorReply
+        found[str(status)] = {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": _reference(shape)}},
+        }
+    body: dict[str, Any] = {}
+    if op.body is not None:
+        examples = {name: {"value": value} for name, value in (op.examples or {}).items()}
+        content = {"application/json": {"schema": _reference(op.body), "examples": examples}}
+        body["requestBody"] = {"required": True, "content": content}
+    return {
+        "operationId": op.path.strip("/").replace("/", "_").replace(".", "_"),
+        "summary": op.summary,
+        **body,
+        "responses": found,
+        "security": [{"key": []}, {}] if op.needs_key else [],
+    }
+
+
+def _content(op: Operation) -> dict[str, Any]:
+    if isinstance(op.reply, str):
+        return {op.reply: {"schema": {"type": "object" if op.reply.endswith("json") else "string"}}}
+    content: dict[str, Any] = {"application/json": {"schema": _reference(op.reply)}}
+    if op.events:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return content
+
+
+def _reference(struct: type[msgspec.Struct]) -> Schema:
+    return {"$ref": REFERENCE + struct.__name__}

@@ -1,0 +1,150 @@
+"""The shapes of replies, for the OpenAPI page alone: tests hold real replies against them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class ErrorInfo(msgspec.Struct):
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorInfo
+
+
+class CachedTokens(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageReply(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class FunctionReply(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(msgspec.Struct):
+    id: str
+    type: Literal["function"]
+    function: FunctionReply
+
+
+class MessageReply(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: list[ToolCallReply] = []
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: MessageReply
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatReply(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class LegacyLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextReply(msgspec.Struct):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageReply
+
+
+class CacheDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ReasoningDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: CacheDetails
+    output_tokens: int
+    output_tokens_details: ReasoningDetails
+    total_tokens: int
+
+
+class ResponseReply(msgspec.Struct):
+    """`output` holds items of type message and function_call."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+    store: bool
+    parallel_tool_calls: bool
+    tools: list[dict[str, Any]]
+    tool_choice: Any
+    metadata: dict[str, str]
+
+
+class TokenizeReply(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeReply(msgspec.Struct):
+    prompt: str
+
+
+class ModelReply(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsReply(msgspec.Struct):
+    object: Literal["list"]
+    data: list[ModelReply]
+
+
+class VersionReply(msgspec.Struct):
+    version: str
+
+
+class StatusReply(msgspec.Struct):
+    status: str
