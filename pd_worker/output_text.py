@@ -124,12 +124,17 @@ class OutputText:
             raise InvalidRequest("output_token_ids go on after the end of the output", param="resume")
         self._count += 1
         may_stop = self._count > self._sampling.min_tokens
-        if may_stop and token_id in self._sampling.stop_token_ids:
+        if self._ends(token_id, may_stop):
             return self._end(FinishReason.STOP, self._decoder.flush(), may_stop)
         new = self._decoder.append(token_id)
         if self._count >= self._sampling.max_tokens:
             return self._end(FinishReason.LENGTH, new + self._decoder.flush(), may_stop)
         return self._release(new, may_stop)
+
+    def _ends(self, token_id: int, may_stop: bool) -> bool:
+        # Where a form is complete and takes nothing more, its end comes before min_tokens.
+        early = self._sampling.formed and token_id in self._sampling.eos_token_ids
+        return (may_stop or early) and token_id in self._sampling.stop_token_ids
 
     def _release(self, new: str, may_stop: bool) -> str:
         """The text before a stop string, or all that cannot become one."""

@@ -47,6 +47,8 @@ class ResolvedSampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     choice: int = 0
     logprobs: int | None = None
+    #: The output is held to a form, which alone decides when an end-of-sequence token may come.
+    formed: bool = False
 
     @property
     def greedy(self) -> bool:
@@ -107,6 +109,7 @@ def resolve(
         logit_bias=_logit_bias(params, vocab_size),
         choice=params.choice,
         logprobs=_logprobs(params),
+        formed=params.output_format is not None,
     )
 
 

@@ -31,6 +31,7 @@ from triptych.models.registry import generation_defaults, load_decoder, resolve_
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.prompt import PromptBuilder, open_checkpoint
@@ -143,6 +144,7 @@ class PDWorker:
             defaults=model.defaults,
             max_model_len=self.engine.max_model_len,
             encoder_cache_bytes=config.encoder_cache_memory,
+            grammars=GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
         )
         most = MAX_WAITING + config.max_num_seqs
         self.servicer = PDServicer(self.engine, intake, self.outbox, self._pool, max_requests=most)

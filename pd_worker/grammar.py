@@ -1,0 +1,208 @@
+"""Holds an output to its form: which tokens may come next, by llguidance's incremental parser.
+
+llguidance is imported with the first request that needs it. It works under limits of its own for grammar
+size, lexer states and work per step; what goes beyond them is the request's error, never a hang.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from triptych.errors import InvalidRequest
+from triptych.types import OutputFormat
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+    from tokenizers import Tokenizer
+
+_FIELD = "response_format"
+_MAX_CHARS = 64 << 10
+_MAX_DEPTH = 64
+_MAX_CHOICES = 1024
+_MAX_CACHED = 32
+#: Fuel is llguidance's unit of work: 50 of the first and 14 of the second are about a microsecond.
+_LIMITS: dict[str, Any] = {
+    "max_grammar_size": 100_000,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 25_000,
+    "max_lexer_states": 25_000,
+}
+#: A model that cannot decide must not write blanks for ever.
+_BLANKS = r"[ \n\t]{1,16}"
+_OPTIONS: JsonCompileOptions = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_pattern": _BLANKS,
+    "whitespace_flexible": True,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class GrammarState:
+    """How far one request's output has come in its form. Follows the output ids wherever they came from.
+
+    `error` is set once the form can be followed no further.
+    """
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], size: int) -> None:
+        self._matcher = matcher
+        self._eos = [token for token in eos_token_ids if token < size]
+        self._size = size
+        self._consumed = 0
+        self.error: InvalidRequest | None = None
+
+    def follow(self, output_ids: Sequence[int]) -> bool:
+        """Takes in the ids that are new; False where they do not fit, which sets `error`."""
+        new = list(output_ids[self._consumed :])
+        self._consumed = len(output_ids)
+        if new and self.error is None and not self._matcher.consume_tokens(new):
+            self._fail()
+        return self.error is None
+
+    def allowed(self, output_ids: Sequence[int]) -> np.ndarray | None:
+        """Which ids may come next, bool [ids of the tokenizer]; None after an error."""
+        if not self.follow(output_ids):
+            return None
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            self._fail()
+            return None
+        allowed = np.unpackbits(bits, bitorder="little", count=self._size).astype(bool)
+        allowed[self._eos] = self._matcher.is_accepting()
+        return allowed
+
+    def _fail(self) -> None:
+        self.error = _refusal(f"the output cannot be held to it: {_first_line(self._matcher.get_error())}")
+
+
+class GrammarCompiler:
+    """Makes states of forms; keeps those compiled last. Called from a pool of threads.
+
+    `eos_token_ids` end an output once its form is complete, and not before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+        self._backend = tokenizer
+        self._eos = tuple(eos_token_ids)
+        self._size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()
+
+    def state(self, form: OutputFormat) -> GrammarState:
+        """A state before the first token; InvalidRequest says what of the form is not supported."""
+        if not self._eos:
+            raise _refusal("this model has no end-of-sequence token to end such an output with")
+        with self._lock:
+            matcher = self._compiled.get(form)
+        if matcher is None:
+            matcher = self._compile(form)
+        with self._lock:
+            self._compiled[form] = matcher
+            self._compiled.move_to_end(form)
+            while len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+            copy = matcher.deep_copy()
+        return GrammarState(copy, self._eos, self._size)
+
+    def _compile(self, form: OutputFormat) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        grammar = _grammar(form)
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+        # Some forms show only at the first step that they are too much, or that nothing fits them.
+        probe = matcher.deep_copy()
+        if not probe.is_error():
+            probe.compute_bitmask()
+        if probe.is_error():
+            raise _refusal(_first_line(probe.get_error()))
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                spec = self._backend.to_str()
+                self._tokenizer = LLTokenizer(spec, n_vocab=self._size, eos_token=self._eos[0])
+            return self._tokenizer
+
+
+def _grammar(form: OutputFormat) -> str:
+    from llguidance import LLMatcher
+
+    match form.kind:
+        case "json_object":
+            return _schema('{"type": "object"}')
+        case "json_schema":
+            _check_size(form.text)
+            return _schema(form.text)
+        case "regex":
+            _check_size(form.text)
+            return str(LLMatcher.grammar_from_regex(_unanchored(form.text)))
+        case "choices":
+            return str(LLMatcher.grammar_from_lark(_choices(form.choices)))
+    raise _refusal(f"unknown kind {form.kind[:64]!r}")
+
+
+def _schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(f"the schema is no JSON: {_first_line(str(error))}") from error
+    if not isinstance(schema, dict):
+        raise _refusal("the schema must be a JSON object")
+    if _deeper(schema, _MAX_DEPTH):
+        raise _refusal(f"the schema is nested deeper than {_MAX_DEPTH}")
+    # The client's own settings for the parser are no part of JSON schema.
+    schema.pop("x-guidance", None)
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
+    except ValueError as error:
+        raise _refusal(_first_line(str(error))) from error
+
+
+def _choices(choices: Sequence[str]) -> str:
+    """A grammar whose only texts are these."""
+    if not 0 < len(choices) <= _MAX_CHOICES or not all(choices):
+        raise _refusal(f"choices takes 1 to {_MAX_CHOICES} texts, none of them empty")
+    _check_size("".join(choices))
+    return "start: " + " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
+
+
+def _check_size(text: str) -> None:
+    if not 0 < len(text) <= _MAX_CHARS:
+        raise _refusal(f"a form has 1 to {_MAX_CHARS} characters")
+
+
+def _unanchored(regex: str) -> str:
+    """The whole output has to match anyway: anchors at both ends mean nothing."""
+    regex = regex.removeprefix("^")
+    return re.sub(r"(?<!\\)((?:\\\\)*)\$\Z", r"\1", regex)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    if levels == 0:
+        return isinstance(value, dict | list)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_deeper(part, levels - 1) for part in inner)
+
+
+def _refusal(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{_FIELD}: {reason}", param=_FIELD)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:300]
