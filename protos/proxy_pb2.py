@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.protos import common_pb2 as triptych_dot_protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btriptych/protos/proxy.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"H\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x42\x06\n\x04\x62ody\"A\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.triptych.v1.ChatPart\"\xd3\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x05 \x01(\t\x12\x18\n\x10return_token_ids\x18\x06 \x01(\x08\x12\x0f\n\x07timeout\x18\x07 \x01(\x02\"o\n\tChatEvent\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ChatFinish\"e\n\nChatFinish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"!\n\x0fListModelsReply\x12\x0e\n\x06models\x18\x01 \x03(\t2\x96\x01\n\x0cProxyService\x12:\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12J\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1c.triptych.v1.ListModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btriptych/protos/proxy.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"H\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x42\x06\n\x04\x62ody\"\x90\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.triptych.v1.ChatPart\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12)\n\ntool_calls\x18\x05 \x03(\x0b\x32\x15.triptych.v1.ToolCall\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"Q\n\tChatTools\x12\r\n\x05tools\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\t\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x13\n\x0bsingle_call\x18\x04 \x01(\x08\"\xe1\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x05 \x01(\t\x12\x18\n\x10return_token_ids\x18\x06 \x01(\x08\x12\x0f\n\x07timeout\x18\x07 \x01(\x02\x12\t\n\x01n\x18\x08 \x01(\r\x12%\n\x05tools\x18\t \x01(\x0b\x32\x16.triptych.v1.ChatTools\x12\x1c\n\x14\x63hat_template_kwargs\x18\n \x01(\t\x12\x1c\n\x14no_generation_prompt\x18\x0b \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x0c \x01(\x08\"\xdb\x01\n\tChatEvent\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ChatFinish\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.triptych.v1.PositionLogprobs\x12)\n\ntool_calls\x18\x07 \x03(\x0b\x32\x15.triptych.v1.ToolCall\"e\n\nChatFinish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"!\n\x0fListModelsReply\x12\x0e\n\x06models\x18\x01 \x03(\t2\x96\x01\n\x0cProxyService\x12:\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12J\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1c.triptych.v1.ListModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATPART']._serialized_start=74
   _globals['_CHATPART']._serialized_end=146
-  _globals['_CHATMESSAGE']._serialized_start=148
-  _globals['_CHATMESSAGE']._serialized_end=213
-  _globals['_CHATREQUEST']._serialized_start=216
-  _globals['_CHATREQUEST']._serialized_end=427
-  _globals['_CHATEVENT']._serialized_start=429
-  _globals['_CHATEVENT']._serialized_end=540
-  _globals['_CHATFINISH']._serialized_start=542
-  _globals['_CHATFINISH']._serialized_end=643
-  _globals['_LISTMODELSREQUEST']._serialized_start=645
-  _globals['_LISTMODELSREQUEST']._serialized_end=664
-  _globals['_LISTMODELSREPLY']._serialized_start=666
-  _globals['_LISTMODELSREPLY']._serialized_end=699
-  _globals['_PROXYSERVICE']._serialized_start=702
-  _globals['_PROXYSERVICE']._serialized_end=852
+  _globals['_CHATMESSAGE']._serialized_start=149
+  _globals['_CHATMESSAGE']._serialized_end=293
+  _globals['_TOOLCALL']._serialized_start=295
+  _globals['_TOOLCALL']._serialized_end=365
+  _globals['_CHATTOOLS']._serialized_start=367
+  _globals['_CHATTOOLS']._serialized_end=448
+  _globals['_CHATREQUEST']._serialized_start=451
+  _globals['_CHATREQUEST']._serialized_end=804
+  _globals['_CHATEVENT']._serialized_start=807
+  _globals['_CHATEVENT']._serialized_end=1026
+  _globals['_CHATFINISH']._serialized_start=1028
+  _globals['_CHATFINISH']._serialized_end=1129
+  _globals['_LISTMODELSREQUEST']._serialized_start=1131
+  _globals['_LISTMODELSREQUEST']._serialized_end=1150
+  _globals['_LISTMODELSREPLY']._serialized_start=1152
+  _globals['_LISTMODELSREPLY']._serialized_end=1185
+  _globals['_PROXYSERVICE']._serialized_start=1188
+  _globals['_PROXYSERVICE']._serialized_end=1338
 # @@protoc_insertion_point(module_scope)

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
-import msgspec
 from grpc import aio
 
-from triptych.errors import InternalError, InvalidRequest, RequestError
-from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.proxy.chat import ChatCall, ChatMessage, Delta, Done, ImagePart, Output, Started, TextPart
+from triptych.errors import InternalError, RequestError
+from triptych.protos import proxy_pb2, proxy_pb2_grpc
+from triptych.proxy.answer import Answer, Shown
+from triptych.proxy.chat import Done, Output, Started
+from triptych.proxy.chat_tools import ToolUse
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.media_source import parse_image_url
+from triptych.proxy.grpc_request import call_of
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.validation import (
-    check_image_count,
-    check_options,
-    check_salt,
-    check_sampling,
-    in_range,
-    seed_of,
-)
-from triptych.types import SamplingParams
+from triptych.proxy.wire import logprobs_to_proto
 
 log = logging.getLogger(__name__)
 
-_ROLES = ("system", "user", "assistant")
 Context = aio.ServicerContext[Any, Any]
 
 
 class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
     """Translates and nothing else."""
 
-    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, *, max_images: int, timeout: float) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        pool: WorkerPool,
+        *,
+        max_images: int,
+        timeout: float,
+        max_choices: int = 16,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._max_choices = max_choices
         self._pool = pool
         self._max_images = max_images
         self._timeout = timeout
@@ -47,8 +47,13 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         self, request: proxy_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[proxy_pb2.ChatEvent]:
         try:
-            call = call_of(request, max_images=self._max_images, timeout=self._timeout)
-            events = _Events(request.return_token_ids)
+            call, tools = call_of(
+                request,
+                max_images=self._max_images,
+                timeout=self._timeout,
+                max_choices=self._max_choices,
+            )
+            events = _Events(request, tools, call.n)
             async with aclosing(self._dispatcher.chat(call)) as batches:
                 async for outputs in batches:
                     for output in outputs:
@@ -74,101 +79,44 @@ async def _abort(context: Context, error: RequestError) -> NoReturn:
 class _Events:
     """ChatEvents of one call; the prompt's ids go with the first one."""
 
-    def __init__(self, with_ids: bool) -> None:
-        self._with_ids = with_ids
+    def __init__(self, request: proxy_pb2.ChatRequest, tools: ToolUse, choices: int) -> None:
+        self._with_ids = request.return_token_ids
+        self._answers = [Answer(tools.form, parallel=tools.parallel) for _ in range(choices)]
         self._prompt: tuple[int, ...] = ()
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
         if isinstance(output, Started):
             self._prompt = output.prompt_token_ids
             return None
-        event = proxy_pb2.ChatEvent()
+        event = proxy_pb2.ChatEvent(choice=output.choice)
         if self._with_ids and self._prompt:
             event.prompt_token_ids.extend(self._prompt)
             self._prompt = ()
-        if isinstance(output, Delta):
-            event.text = output.text
-            if self._with_ids:
-                event.token_ids.extend(output.token_ids)
-        else:
-            event.finish.CopyFrom(_finish(output))
+        answer = self._answers[output.choice]
+        if isinstance(output, Done):
+            shown, reason = answer.end(output)
+            _show(event, shown)
+            event.finish.CopyFrom(_finish(output, reason))
+            return event
+        _show(event, answer.take(output))
+        event.logprobs.extend(logprobs_to_proto(position) for position in output.logprobs)
+        if self._with_ids:
+            event.token_ids.extend(output.token_ids)
         return event
 
 
-def _finish(done: Done) -> proxy_pb2.ChatFinish:
+def _show(event: proxy_pb2.ChatEvent, shown: Sequence[Shown]) -> None:
+    for piece in shown:
+        if isinstance(piece, str):
+            event.text += piece
+        else:
+            event.tool_calls.add(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
+
+
+def _finish(done: Done, reason: str) -> proxy_pb2.ChatFinish:
     return proxy_pb2.ChatFinish(
-        reason=done.reason.value,
+        reason=reason,
         prompt_tokens=done.usage.prompt_tokens,
         completion_tokens=done.usage.completion_tokens,
         cached_tokens=done.usage.cached_tokens,
-    )
-
-
-def call_of(request: proxy_pb2.ChatRequest, *, max_images: int, timeout: float) -> ChatCall:
-    """The request as a ChatCall; InvalidRequest names the field at fault."""
-    if not request.messages:
-        raise InvalidRequest("messages must hold at least one message", param="messages")
-    in_range("timeout", request.timeout, 0, 86400)
-    call = ChatCall(
-        request_id=uuid.uuid4().hex,
-        model=request.model,
-        messages=tuple(_message(index, message) for index, message in enumerate(request.messages)),
-        sampling=_sampling(request.sampling),
-        timeout=min(request.timeout or timeout, timeout),
-        cache_salt=check_salt(request.cache_salt),
-        processor_options=check_options(_options(request.mm_processor_kwargs)),
-    )
-    check_image_count(len(call.images()), max_images)
-    return call
-
-
-def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
-    path = f"messages[{index}]"
-    if message.role not in _ROLES:
-        raise InvalidRequest(f"{path}.role must be one of {', '.join(_ROLES)}", param=f"{path}.role")
-    if not message.parts:
-        raise InvalidRequest(f"{path}.parts must hold at least one part", param=f"{path}.parts")
-    parts: list[TextPart | ImagePart] = []
-    for at, part in enumerate(message.parts):
-        kind = part.WhichOneof("body")
-        if kind is None:
-            raise InvalidRequest(f"{path}.parts[{at}] is empty", param=f"{path}.parts[{at}]")
-        parts.append(_part(part, f"{path}.parts[{at}].{kind}"))
-    if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return ChatMessage(message.role, parts[0].text)
-    return ChatMessage(message.role, tuple(parts))
-
-
-def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ImagePart:
-    if part.HasField("text"):
-        return TextPart(part.text)
-    if part.HasField("image_url"):
-        return ImagePart(parse_image_url(part.image_url, param), param)
-    return ImagePart(part.image, param)
-
-
-def _options(text: str) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(
-            f"mm_processor_kwargs is no JSON object: {error}", param="mm_processor_kwargs"
-        ) from None
-
-
-def _sampling(sampling: common_pb2.SamplingParams) -> SamplingParams:
-    return check_sampling(
-        SamplingParams(
-            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature if sampling.HasField("temperature") else None,
-            top_p=sampling.top_p if sampling.HasField("top_p") else None,
-            top_k=sampling.top_k if sampling.HasField("top_k") else None,
-            seed=sampling.seed or seed_of(None),
-            stop=tuple(sampling.stop),
-            stop_token_ids=tuple(sampling.stop_token_ids),
-            ignore_eos=sampling.ignore_eos,
-        )
     )

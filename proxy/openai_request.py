@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TemplateOptions, TextPart
+from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
 from triptych.proxy.chat_tools import CallForm, tool_use
 from triptych.proxy.json_body import convert_field, decode_body
 from triptych.proxy.media_source import parse_image_url
@@ -23,7 +23,14 @@ from triptych.proxy.openai_types import (
 )
 from triptych.proxy.sampling_fields import chat_logprobs, sampling_of
 from triptych.proxy.unserved_fields import refuse_unserved
-from triptych.proxy.validation import MAX_TOKENS, check_image_count, check_options, check_salt, in_range
+from triptych.proxy.validation import (
+    MAX_TOKENS,
+    check_image_count,
+    check_options,
+    check_salt,
+    in_range,
+    template_options,
+)
 
 _ROLES = {
     "system": "system",
@@ -94,7 +101,13 @@ def call_of(
         cache_salt=check_salt(body.cache_salt or ""),
         processor_options=check_options(body.mm_processor_kwargs or {}),
         n=body.n or 1,
-        template=_template(body, tools.tools, messages[-1]),
+        template=template_options(
+            messages[-1],
+            tools=tools.tools,
+            variables=body.chat_template_kwargs or {},
+            generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+        ),
     )
     check_image_count(len(call.images()), max_images)
     options = ChatOptions(
@@ -108,27 +121,6 @@ def call_of(
         parallel_calls=tools.parallel,
     )
     return call, options
-
-
-def _template(body: ChatBody, tools: bytes, last: ChatMessage) -> TemplateOptions:
-    variables = body.chat_template_kwargs or {}
-    check_options(variables, "chat_template_kwargs")
-    continued = bool(body.continue_final_message)
-    if continued and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message leaves no room for add_generation_prompt: set one of them",
-            param="continue_final_message",
-        )
-    if continued and last.role != "assistant":
-        raise InvalidRequest(
-            "continue_final_message needs an assistant message at the end", param="continue_final_message"
-        )
-    return TemplateOptions(
-        tools=tools,
-        variables=msgspec.json.encode(variables) if variables else b"",
-        generation_prompt=not continued and body.add_generation_prompt is not False,
-        continue_final_message=continued,
-    )
 
 
 def _message(index: int, value: Any) -> ChatMessage:

@@ -168,7 +168,13 @@ async def _start_grpc(
     config: ProxyConfig, dispatcher: Dispatcher, pool: WorkerPool, door: Door | None
 ) -> tuple[aio.Server, int]:
     server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
-    servicer = ProxyServicer(dispatcher, pool, max_images=config.max_images, timeout=config.request_timeout)
+    servicer = ProxyServicer(
+        dispatcher,
+        pool,
+        max_images=config.max_images,
+        timeout=config.request_timeout,
+        max_choices=config.max_choices,
+    )
     proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
+import msgspec
 
 from triptych.errors import InvalidRequest
+from triptych.proxy.chat import ChatMessage, TemplateOptions
 from triptych.types import SamplingParams
 
 MAX_STOP_STRINGS = 16
@@ -116,3 +118,30 @@ def check_image_count(count: int, limit: int) -> None:
             f"messages holds {count} images; this server takes at most {limit} in one request",
             param="messages",
         )
+
+
+def template_options(
+    last: ChatMessage,
+    *,
+    tools: bytes,
+    variables: Mapping[str, Any],
+    generation_prompt: bool | None,
+    continue_final_message: bool,
+) -> TemplateOptions:
+    """What the chat template gets; `last` is the conversation's last message."""
+    check_options(variables, "chat_template_kwargs")
+    if continue_final_message and generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message leaves no room for add_generation_prompt: set one of them",
+            param="continue_final_message",
+        )
+    if continue_final_message and last.role != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs an assistant message at the end", param="continue_final_message"
+        )
+    return TemplateOptions(
+        tools=tools,
+        variables=msgspec.json.encode(variables) if variables else b"",
+        generation_prompt=not continue_final_message and generation_prompt is not False,
+        continue_final_message=continue_final_message,
+    )

@@ -110,6 +110,18 @@ def logprobs_from_proto(message: common_pb2.PositionLogprobs) -> PositionLogprob
     )
 
 
+def logprobs_to_proto(position: PositionLogprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        chosen=_token_to_proto(position.chosen), top=[_token_to_proto(token) for token in position.top]
+    )
+
+
+def _token_to_proto(token: TokenLogprob) -> common_pb2.TokenLogprob:
+    return common_pb2.TokenLogprob(
+        token_id=token.token_id, logprob=token.logprob, text=token.text, utf8=token.utf8
+    )
+
+
 def _token_from_proto(message: common_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.text, message.utf8)
 
