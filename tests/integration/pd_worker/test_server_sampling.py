@@ -43,7 +43,7 @@ async def test_logprobs_are_the_log_softmax_of_the_models_own_logits(model, stor
     reference = logits.log_softmax(-1)
     async with serving(model, store_url) as (_, client):
         answer = await ask(client, "probed", repetition_penalty=1.8, logprobs=20, **GREEDY)
-        none = await ask(client, "chosen only", logprobs=0, **GREEDY)
+        none = await ask(client, "chosen-only", logprobs=0, **GREEDY)
         plain = await ask(client, "without", **GREEDY)
     assert answer.token_ids == expected
     assert [position.chosen.token_id for position in answer.logprobs] == expected
@@ -73,7 +73,7 @@ async def test_logprobs_go_on_through_a_resume_and_a_new_stream(model, store_url
             resume = pd_pb2.Resume(
                 prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
             )
-            resumed = await ask(client, f"resumed {split}", "", attempt=2, resume=resume, **sampling)
+            resumed = await ask(client, f"resumed-{split}", "", attempt=2, resume=resume, **sampling)
             assert resumed.token_ids == whole.token_ids
             assert_close(resumed.logprobs, whole.logprobs[split:])
         await client.detach()
@@ -91,7 +91,7 @@ async def test_a_seed_decides_whatever_the_batch(model, store_url):
         others = [
             ask(
                 client,
-                f"other {n}",
+                f"other-{n}",
                 TEXT * (1 + n % 3),
                 max_tokens=40,
                 ignore_eos=True,

@@ -1,0 +1,196 @@
+"""Outputs that have to have a form, from a model that would write anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from support.pd_serving import serving, tiny_model
+from triptych.pd_worker.service import LoadedModel
+from triptych.protos import common_pb2, pd_pb2
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "town": {"enum": ["Zürich", "東京", "🙂"]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        "more": {
+            "type": "object",
+            "properties": {"open": {"type": "boolean"}},
+            "required": ["open"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "town", "sizes", "more"],
+    "additionalProperties": False,
+}
+FORM = common_pb2.OutputFormat(json_schema=json.dumps(SCHEMA))
+#: Long numbers apart, nothing of the form takes more; a random model writes long blanks and numbers.
+SAMPLED = {"max_tokens": 400, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return tiny_model("qwen3_vl")
+
+
+async def ask(client, name: str, form: common_pb2.OutputFormat = FORM, **sampling):
+    message = client.message(name, "Make one up.", output_format=form, **{**SAMPLED, **sampling})
+    reply = await client.submit(message)
+    assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED, reply.error
+    return await client.until(name)
+
+
+def check(text: str) -> None:
+    value = json.loads(text)
+    assert list(value) == list(SCHEMA["properties"])
+    assert len(value["name"]) <= 10
+    assert value["town"] in SCHEMA["properties"]["town"]["enum"]
+    assert all(isinstance(size, int) for size in value["sizes"])
+    assert 1 <= len(value["sizes"]) <= 3
+    assert isinstance(value["more"]["open"], bool)
+
+
+async def test_every_output_of_a_batch_fits_its_own_form(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        free = client.message("free", "hi", max_tokens=60, ignore_eos=True, temperature=1.0)
+        await client.submit(free)
+        digits = common_pb2.OutputFormat(regex=r"[0-9]{3}(-[a-z]{2})?")
+        texts = ["yes", "no", 'say "maybe"', "größe 你好"]
+        choices = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=texts))
+        documents, numbers, picks = await asyncio.gather(
+            asyncio.gather(*(ask(client, f"s{seed}", seed=seed) for seed in range(16))),
+            asyncio.gather(*(ask(client, f"r{seed}", digits, seed=seed) for seed in range(8))),
+            asyncio.gather(*(ask(client, f"c{seed}", choices, seed=seed) for seed in range(12))),
+        )
+        await client.until("free")
+    ended = [answer for answer in documents if answer.finished.reason == "stop"]
+    assert len(ended) >= 11
+    for answer in ended:
+        check(answer.text)
+    assert len({answer.text for answer in ended}) > 8
+    for answer in numbers:
+        assert re.fullmatch(r"[0-9]{3}(-[a-z]{2})?", answer.text)
+    assert {answer.text for answer in picks} <= set(texts)
+    assert len({answer.text for answer in picks}) > 1
+    assert {answer.finished.reason for answer in (*numbers, *picks)} == {"stop"}
+
+
+async def test_an_output_cut_by_max_tokens_says_so(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "cut", max_tokens=5)
+    assert answer.finished.reason == "length"
+    assert answer.text.lstrip().startswith("{")
+
+
+async def test_a_resumed_output_goes_on_in_its_form(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        whole = await ask(client, "whole", seed=3)
+        size = len(whole.token_ids)
+        assert whole.finished.reason == "stop"
+        for split in (1, size // 2, size - 1, size):
+            resume = pd_pb2.Resume(
+                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+            )
+            message = client.message(
+                f"resumed-{split}", "", attempt=2, resume=resume, output_format=FORM, seed=3, **SAMPLED
+            )
+            assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+            resumed = await client.until(f"resumed-{split}")
+            assert resumed.token_ids == whole.token_ids
+            assert resumed.text == whole.text
+            assert resumed.finished.reason == "stop"
+
+
+async def test_resumed_tokens_that_do_not_fit_are_refused(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        resume = pd_pb2.Resume(prompt_token_ids=[5, 6, 7], output_token_ids=[65, 65])
+        message = client.message("r", "", attempt=2, resume=resume, output_format=FORM, **SAMPLED)
+        reply = await client.submit(message)
+    assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "resume")
+
+
+async def test_outputs_that_give_way_to_others_keep_their_form(model, store_url, monkeypatch):
+    async with serving(model, store_url, kv_memory=400 << 10) as (worker, client):
+        gave_way, preempt = [], worker.engine.scheduler._preempt
+        monkeypatch.setattr(
+            worker.engine.scheduler, "_preempt", lambda state: (gave_way.append(state), preempt(state))
+        )
+        answers = await asyncio.gather(*(ask(client, f"s{n}", seed=n, max_tokens=150) for n in range(6)))
+        assert gave_way
+    async with serving(model, store_url) as (_, client):
+        alone = [await ask(client, f"s{n}", seed=n, max_tokens=150) for n in range(6)]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in alone]
+
+
+async def test_the_form_decides_the_end_before_min_tokens_and_in_spite_of_ignore_eos(model, store_url):
+    form = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=["yes", "no"]))
+    async with serving(model, store_url) as (_, client):
+        early = await ask(client, "early", form, min_tokens=50)
+        ignoring = await ask(client, "ignoring", form, ignore_eos=True)
+    assert {early.text, ignoring.text} <= {"yes", "no"}
+    assert early.finished.reason == ignoring.finished.reason == "stop"
+
+
+async def test_min_tokens_keep_a_form_going_that_can_go_on(model, store_url):
+    form = common_pb2.OutputFormat(regex="[a-z]+")
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "long", form, min_tokens=40, max_tokens=60)
+    assert len(answer.token_ids) > 40
+    assert re.fullmatch("[a-z]+", answer.text)
+
+
+async def test_a_stop_string_ends_a_form_early(model, store_url):
+    form = common_pb2.OutputFormat(regex="[0-9]{4}-[0-9]{4}")
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "stopped", form, stop=["-"])
+    assert answer.finished.reason == "stop"
+    assert re.fullmatch("[0-9]{4}", answer.text)
+
+
+async def test_logprobs_are_those_before_the_form(model, store_url):
+    form = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=["yes", "no"]))
+    async with serving(model, store_url) as (_, client):
+        answer = await ask(client, "probed", form, logprobs=20, temperature=0.0)
+    first = answer.logprobs[0]
+    # Free to choose the model would have said something else.
+    assert first.top[0].logprob > first.chosen.logprob
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_schema": "{"},
+        {"json_schema": json.dumps({"not": {}})},
+        {"json_schema": '{"items":' * 5000 + "1" + "}" * 5000},
+        {"regex": "(?=a)b"},
+        {"regex": ""},
+        {"choices": {"texts": []}},
+    ],
+)
+async def test_a_form_that_cannot_be_is_refused_and_the_next_request_runs(model, store_url, form):
+    async with serving(model, store_url) as (_, client):
+        bad = client.message("bad", "x", output_format=common_pb2.OutputFormat(**form), **SAMPLED)
+        reply = await client.submit(bad)
+        assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "response_format")
+        await client.submit(client.message("next", "x", max_tokens=3, ignore_eos=True))
+        assert len((await client.until("next")).token_ids) == 3
+
+
+async def test_a_form_that_becomes_too_much_ends_its_request_alone(model, store_url):
+    heavy = common_pb2.OutputFormat(regex="a{1000000}")
+    async with serving(model, store_url) as (_, client):
+        await client.submit(client.message("free", "hi", max_tokens=30, ignore_eos=True))
+        message = client.message("heavy", "x", output_format=heavy, max_tokens=200)
+        reply = await client.submit(message)
+        if reply.status == pd_pb2.SubmitReply.STATUS_QUEUED:
+            answer = await client.until("heavy")
+            assert answer.finished.reason == "error"
+            assert answer.finished.error.param == "response_format"
+        else:
+            assert reply.error.param == "response_format"
+        assert len((await client.until("free")).token_ids) == 30
