@@ -261,6 +261,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.repeat_frames = False
         self.script: list[str] | None = None
         self.fail_choice: int | None = None
+        self.questions: list[Any] = []
         self.gate = asyncio.Event()
         self.admission = asyncio.Event()
         self.gate.set()
@@ -328,6 +329,19 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
                     queue.put_nowait(event)
         while (event := await queue.get()) is not None:
             yield pd_pb2.StepEvents(events=[event])
+
+    async def Tokenize(self, request: pd_pb2.TokenizeRequest, context: Any) -> pd_pb2.TokenizeReply:
+        """A text's ids are its characters; a conversation's are [1, 2, 3]."""
+        self.questions.append(request)
+        ids = [ord(letter) for letter in request.prompt.text] if request.HasField("prompt") else [1, 2, 3]
+        return pd_pb2.TokenizeReply(token_ids=ids, max_model_len=4096)
+
+    async def Detokenize(self, request: pd_pb2.DetokenizeRequest, context: Any) -> pd_pb2.DetokenizeReply:
+        self.questions.append(request)
+        if any(token > 0x10FFFF for token in request.token_ids):
+            error = common_pb2.Error(code="invalid_request_error", message="tokens: unknown", param="tokens")
+            return pd_pb2.DetokenizeReply(error=error)
+        return pd_pb2.DetokenizeReply(text="".join(chr(token) for token in request.token_ids))
 
     def emit(self, held: FakeRequest, **body: Any) -> None:
         event = pd_pb2.RequestEvent(request_id=held.submit.request_id, attempt=held.submit.attempt, **body)
