@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import logging
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
+from triptych.encoder_worker.image_headers import check_jpeg, webp_canvas
 from triptych.errors import InvalidRequest, TooLarge
 
 logger = logging.getLogger(__name__)
 
-#: Decoders that hostile bytes may reach; animated files give their first frame.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+#: Decoders that hostile bytes may reach; animated files give their first frame. HEIC is none of Pillow's.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", *(("AVIF",) if features.check("avif") else ()))
+_NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF" if "AVIF" in FORMATS else "PNG, JPEG, WebP, GIF or BMP"
 #: Encoded bytes of one item.
 MAX_MEDIA_BYTES = 64 << 20
 
@@ -28,12 +30,13 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     unknown formats and for truncated or damaged data. The texts never repeat the decoder's words, which
     may carry addresses of this process.
     """
+    check_jpeg(data)
+    if canvas := webp_canvas(data):
+        _check_size(canvas, max_pixels)
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        raise InvalidRequest(
-            "image: no PNG, JPEG, WebP, GIF or BMP file; send one of these formats", param="image"
-        ) from None
+        raise InvalidRequest(f"image: no {_NAMES} file; send one of these formats", param="image") from None
     except Exception as error:
         raise _damaged(error) from None
     with picture:
