@@ -16,7 +16,7 @@ import xxhash
 
 from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.ec_connector import codec, keys
-from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing, SaveResult
+from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing, SaveResult, StoreUnavailable
 
 PLAN = make_plan(rows=64, width=128)
 BODY = make_body(PLAN)
@@ -254,3 +254,30 @@ async def test_a_server_that_answers_a_get_otherwise_is_a_miss_and_its_connectio
     finally:
         server.close()
         await server.wait_closed()
+
+
+async def test_a_connection_that_ends_inside_a_value_is_an_absence_and_the_next_load_is_right(
+    store: EmbeddingStore, tmp_path: Path
+) -> None:
+    plan = make_plan("eighty megabytes", rows=20, width=1 << 20)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"ec:")
+        writer.write(b"$4096\r\n" + bytes(100))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
+    other = EmbeddingStore(type(store.address)(path=str(tmp_path / "s.sock")), timeout=5)
+    try:
+        with pytest.raises(StoreUnavailable, match="broke"):
+            await other.load(plan, fresh_buffer)
+    finally:
+        server.close()
+        await server.wait_closed()
+        await other.close()
+    body = make_body(plan)
+    await store.save(plan, body, ttl=60)
+    loaded = await store.load(plan, fresh_buffer)
+    assert isinstance(loaded, Loaded)
+    assert bytes(loaded.body) == body

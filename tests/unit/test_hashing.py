@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from support.engine_requests import make_feature
 from triptych.errors import InvalidRequest
 from triptych.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
+from triptych.pd_worker.prefix_chain import PrefixChain
 
 BASE = {"media": b"bytes", "namespace": "n", "modality": "image", "processor_options": {"a": 1}, "salt": "s"}
 
@@ -74,3 +77,19 @@ def test_anything_but_64_hex_characters_is_refused(value):
 def test_tenants_and_models_share_no_prefix_root():
     roots = {prefix_root("m", "a"), prefix_root("m", "b"), prefix_root("n", "a"), prefix_root("ma", "")}
     assert len(roots) == 4
+
+
+def test_options_that_look_alike_have_keys_of_their_own():
+    lookalikes = [None, "", [], {}, 0, False, "0", [0], [None], {"": None}, "None", 0.5, [[]], {"b": {}}]
+    lookalikes += [{"b.c": 1}, {"b": {"c": 1}}, ["b", "c"], [["b"], "c"], "bc", 1, True, "true", 1.5]
+    keys = [_key(processor_options={"a": value}) for value in lookalikes]
+    assert len(set(keys)) == len(keys)
+    assert _key(processor_options={}) not in keys
+
+
+def test_every_derived_key_has_256_bits():
+    features = [make_feature("cat", 0, 4)]
+    chain = PrefixChain(prefix_root("m", "s"), [1] * 8, [], features, 4)
+    assert {len(digest) for digest in chain.digests(2)} == {32}
+    assert len(prefix_root("m", "s")) == 32
+    assert re.fullmatch("[0-9a-f]{64}", _key())

@@ -210,3 +210,16 @@ async def test_the_worker_asks_for_the_media_again_when_the_pixels_are_gone(
         assert [event.WhichOneof("body") for event in events] == ["ready"] * 5
         assert b.tower.batches == [1] * 5
         await at_rest(b, store)
+
+
+async def test_media_go_with_the_plan_and_pixels_with_the_rows(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    async with bench(encoder, store, store_url) as b:
+        stream = await Job(b, media(7)).planned()
+        [job] = b.worker.jobs.open_jobs()
+        assert job.media is None
+        assert job.prepared is not None
+        assert (await stream.finished()).WhichOneof("body") == "ready"
+        assert job.prepared is None
+        await at_rest(b, store)

@@ -184,5 +184,8 @@ async def test_items_above_the_encoder_cache_are_refused_with_both_sizes(store, 
     slots = [slot(plan) for plan, _ in stored_items("qwen3_vl")]
     async with serving(model("qwen3_vl"), store_url, encoder_cache_memory=5000) as (_, client):
         reply = await client.submit(client.message("r1", QUESTION, items=slots))
+        resume = pd_pb2.Resume(prompt_token_ids=[1, 2, 3])
+        again = await client.submit(client.message("r2", "", items=slots, attempt=2, resume=resume))
     assert reply.error.param == "messages"
     assert "--encoder-cache-memory is 4.9 KiB" in reply.error.message
+    assert again.error == reply.error

@@ -300,5 +300,21 @@ async def test_a_plain_image_part_and_a_uuid_are_taken(store: EmbeddingStore) ->
         assert len(cluster.jobs) == 1
 
 
+async def test_two_pictures_under_one_uuid_keep_two_keys(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        for name in ("mine", "theirs"):
+            parts = [{"type": "image", "image": data_url(picture(name)), "uuid": "same"}]
+            await cluster.ask([{"role": "user", "content": parts}])
+        assert {job.mm_hash for job in cluster.jobs} == {key_of(picture("mine")), key_of(picture("theirs"))}
+
+
+async def test_one_picture_per_request_reaches_every_encoder_in_turn(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2) as cluster:
+        for index in range(12):
+            await cluster.ask(user("?", picture(f"p{index}")))
+        assert all(encoder.jobs for encoder in cluster.encoders)
+        assert len(cluster.jobs) == 12
+
+
 def _failed(error: common_pb2.Error) -> encoder_pb2.JobFailed:
     return encoder_pb2.JobFailed(error=error, retryable=False)

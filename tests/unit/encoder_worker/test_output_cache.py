@@ -46,3 +46,13 @@ def test_a_new_output_takes_the_place_of_the_old_one() -> None:
     del cache["a"]
     assert cache.nbytes == 0
     assert cache.get("a") is None
+
+
+def test_making_room_ends_though_everything_is_held_and_asking_for_nothing_changes_nothing() -> None:
+    cache = OutputCache(16)
+    cache["a"] = output("a")
+    cache.hold("a")
+    cache["b"] = output("b", rows=9)
+    assert cache.get("missing") is None
+    cache.let_go("a")
+    assert list(cache) == ["a"]
