@@ -357,10 +357,9 @@ def _parse_info(raw: bytes) -> dict[str, str]:
 def _fitting(plan: ItemPlan, head: Head | Damage) -> Head | Damage:
     if isinstance(head, Damage):
         return head
-    stored = head.plan
-    if (stored.rows, stored.width, stored.dtype) != (plan.rows, plan.width, plan.dtype):
-        log.warning("item %s is stored with another shape than planned", short(plan.mm_hash))
-        return Damage("stored with another shape or dtype than planned")
+    if head.plan != plan:
+        log.warning("item %s is stored with another plan than asked for", short(plan.mm_hash))
+        return Damage("stored with another shape, dtype or grid than planned")
     return head
 
 

@@ -11,7 +11,7 @@ from triptych.pd_worker.admission import Admission, distinct_bytes
 from triptych.pd_worker.encoder_cache import EncoderCache, Residency, Source
 from triptych.pd_worker.outputs import EngineEvent, GatheredRows, ItemLoaded, ItemMissing
 from triptych.pd_worker.request import RequestState
-from triptych.types import ItemPlan, Placement
+from triptych.types import Placement
 
 #: Seconds that moving a landed host copy into the encoder cache may take.
 MOVE_TIMEOUT = 10.0
@@ -38,17 +38,17 @@ class ItemTracker:
         self._counts = ItemCounts()
 
     def contradiction(self, state: RequestState) -> RequestError | None:
-        """The error of a request that says another shape of an item than what is known of its key.
+        """The error of a request that says another plan of an item than what is known of its key.
 
         Whoever is here first is believed until the store has been asked, so that nobody's embedding is
-        read by another's sizes.
+        read by another's sizes, and nobody's blocks are computed at another's positions.
         """
         for feature in state.features:
             resident = self.cache.plan_of(feature.mm_hash)
-            if resident is not None and not _alike(resident, feature.plan):
+            if resident is not None and resident != feature.plan:
                 return InvalidRequest("an item's plan is not that of its stored embedding", param="items")
             loading = self.connector.plan_of(feature.mm_hash)
-            if loading is not None and not _alike(loading, feature.plan):
+            if loading is not None and loading != feature.plan:
                 return Unavailable("another request names an item with another plan", retry_after=1.0)
         return None
 
@@ -206,10 +206,6 @@ class ItemTracker:
     def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:
         state.loaded.add(key)
         return ItemLoaded(**state.request.names(), mm_hash=key, seconds=seconds)
-
-
-def _alike(one: ItemPlan, other: ItemPlan) -> bool:
-    return (one.rows, one.width, one.dtype) == (other.rows, other.width, other.dtype)
 
 
 def rows_between(placement: Placement, start: int, end: int) -> tuple[int, int]:

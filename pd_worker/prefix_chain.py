@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from blake3 import blake3
 
-from triptych.types import MMFeature
+from triptych.types import ItemPlan, MMFeature
 
 
 class PrefixChain:
     """Digests of a request's full blocks, made once and extended as tokens come.
 
-    A digest covers its parent's, the block's token ids, and (mm_hash, item offset relative to the block's
-    start) of every item that overlaps the block: placeholder ids alone are equal for different images.
+    A digest covers its parent's, the block's token ids, and (plan, item offset relative to the block's
+    start) of every item that overlaps the block: placeholder ids alone are equal for different images. The
+    whole plan, since its grid decides the positions of all that follows.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class PrefixChain:
         hasher.update(np.asarray(self._tokens(start, end), dtype="<i4").tobytes())
         for feature in self._features:
             if overlaps(feature, start, end):
-                hasher.update(bytes.fromhex(feature.mm_hash))
+                hasher.update(_identity(feature.plan))
                 hasher.update((feature.placement.offset - start).to_bytes(8, "little", signed=True))
         return hasher.digest()
 
@@ -56,6 +57,13 @@ class PrefixChain:
             tokens.extend(self._output[max(0, start - prompt) : end - prompt])
         assert len(tokens) == end - start, "only full blocks have a digest"
         return tokens
+
+
+def _identity(plan: ItemPlan) -> bytes:
+    numbers = [plan.rows, plan.width, plan.length, len(plan.grid_thw), *plan.grid_thw]
+    for start, count in plan.runs or ():
+        numbers += (start, count)
+    return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + np.asarray(numbers, dtype="<i8").tobytes()
 
 
 def overlaps(feature: MMFeature, start: int, end: int) -> bool:

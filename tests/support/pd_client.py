@@ -32,6 +32,7 @@ class PDClient:
     """`attach` opens the stream; `answers` fill while it is open."""
 
     def __init__(self, channel: Any, model_key: str, proxy_id: str = "proxy") -> None:
+        self.channel = channel
         self.stub = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
         self.model_key = model_key
         self.proxy_id = proxy_id
