@@ -127,7 +127,7 @@ def _redirected(url: URL, location: str) -> URL:
     try:
         whole = location if _ABSOLUTE.match(location) else str(url.join(URL(location)))
         target = parse_web_url(whole, "redirect")
-    except (InvalidRequest, ValueError):
+    except (InvalidRequest, ValueError, IndexError):
         raise refused from None
     if url.scheme == "https" and target.scheme == "http":
         raise refused

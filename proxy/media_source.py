@@ -19,7 +19,7 @@ IMAGE_TYPES = frozenset(
 )
 _DATA_HEAD = 256
 #: What no URL holds; parsers differ in what they make of it.
-_UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
 #: The last label of a host that some resolver takes for a number: 127.1, 0x7f.1, 2130706433, 017700000001.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9_.-]{1,254}")
@@ -76,7 +76,7 @@ def parse_web_url(text: str, param: str) -> URL:
             raise ValueError
         if not _plain_host(url.raw_host or "", bracketed=text.partition("://")[2].startswith("[")):
             raise ValueError
-    except ValueError:
+    except (ValueError, IndexError):  # yarl's parser knows both
         raise InvalidRequest(
             f"{param} must be an http(s) URL of at most {MAX_URL} characters with a plain host and no user",
             param=param,
@@ -106,7 +106,7 @@ def _file_path(url: str, param: str) -> str:
     if body.startswith("//"):
         host, slash, rest = body[2:].partition("/")
         body = slash + rest if host in ("", "localhost") else ""
-    path = unquote_to_bytes(body)
+    path = unquote_to_bytes(body.encode(errors="replace"))
     if not path.startswith(b"/") or b"\x00" in path or len(url) > MAX_URL:
         raise InvalidRequest(f"{param} must read file:///absolute/path", param=param)
     return path.decode(errors="surrogateescape")
