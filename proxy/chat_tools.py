@@ -12,6 +12,7 @@ import msgspec
 
 from triptych.errors import InvalidRequest
 from triptych.proxy.output_format import schema_format
+from triptych.proxy.validation import check_depth
 from triptych.types import OutputFormat
 
 MAX_TOOLS = 128
@@ -106,6 +107,7 @@ def _moved(schema: Any, root: str) -> Any:
 def _checked(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools takes at most {MAX_TOOLS} tools", param="tools")
+    check_depth(tools, "tools")
     by_name: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
         name = _function_name(tool, f"tools[{index}]")

@@ -15,6 +15,7 @@ from triptych.proxy.chat_tools import ToolUse, tool_use
 from triptych.proxy.media_source import parse_image_url
 from triptych.proxy.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
 from triptych.proxy.validation import (
+    check_depth,
     check_image_count,
     check_options,
     check_salt,
@@ -140,9 +141,11 @@ def _json(text: str, kind: type[T], param: str) -> T | None:
     if not text:
         return None
     try:
-        return msgspec.json.decode(text, type=kind)
+        value = msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequest(f"{param} holds no such JSON: {error}", param=param) from None
+    check_depth(value, param)
+    return value
 
 
 def _sampling(sampling: common_pb2.SamplingParams) -> SamplingParams:

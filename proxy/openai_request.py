@@ -25,6 +25,7 @@ from triptych.proxy.sampling_fields import chat_logprobs, sampling_of
 from triptych.proxy.unserved_fields import refuse_unserved
 from triptych.proxy.validation import (
     MAX_TOKENS,
+    check_depth,
     check_image_count,
     check_options,
     check_salt,
@@ -175,6 +176,7 @@ def _tool_call(call: ToolCallBody, path: str) -> dict[str, object]:
     if not isinstance(arguments, dict):
         param = f"{path}.function.arguments"
         raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
+    check_depth(arguments, f"{path}.function.arguments")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

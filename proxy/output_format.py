@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from triptych.errors import InvalidRequest
+from triptych.proxy.validation import check_depth
 from triptych.types import OutputFormat
 
 #: Characters of a schema or a regular expression.
@@ -100,6 +101,7 @@ def schema_format(schema: Any, param: str) -> OutputFormat:
             raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
     if not isinstance(schema, Mapping) and schema is not True:
         raise InvalidRequest(f"{param} must be a JSON schema: an object", param=param)
+    check_depth(schema, param)
     text = msgspec.json.encode(schema).decode()
     return OutputFormat("json_schema", _short(text, param))
 

@@ -17,6 +17,8 @@ from triptych.types import SamplingParams
 MAX_STOP_STRINGS = 16
 MAX_SALT = 256
 MAX_BIASES = 1024
+#: Nested lists and objects in a field that holds any JSON.
+MAX_DEPTH = 64
 #: Likeliest tokens of one position.
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 24
@@ -92,7 +94,8 @@ def check_salt(salt: str) -> str:
 
 
 def check_options(options: Mapping[str, Any], param: str = "mm_processor_kwargs") -> Mapping[str, Any]:
-    """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size."""
+    """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size and depth."""
+    check_depth(options, param)
     try:
         size = len(msgpack.packb(options))
     except (ValueError, OverflowError, RecursionError) as error:
@@ -102,6 +105,18 @@ def check_options(options: Mapping[str, Any], param: str = "mm_processor_kwargs"
     if not _finite(options):
         raise InvalidRequest(f"{param} must hold finite numbers", param=param)
     return options
+
+
+def check_depth(value: object, param: str, depth: int = 0) -> None:
+    """InvalidRequest when lists and objects are nested so deep that later readers would fail."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH}", param=param)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for inner in value:
+        check_depth(inner, param, depth + 1)
 
 
 def _finite(value: object) -> bool:

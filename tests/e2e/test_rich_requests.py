@@ -1,0 +1,162 @@
+"""What the openai package asks for beside text, of real workers: choices, seeds, forms, tools."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+from PIL import Image
+
+from support.malformed import chosen, tool
+
+pytestmark = pytest.mark.timeout(300)
+
+QWEN = ("qwen3_vl", "qwen2_5_vl")
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def client(families: Any) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{families.cluster.url}/v1", api_key="-", max_retries=0, timeout=120.0) as client:
+        yield client
+
+
+def question(text: str = "What is it?", colour: str = "teal") -> list[dict[str, Any]]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (56, 56), colour).save(buffer, format="PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look:"},
+                {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+                {"type": "text", "text": text},
+            ],
+        }
+    ]
+
+
+def ask(client: OpenAI, model: str, **extra: Any) -> Any:
+    options = {"messages": question(), "max_tokens": 12, **extra}
+    return client.chat.completions.create(model=model, **options)
+
+
+@pytest.mark.parametrize("model", [*QWEN, "llava"])
+def test_a_seed_decides_every_choice(client: OpenAI, model: str) -> None:
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 11, "extra_body": {"return_token_ids": True}}
+    first, again = (ask(client, model, n=3, **asked) for _ in range(2))
+    ids = [choice.model_extra["token_ids"] for choice in first.choices]
+    assert ids == [choice.model_extra["token_ids"] for choice in again.choices]
+    assert len({tuple(own) for own in ids}) == 3
+    alone = ask(client, model, **asked)
+    assert alone.choices[0].model_extra["token_ids"] == ids[0]
+    assert first.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert first.usage.completion_tokens == sum(map(len, ids))
+
+
+def test_log_probabilities_are_those_of_the_tokens(client: OpenAI) -> None:
+    reply = ask(client, "qwen3_vl", temperature=0, logprobs=True, top_logprobs=4)
+    (choice,) = reply.choices
+    content = choice.logprobs.content
+    assert len(content) == reply.usage.completion_tokens
+    shown = b"".join(bytes(token.bytes) for token in content).decode(errors="replace")
+    assert shown.startswith(choice.message.content.rstrip("\ufffd"))
+    for token in content:
+        likeliest = [top.logprob for top in token.top_logprobs]
+        assert likeliest == sorted(likeliest, reverse=True)
+        assert math.isclose(token.logprob, likeliest[0], abs_tol=1e-4), "greedy takes the likeliest"
+        assert sum(map(math.exp, likeliest)) <= 1 + 1e-4
+
+
+def test_a_bias_forbids_and_forces_tokens(client: OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 0, "extra_body": {"return_token_ids": True}}
+    usual = ask(client, "qwen3_vl", **options).choices[0].model_extra["token_ids"]
+    other = ask(client, "qwen3_vl", logit_bias={str(usual[0]): -100}, **options)
+    assert other.choices[0].model_extra["token_ids"][0] != usual[0]
+    forced = ask(client, "qwen3_vl", logit_bias={str(usual[0]): 100}, **options)
+    assert set(forced.choices[0].model_extra["token_ids"]) == {usual[0]}
+
+
+@pytest.mark.parametrize("model", [*QWEN, "llava"])
+def test_an_answer_keeps_to_its_schema(client: OpenAI, model: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+    reply = ask(client, model, response_format=form, max_tokens=200, temperature=1.0, seed=3, n=2)
+    for choice in reply.choices:
+        answer = json.loads(choice.message.content)
+        assert answer.keys() == {"colour", "sure"}
+        assert answer["colour"] in ("red", "green")
+        assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("choice", ["required", chosen("paint")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_comes_as_a_call(client: OpenAI, choice: Any, stream: bool) -> None:
+    paint = tool("paint")
+    paint["function"]["parameters"] = {
+        **SCHEMA,
+        "properties": {"colour": {"$ref": "#/$defs/colour"}, "sure": {}},
+    }
+    paint["function"]["parameters"]["properties"]["sure"] = {"type": "boolean"}
+    paint["function"]["parameters"]["$defs"] = {"colour": {"enum": ["red", "green"]}}
+    asked: dict[str, Any] = {
+        "tools": [paint],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 300,
+        "temperature": 0,
+    }
+    if stream:
+        with client.chat.completions.stream(model="qwen3_vl", messages=question(), **asked) as events:
+            reply: Any = events.until_done().get_final_completion()
+    else:
+        reply = ask(client, "qwen3_vl", **asked)
+    (call,) = reply.choices[0].message.tool_calls
+    assert (call.type, call.function.name) == ("function", "paint")
+    assert json.loads(call.function.arguments)["colour"] in ("red", "green")
+    assert reply.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("model", QWEN)
+def test_a_call_in_the_familys_own_form_is_found(client: OpenAI, model: str) -> None:
+    pattern = (
+        r'I (look|see)\.\n<tool_call>\n\{"name": "look", "arguments": \{"at": "(sky|sea)"\}\}\n</tool_call>'
+    )
+    reply = ask(
+        client, model, tools=[tool("look", at=str)], max_tokens=300, extra_body={"guided_regex": pattern}
+    )
+    (choice,) = reply.choices
+    assert choice.message.content in ("I look.", "I see.")
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments)["at"] in ("sky", "sea")
+    history = [*question(), choice.message.model_dump(exclude_none=True)]
+    history.append({"role": "tool", "tool_call_id": call.id, "content": "It is blue."})
+    assert ask(client, model, messages=history, tools=[tool("look", at=str)]).choices[0].finish_reason
+
+
+def test_a_model_whose_template_takes_no_tools_says_so(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, "llava", tools=[tool("look")])
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("model", [*QWEN, "llava"])
+def test_a_last_message_can_be_continued(client: OpenAI, model: str) -> None:
+    messages = [*question(), {"role": "assistant", "content": "It is"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
+    reply = ask(client, model, messages=messages, extra_body=extra)
+    plain = ask(client, model, messages=question(), extra_body={"return_token_ids": True})
+    longer, shorter = reply.model_extra["prompt_token_ids"], plain.model_extra["prompt_token_ids"]
+    assert longer[: len(shorter)] == shorter
+    assert len(longer) > len(shorter)
