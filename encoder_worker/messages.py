@@ -18,6 +18,8 @@ from triptych.types import ItemPlan
 #: Longest life of a job in seconds.
 MAX_TIMEOUT = 3600.0
 _MAX_OPTIONS_CHARS = 64 << 10
+#: Of what is kept or written to the log as it came.
+_MAX_CHARS = {"job_id": 512, "request_id": 256, "salt": 1024, "failed_lease_token": 256}
 _DIGEST = re.compile(r"([0-9a-f]{40})?")
 
 
@@ -35,6 +37,9 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         raise InvalidRequest("timeout: seconds that the job may take, above 0", param="timeout")
     if not _DIGEST.fullmatch(job.damaged_digest):
         raise InvalidRequest("damaged_digest: 40 lower-case hex characters", param="damaged_digest")
+    for field, limit in _MAX_CHARS.items():
+        if len(getattr(job, field)) > limit:
+            raise InvalidRequest(f"{field}: more than {limit} characters", param=field)
     return JobSpec(
         job_id=job.job_id,
         request_id=job.request_id,

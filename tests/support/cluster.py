@@ -66,6 +66,8 @@ class Cluster:
     log: Path
     process: subprocess.Popen[bytes]
     extra: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    #: Where the proxy's metrics are, when they have a port of their own.
+    metrics_url: str = ""
     _metrics_urls: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -106,7 +108,7 @@ class Cluster:
     def metrics(self, pool: str) -> list[dict[str, float]]:
         """Samples of every worker of the pool ("encoder", "pd"), or of the proxy, labels left out."""
         if pool == "proxy":
-            return [scrape(f"{self.url}/metrics")]
+            return [scrape(self.metrics_url or f"{self.url}/metrics")]
         pages: list[dict[str, float]] = wait_for(f"metrics of the {pool} workers", lambda: self._pages(pool))
         return pages
 
@@ -127,12 +129,13 @@ class Cluster:
         """One sample's sum over a pool."""
         return sum(samples.get(name, 0.0) for samples in self.metrics(pool))
 
-    def post(self, body: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
-        """The reply to POST /v1/chat/completions; `status` is added to it."""
+    def post(self, body: dict[str, Any], timeout: float = PATIENCE, key: str = "") -> dict[str, Any]:
+        """The reply to POST /v1/chat/completions; `status` is added to it. `key`: the API key to send."""
+        headers = {"Content-Type": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            f"{self.url}/v1/chat/completions", data=json.dumps(body).encode(), headers=headers
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as reply:

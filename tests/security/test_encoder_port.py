@@ -1,0 +1,243 @@
+"""What nobody but a forger sends to an encoder worker's port: refused, and no other job is touched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from support.checkpoints import build_checkpoint
+from support.encoder_bench import Bench, Job, bench, png
+from support.pictures import picture
+from triptych.ec_connector import keys
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.models.base import EncoderSide
+from triptych.models.registry import load_encoder
+from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
+from triptych.rpc import make_channel, make_server
+
+GAUGES = ("jobs", "queue_items", "planned_items", "inflight", "leases_held")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Iterator[EncoderSide]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
+    torch.set_num_threads(threads)
+
+
+def _media(seed: int) -> bytes:
+    return png(picture(seed, 64, 64))
+
+
+#: The change to an honest job, and the field that the refusal names.
+FORGED: list[tuple[str, dict[str, Any], str]] = [
+    ("a key of other media", {"mm_hash": "0" * 64}, "mm_hash"),
+    ("a key that is none", {"mm_hash": "x" * (1 << 20)}, "mm_hash"),
+    ("a key that is a path", {"mm_hash": "../" * 21 + "x"}, "mm_hash"),
+    ("another tenant's salt", {"salt": "\0005:alice"}, "mm_hash"),
+    ("a salt of a megabyte", {"salt": "x" * (1 << 20)}, "salt"),
+    ("another namespace", {"namespace": "f" * 64}, "namespace"),
+    ("no namespace", {"namespace": ""}, "namespace"),
+    ("another modality", {"modality": "video"}, "modality"),
+    ("no media", {"media_bytes": 0}, "media_bytes"),
+    ("media without end", {"media_bytes": 2**63}, "media_bytes"),
+    ("fewer media than come", {"media_bytes": 5}, "media_bytes"),
+    ("options that were not hashed", {"processor_options": '{"max_pixels": 4096}'}, "mm_hash"),
+    ("options that are no object", {"processor_options": "[]"}, "processor_options"),
+    ("options of a megabyte", {"processor_options": '{"a": "' + "x" * (1 << 20) + '"}'}, "processor_options"),
+    ("options nested without end", {"processor_options": '{"a":' * 9000}, "processor_options"),
+    ("numbers without end", {"processor_options": '{"a": ' + "9" * 400 + "}"}, "processor_options"),
+    ("no time", {"timeout": 0.0}, "timeout"),
+    ("time that is no number", {"timeout": float("nan")}, "timeout"),
+    ("a job id of a megabyte", {"job_id": "x" * (1 << 20)}, "job_id"),
+    ("a request id of a megabyte", {"request_id": "x" * (1 << 20)}, "request_id"),
+    ("a lease of a megabyte", {"failed_lease_token": "x" * (1 << 20)}, "failed_lease_token"),
+    ("a digest that is none", {"damaged_digest": "*"}, "damaged_digest"),
+]
+
+
+#: Those that only the media show to be false.
+NEED_MEDIA = {
+    "a key of other media",
+    "another tenant's salt",
+    "fewer media than come",
+    "options that were not hashed",
+}
+
+
+async def _failed(job: Job, *, media: bool) -> encoder_pb2.JobFailed:
+    """The job's failure. Nothing is sent into a stream that has ended already."""
+    await job.start()
+    if media:
+        await job.send_media()
+    event = await job.event()
+    assert event.WhichOneof("body") == "failed", event
+    return event.failed
+
+
+async def _unharmed(b: Bench, store: EmbeddingStore, seed: int) -> None:
+    """An honest job is encoded; then nothing is held, and the store has no lease left."""
+    event = await (await Job(b, _media(seed)).planned()).finished()
+    assert event.WhichOneof("body") == "ready", event
+    for name in GAUGES:
+        await b.until(f"triptych_encoder_{name}", 0)
+    async with asyncio.timeout(5):
+        while await store.control.execute("KEYS", keys.LEASE + "*"):
+            await asyncio.sleep(0.01)
+
+
+async def test_every_forged_job_is_refused_with_its_field_while_an_honest_one_waits(
+    encoder, store, store_url
+):
+    async with bench(encoder, store, store_url) as b:
+        beside = await Job(b, _media(1)).planned()
+        for number, (name, changes, param) in enumerate(FORGED):
+            job = Job(b, _media(100 + number), changes=changes)
+            failed = await _failed(job, media=name in NEED_MEDIA)
+            assert (failed.error.param, failed.retryable) == (param, False), (name, failed)
+            assert len(failed.error.message) < 1000, name
+        assert (await beside.finished()).WhichOneof("body") == "ready"
+        stored = await store.control.execute("KEYS", keys.EMBEDDING + "*")
+        assert [key.decode() for key in stored] == [keys.embedding(beside.key)]
+        await _unharmed(b, store, 2)
+
+
+async def test_time_without_end_is_cut_to_the_longest_of_a_job(encoder, store, store_url):
+    async with bench(encoder, store, store_url) as b:
+        job = await Job(b, _media(1), changes={"timeout": float("inf")}).planned()
+        assert (await job.finished()).WhichOneof("body") == "ready"
+        await _unharmed(b, store, 2)
+
+
+async def _two_jobs(job: Job) -> None:
+    await job.start()
+    await job.start()
+
+
+async def _run_first(job: Job) -> None:
+    await job.run()
+
+
+async def _media_first(job: Job) -> None:
+    await job.send_media()
+
+
+async def _nothing(job: Job) -> None:
+    await job.call.write(encoder_pb2.EncodeRequest())
+
+
+async def _empty_frame(job: Job) -> None:
+    await job.start()
+    await job.call.write(encoder_pb2.EncodeRequest(media=b""))
+
+
+async def _frame_too_large(job: Job) -> None:
+    await job.start()
+    await job.call.write(encoder_pb2.EncodeRequest(media=b"x" * (1 << 20)))
+
+
+async def _media_twice(job: Job) -> None:
+    await job.start()
+    await job.send_media()
+    await job.send_media()
+
+
+async def _media_cut_off(job: Job) -> None:
+    await job.start()
+    await job.call.write(encoder_pb2.EncodeRequest(media=job.media[:10]))
+    await job.call.done_writing()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        _two_jobs,
+        _run_first,
+        _media_first,
+        _nothing,
+        _empty_frame,
+        _frame_too_large,
+        _media_twice,
+        _media_cut_off,
+    ],
+)
+async def test_frames_in_an_order_that_nobody_sends_end_their_own_stream_only(
+    encoder, store, store_url, order: Callable[[Job], Any]
+):
+    async with bench(encoder, store, store_url) as b:
+        beside = await Job(b, _media(1)).planned()
+        job = Job(b, _media(2))
+        await order(job)
+        event = await job.event()
+        if event.WhichOneof("body") == "planned":
+            event = await job.event()
+        assert event.WhichOneof("body") == "failed", event
+        assert event.failed.error.code != "internal_error"
+        assert (await beside.finished()).WhichOneof("body") == "ready"
+        await _unharmed(b, store, 3)
+
+
+async def test_a_false_digest_and_a_false_lease_replace_nothing(encoder, store, store_url):
+    async with bench(encoder, store, store_url) as b:
+        media = _media(1)
+        first = await Job(b, media).planned()
+        assert (await first.finished()).WhichOneof("body") == "ready"
+        before = await store.control.execute("GET", keys.embedding(first.key))
+        changes = {"damaged_digest": "0" * 40, "failed_lease_token": "guess", "re_encode": True}
+        again = Job(b, media, changes=changes)
+        await again.start()
+        await again.send_media()
+        event = await again.event()
+        if event.WhichOneof("body") == "planned":
+            event = await again.finished()
+        assert event.WhichOneof("body") == "ready"
+        assert await store.control.execute("GET", keys.embedding(first.key)) == before
+        await _unharmed(b, store, 2)
+
+
+CALLS = [
+    (encoder_pb2_grpc.EncoderServiceStub, "Encode", None),
+    (pd_pb2_grpc.PDServiceStub, "Submit", pd_pb2.SubmitRequest()),
+    (pd_pb2_grpc.PDServiceStub, "NotifyItems", pd_pb2.ItemsNotice()),
+    (pd_pb2_grpc.PDServiceStub, "Cancel", pd_pb2.CancelRequest()),
+    (pd_pb2_grpc.PDServiceStub, "Attach", pd_pb2.AttachRequest()),
+]
+
+
+async def _code(channel: Any, stub: Any, name: str, message: Any) -> grpc.StatusCode:
+    call = getattr(stub(channel), name)
+    call = call(timeout=10) if message is None else call(message, timeout=10)
+    return await call.code()
+
+
+@pytest.mark.parametrize("token", ["", "guess", "secret ", "secre", "secrets", "SECRET"])
+async def test_every_call_to_a_worker_needs_the_cluster_token(token):
+    served = {name for _, name, _ in CALLS}
+    known = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods_by_name
+    # Whatever a service learns to do later is behind the same interceptor.
+    assert served >= set(known)
+    server = make_server("secret")
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder_pb2_grpc.EncoderServiceServicer(), server)
+    pd_pb2_grpc.add_PDServiceServicer_to_server(pd_pb2_grpc.PDServiceServicer(), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with make_channel(f"127.0.0.1:{port}", token) as channel:
+            for stub, name, message in CALLS:
+                assert await _code(channel, stub, name, message) is grpc.StatusCode.UNAUTHENTICATED, name
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert await check.code() is grpc.StatusCode.OK
+            path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+            reflection = channel.stream_stream(path)(timeout=10)
+            await reflection.done_writing()
+            assert await reflection.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(None)

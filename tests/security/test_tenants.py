@@ -1,0 +1,137 @@
+"""Tenants of one cluster share nothing that tells them of each other, shown by its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from support.cluster import data_url, scrape, wait_for
+from support.guarded import TOKEN, Guarded
+from support.pictures import picture
+from support.rest import assert_at_rest
+from triptych.protos import pd_pb2, pd_pb2_grpc, proxy_pb2, proxy_pb2_grpc
+from triptych.rpc import make_channel
+
+pytestmark = pytest.mark.timeout(300)
+
+QUESTION = "what is in this picture and why is it there at all?"
+
+
+def _about(seed: int) -> list[dict[str, Any]]:
+    image = {"type": "image_url", "image_url": {"url": data_url(picture(seed, 96, 64))}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}]
+
+
+def _counts(guarded: Guarded) -> dict[str, float]:
+    """Tower calls, items found in the store, prompt tokens found in the prefix cache."""
+    cluster = guarded.cluster
+    return {
+        "tower": cluster.total("encoder", "triptych_encoder_tower_items_total"),
+        "stored": cluster.total("encoder", "triptych_encoder_already_stored_total"),
+        "prefix": cluster.total("pd", "vllm:prefix_cache_hits_total"),
+        "jobs": cluster.total("proxy", "triptych_encoder_jobs_total"),
+    }
+
+
+def _spent(guarded: Guarded, tenant: str, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """What one request of the tenant costs and finds."""
+    before = _counts(guarded)
+    reply = guarded.ask(tenant, messages, triptych_timings=True, **options)
+    assert reply["status"] == 200, reply
+    assert_at_rest(guarded.cluster)
+    after = _counts(guarded)
+    spent: dict[str, Any] = {name: after[name] - before[name] for name in before}
+    spent["found"] = [item["cache"] for item in reply["triptych_timings"]["items"]]
+    spent["cached"] = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    spent["text"] = reply["choices"][0]["message"]["content"]
+    return spent
+
+
+def test_a_tenant_pays_for_a_picture_once_and_another_tenant_pays_again(guarded):
+    first = _spent(guarded, "alice", _about(1))
+    assert (first["tower"], first["found"], first["prefix"], first["cached"]) == (1, ["encoded"], 0, 0)
+    again = _spent(guarded, "alice", _about(1))
+    assert (again["tower"], again["jobs"], again["found"]) == (0, 0, ["store"])
+    assert again["prefix"] == again["cached"] > 0
+    other = _spent(guarded, "bob", _about(1))
+    assert (other["tower"], other["stored"], other["found"]) == (1, 0, ["encoded"])
+    assert other["prefix"] == other["cached"] == 0
+    assert first["text"] == again["text"] == other["text"]
+
+
+def test_no_salt_of_one_tenant_reaches_what_another_has(guarded):
+    assert _spent(guarded, "alice", _about(2), cache_salt="shared")["tower"] == 1
+    for salt in ("shared", "alice", "5:aliceshared", "aliceshared", ":aliceshared"):
+        spent = _spent(guarded, "bob", _about(2), cache_salt=salt)
+        assert (spent["tower"], spent["stored"], spent["prefix"]) == (1, 0, 0), salt
+    assert _spent(guarded, "alice", _about(2), cache_salt="shared")["tower"] == 0
+
+
+def test_text_of_one_tenant_is_no_prefix_of_anothers(guarded):
+    messages = [{"role": "user", "content": "a long text that fills several blocks of the cache " * 3}]
+    assert _spent(guarded, "alice", messages)["prefix"] == 0
+    assert _spent(guarded, "bob", messages)["prefix"] == 0
+    assert _spent(guarded, "alice", messages)["prefix"] > 0
+
+
+def test_keys_of_one_name_share_what_they_have_and_count_without_a_restart(guarded):
+    _spent(guarded, "alice", _about(3))
+    key = guarded.add_tenant("alice")
+    hello = [{"role": "user", "content": "x"}]
+    wait_for("the new key", lambda: guarded.ask(key, hello)["status"] == 200)
+    spent = _spent(guarded, key, _about(3))
+    assert (spent["tower"], spent["found"]) == (0, ["store"])
+
+
+def test_without_a_key_there_is_a_401_and_above_the_rate_a_429(guarded):
+    hello = [{"role": "user", "content": "x"}]
+    refused = guarded.ask("", hello)
+    assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
+    assert guarded.ask("tk-guess-0123456789", hello)["status"] == 401
+    statuses = [guarded.ask("limited", hello)["status"] for _ in range(3)]
+    assert statuses == [200, 200, 429]
+
+
+def test_metrics_have_their_own_port_and_are_not_at_the_door(guarded):
+    assert "triptych_requests_in_flight" in scrape(guarded.cluster.metrics_url)
+    request = urllib.request.Request(
+        f"{guarded.cluster.url}/metrics", headers={"Authorization": f"Bearer {guarded.keys['alice']}"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as error, urllib.request.urlopen(request, timeout=30):
+        pass
+    assert error.value.code == 404
+    error.value.close()
+
+
+async def test_grpc_at_the_door_and_at_the_workers_asks_for_its_secret(guarded):
+    cluster = guarded.cluster
+    async with make_channel(cluster.grpc_address) as channel:
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        call = stub.ListModels(proxy_pb2.ListModelsRequest(), timeout=30)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        metadata = (("authorization", f"Bearer {guarded.keys['bob']}"),)
+        reply = await stub.ListModels(proxy_pb2.ListModelsRequest(), metadata=metadata, timeout=30)
+        assert list(reply.models) == ["qwen3_vl"]
+    workers = await asyncio.to_thread(cluster.workers)
+    for token, code in (("", "UNAUTHENTICATED"), (guarded.keys["bob"], "UNAUTHENTICATED"), (TOKEN, "OK")):
+        [address] = [worker.address for worker in workers if worker.pool == "pd"]
+        async with make_channel(address, token) as channel:
+            call = pd_pb2_grpc.PDServiceStub(channel).Cancel(pd_pb2.CancelRequest(proxy_id="x"), timeout=30)
+            assert (await call.code()).name == code
+
+
+def test_no_secret_stands_in_a_command_line_or_in_the_log(guarded):
+    cluster = guarded.cluster
+    guarded.ask("alice", [{"role": "user", "content": "a prompt that is nobody's business"}])
+    secrets = [TOKEN, *guarded.keys.values()]
+    for name in ("proxy", "encoder-0", "pd-0", "store"):
+        words = Path(f"/proc/{cluster.pid(name)}/cmdline").read_bytes().decode()
+        assert not any(secret in words for secret in secrets), name
+    text = cluster.log.read_text() + (cluster.run_dir / "cluster.json").read_text()
+    assert not any(secret in text for secret in [*secrets, "nobody's business"])
