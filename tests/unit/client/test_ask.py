@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from support.cluster import free_port
+from triptych.cli.app import app
+
+
+def test_where_nobody_answers_it_is_said_in_one_sentence_with_the_remedy():
+    url = f"http://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
+    assert result.exit_code == 1
+    assert result.output.count("\n") == 1
+    assert url in result.output and "triptych serve" in result.output
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("hello")
+    result = CliRunner().invoke(app, ["ask", "why?", "--image", str(notes)])
+    assert result.exit_code == 1
+    assert "notes.txt: no picture" in result.output
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "not a url", "http://[", "http://x:99999999"])
+def test_an_address_that_is_none_is_said_to_be_none(url: str):
+    result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output and result.exception.__class__ is SystemExit
