@@ -24,6 +24,14 @@ from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
 from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
+from triptych.proxy.body_budget import BodyBudget
+from triptych.proxy.connections import (
+    ConnectionLimits,
+    Sweeper,
+    connection_class,
+    limits_for,
+    raise_file_limit,
+)
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
@@ -40,6 +48,8 @@ log = logging.getLogger(__name__)
 STORE_SECONDS = 30.0
 DRAIN_SECONDS = 30.0
 COLLECT_SECONDS = 60.0
+#: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
+KEEP_ALIVE_SECONDS = 20
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.
 DEFAULT_STORE_BYTES = 1 << 30
 
@@ -48,11 +58,12 @@ async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     keys = _key_ring(config)
+    limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         store = await _connect(config.store)
         stack.push_async_callback(store.close)
-        dispatcher, http_task = await _serve(config, store, keys, listener, stack)
+        dispatcher, http_task = await _serve(config, store, keys, listener, limits, stack)
         calm_gc()
         await _until_stopped(http_task)
         dispatcher.draining = True
@@ -77,6 +88,7 @@ async def _serve(
     store: EmbeddingStore,
     keys: KeyRing,
     listener: socket.socket,
+    limits: ConnectionLimits,
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Dispatcher, asyncio.Task[None]]:
     """Starts everything; `stack` ends it in reverse order."""
@@ -115,7 +127,8 @@ async def _serve(
         stack.enter_context(
             metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
         )
-    http = HttpServer(HttpDoor(app, door) if door is not None else app, listener)
+    app = BodyBudget(app, config.body_memory)
+    http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
     http_task = await http.start()
     stack.push_async_callback(http.stop, http_task)
     host, port = listener.getsockname()[:2]
@@ -208,10 +221,12 @@ async def _drain(dispatcher: Dispatcher) -> None:
 class HttpServer(uvicorn.Server):
     """uvicorn on a socket of ours; the signals are the service's."""
 
-    def __init__(self, app: object, listener: socket.socket) -> None:
+    def __init__(self, app: object, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
+        limits = limits or ConnectionLimits()
         config = uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http="httptools",
+            http=connection_class(limits),
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -221,10 +236,13 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._listener = listener
+        self._sweeper = Sweeper(self.server_state, limits)
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> asyncio.Task[None]:
         """The running server's task; returns once it accepts connections."""
         task = asyncio.create_task(self.serve(sockets=[self._listener]), name="http")
+        self._sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
         while not self.started and not task.done():
             await asyncio.sleep(0.01)
         return task
@@ -232,6 +250,9 @@ class HttpServer(uvicorn.Server):
     async def stop(self, task: asyncio.Task[None]) -> None:
         self.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -119,6 +119,7 @@ class ProxyConfig(ServiceConfig):
     max_images: int = flag(16, "images in one request")
     max_choices: int = flag(16, "answers (n) to one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)
+    body_memory: int = flag(GIB, "memory for the bodies of requests in flight", size=True)
     media_urls: bool = flag(True, "fetch pictures from http(s) URLs")
     media_timeout: float = flag(30.0, "seconds to fetch one picture, with redirects and retries")
     media_fetches: int = flag(64, "pictures fetched at once")

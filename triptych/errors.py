@@ -5,6 +5,7 @@ TriptychError
 └── RequestError         one request cannot be served; carries status, code, param
     ├── InvalidRequest   400  the client's input; `param` names the field
     ├── Unauthorized     401  the API key is missing or opens nothing
+    ├── RequestTimeout   408  the request itself does not arrive
     ├── TooLarge         413  a limit on size
     ├── Overloaded       429  try again after `retry_after` seconds
     │   └── RateLimited       the limits of the client's API key
@@ -47,6 +48,12 @@ class InvalidRequest(RequestError):
 class TooLarge(InvalidRequest):
     status = 413
     code = "request_too_large"
+
+
+class RequestTimeout(InvalidRequest):
+    status = 408
+    code = "request_timeout"
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Unauthorized(RequestError):
@@ -93,6 +100,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         InvalidRequest,
         Unauthorized,
         TooLarge,
+        RequestTimeout,
         NotFound,
         Overloaded,
         RateLimited,

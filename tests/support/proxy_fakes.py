@@ -26,6 +26,8 @@ from triptych.protos import (
     proxy_pb2_grpc,
 )
 from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
+from triptych.proxy.body_budget import BodyBudget
+from triptych.proxy.connections import ConnectionLimits
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
@@ -428,6 +430,8 @@ class FakeCluster:
         timeout = options.pop("request_timeout", 20.0)
         max_body = options.pop("max_body", 1 << 20)
         keys: KeyRing | None = options.pop("keys", None)
+        limits = options.pop("connections", ConnectionLimits())
+        body_memory = options.pop("body_memory", 64 << 20)
         door = Door(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
             registry, view, "proxy-test", health_timeout=options.pop("health_timeout", 5.0)
@@ -446,7 +450,8 @@ class FakeCluster:
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
-        self.http = HttpServer(HttpDoor(app, door) if door is not None else app, listener)
+        app = self.bodies = BodyBudget(app, body_memory)
+        self.http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
         self.grpc_server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
