@@ -22,7 +22,7 @@ _MAGIC = (
     (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"),
 )
-_BRANDS = {b"avif": "image/avif", b"avis": "image/avif", b"heic": "image/heic", b"heix": "image/heic"}
+_AVIF = (b"ftypavif", b"ftypavis")
 
 
 def conversation(messages: Messages, files: Iterable[File]) -> list[Mapping[str, Any]]:
@@ -67,6 +67,6 @@ def media_type(data: bytes, name: str) -> str:
             return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
-    if data[4:8] == b"ftyp" and data[8:12] in _BRANDS:
-        return _BRANDS[data[8:12]]
-    raise InvalidRequest(f"{name}: no picture of a known format (PNG, JPEG, WebP, GIF, BMP, AVIF, HEIC)")
+    if data[4:12] in _AVIF:
+        return "image/avif"
+    raise InvalidRequest(f"{name}: no picture of a known format (PNG, JPEG, WebP, GIF, BMP, AVIF)")
