@@ -35,6 +35,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyCluster
         paths[first],
         folder / "run",
         *("--served-model-name", first, "--threads", "1"),
+        *("--allow-media-networks", "127.0.0.1/32"),
         *("--max-num-batched-tokens", str(budget), "--block-size", str(block)),
     )
     try:

@@ -53,6 +53,8 @@ DEEP: list[tuple[str, Any, str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image", "image": PNG}] * 17}]},
         "messages",
     ),
+    ("a url inside", with_url("http://169.254.169.254/latest/meta-data/"), URL),
+    ("a file", with_url("file:///etc/passwd"), URL),
     ("an empty picture", with_url(_data(b"")), URL),
     ("more tokens than the model holds", with_value(max_tokens=10**9), "max_tokens"),
     (
