@@ -7,12 +7,13 @@ import logging
 
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
+from triptych.encoder_worker.avif_header import coded_pixels
 from triptych.encoder_worker.image_headers import check_jpeg, webp_canvas
 from triptych.errors import InvalidRequest, TooLarge
 
 logger = logging.getLogger(__name__)
 
-#: Decoders that hostile bytes may reach; animated files give their first frame. HEIC is none of Pillow's.
+#: Decoders that hostile bytes may reach. Animated files give their first frame; an animated AVIF is refused.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", *(("AVIF",) if features.check("avif") else ()))
 _NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF" if "AVIF" in FORMATS else "PNG, JPEG, WebP, GIF or BMP"
 #: Encoded bytes of one item.
@@ -33,6 +34,8 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     check_jpeg(data)
     if canvas := webp_canvas(data):
         _check_size(canvas, max_pixels)
+    if data[4:8] == b"ftyp":
+        _check_avif(data, max_pixels)
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -58,6 +61,22 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
     if width * height > max_pixels:
         raise TooLarge(
             f"image: {width}x{height} is more than the {max_pixels} pixels allowed; send a smaller picture",
+            param="image",
+        )
+
+
+def _check_avif(data: bytes, max_pixels: int) -> None:
+    """Colour and alpha together may have twice the pixels."""
+    try:
+        pixels = coded_pixels(data)
+    except ValueError:
+        raise InvalidRequest(
+            f"image: no {_NAMES} file, or an animated or damaged AVIF; send one of these formats",
+            param="image",
+        ) from None
+    if pixels > 2 * max_pixels:
+        raise TooLarge(
+            f"image: its frames have more than the {max_pixels} pixels allowed; send a smaller picture",
             param="image",
         )
 

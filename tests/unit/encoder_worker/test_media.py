@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import random
 import resource
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
+from triptych.encoder_worker.avif_header import coded_pixels
 from triptych.encoder_worker.media import decode_image
 from triptych.errors import InvalidRequest, TooLarge
 
@@ -109,7 +111,6 @@ GOOD = {
     "avif": encoded(picture(), "AVIF"),
     "avif with alpha": encoded(picture(mode="RGBA"), "AVIF"),
     "avif without subsampling": encoded(picture((64, 48)), "AVIF", subsampling="4:4:4", quality=95),
-    "animated avif": animated("AVIF"),
 }
 
 
@@ -127,6 +128,7 @@ def test_exif_turns_the_picture() -> None:
 
 
 BAD = {
+    "animated avif": animated("AVIF"),
     "nothing": b"",
     "text": b"hello",
     "tiff": encoded(picture(), "TIFF"),
@@ -217,6 +219,34 @@ def test_a_header_that_promises_gigabytes_is_refused_before_they_are_allocated(n
     with pytest.raises(TooLarge):
         decode_image(BOMBS[name], max_pixels=LIMIT)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def small_claim(width: int, height: int, mode: str = "RGB") -> bytes:
+    """An AVIF that says to be of 8 x 8 pixels; its decoder would scale what it has decoded."""
+    data = encoded(picture((width, height), mode), "AVIF", speed=10)
+    while (at := data.find(struct.pack(">II", width, height))) > 0:
+        data = patched(data, at, struct.pack(">II", 8, 8))
+    return data
+
+
+def test_an_avif_whose_frames_are_larger_than_it_says_is_refused() -> None:
+    for mode in ("RGB", "RGBA"):
+        data = small_claim(300, 200, mode)
+        assert coded_pixels(data) == 300 * 200 * (2 if mode == "RGBA" else 1)
+        assert decode_image(data, max_pixels=60_000).size == (8, 8)
+        with pytest.raises(TooLarge, match="frames"):
+            decode_image(data, max_pixels=29_999)
+
+
+def test_a_damaged_avif_is_an_error_and_never_another() -> None:
+    data, noise = encoded(picture((64, 48), "RGBA"), "AVIF"), random.Random(3)
+    for _ in range(400):
+        spoilt = bytearray(data)
+        for _ in range(noise.randint(1, 4)):
+            spoilt[noise.randrange(300)] = noise.randrange(256)
+        cut = noise.randrange(1, len(data)) if noise.random() < 0.3 else len(data)
+        with contextlib.suppress(InvalidRequest):
+            decode_image(bytes(spoilt[:cut]), max_pixels=LIMIT)
 
 
 def test_a_jpeg_of_countless_segments_or_scans_is_refused() -> None:
