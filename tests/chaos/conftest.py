@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, start_cluster
+from support.cluster import Cluster, running_cluster, start_cluster
 from support.traffic import STREAM_TOKENS, Case, expected, mixed_cases
+
+#: Small steps, so that prefill and streams last long enough to be met.
+SLOW = ("--max-num-batched-tokens", "64", "--encoder-batch-patches", "1")
+
+
+@pytest.fixture(scope="session")
+def slow_steps() -> tuple[str, ...]:
+    return SLOW
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +34,13 @@ def cases() -> list[Case]:
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
     return expected(checkpoint, cases, STREAM_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One of each, for tests that leave it whole; each asks the cases with a `cache_salt` of its own."""
+    with running_cluster(checkpoint, tmp_path_factory.mktemp("shared"), "--threads", "1", *SLOW) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -21,10 +21,15 @@ def _flush(url: str) -> None:
         client.flushall()
 
 
-async def test_a_flushed_store_changes_no_answer(make_cluster, cases, reference):
-    cluster = make_cluster(1, "--encoder-batch-patches", "1")
-    answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
-    await hold("an embedding", lambda: cluster.total("encoder", "triptych_encoder_tower_items_total") > 1)
+def _tower_items(cluster):
+    return cluster.total("encoder", "triptych_encoder_tower_items_total")
+
+
+async def test_a_flushed_store_changes_no_answer(shared_cluster, cases, reference):
+    cluster = shared_cluster
+    before = _tower_items(cluster)
+    answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS, cache_salt="flush"))
+    await hold("an embedding", lambda: _tower_items(cluster) > before + 1)
     await gathered(cluster)
     await asyncio.to_thread(_flush, cluster.store_url)
     assert_exact(reference, [answer.token_ids for answer in await answers])
@@ -38,7 +43,7 @@ async def test_a_store_that_hangs_and_is_killed_loses_nothing_and_stops_no_text(
     cluster = make_cluster(1, "--encoder-batch-patches", "1")
     texts = [index for index, case in enumerate(cases) if not case.images]
     answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
-    await hold("an embedding", lambda: cluster.total("encoder", "triptych_encoder_tower_items_total") > 1)
+    await hold("an embedding", lambda: _tower_items(cluster) > 1)
     cluster.kill("store", signal.SIGSTOP)
     alone = await ask_all(cluster.url, [cases[index] for index in texts], STREAM_TOKENS)
     assert_exact([reference[index] for index in texts], [answer.token_ids for answer in alone])

@@ -1,0 +1,137 @@
+"""Mixed load for minutes with a fault every 20 s: nothing lost, nothing wrong, memory flat, then at rest.
+
+TRIPTYCH_SOAK_SECONDS (600) and TRIPTYCH_SOAK_RESULT (a file for the table) change the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, free_port, start_cluster, wait_for
+from support.relay import Relay
+from support.rest import assert_at_rest
+from support.soak import TOKENS, Clients, Faults, Memory, table
+from support.traffic import expected, mixed_cases
+from triptych.launch.embedded_store import EmbeddedStore
+
+SECONDS = float(os.environ.get("TRIPTYCH_SOAK_SECONDS", "600"))
+RESULT = os.environ.get("TRIPTYCH_SOAK_RESULT", "")
+FAULT_SECONDS = 20.0
+CLIENTS = 8
+#: A line through a long-lived process's memory may rise by so much after the first quarter of the run.
+GROWTH_MIB = 16.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """A cluster whose store, and one of whose two PD workers, are behind relays."""
+
+    cluster: Cluster
+    store: EmbeddedStore
+    store_relay: Relay
+    pd_relay: Relay
+
+
+@pytest.fixture
+def relayed(checkpoint: Path) -> Iterator[Relayed]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        store = EmbeddedStore(folder / "store", 32 << 20)
+        store.start()
+        stack.callback(store.stop)
+        front = folder / "relay.sock"
+        store_relay = stack.enter_context(Relay(front, folder / "store" / "store.sock"))
+        ports = free_port(), free_port()
+        pd_relay = stack.enter_context(Relay(ports[0], ports[1]))
+        cluster = start_cluster(
+            checkpoint,
+            folder / "run",
+            *("--store", f"unix://{front}", "--encoders", "2", "--pd-workers", "1", "--threads", "1"),
+            *("--request-timeout", "120"),
+        )
+        stack.callback(cluster.stop)
+        cluster.add_worker(
+            *("pd", str(checkpoint), "--threads", "1", "--kv-memory", "64MiB"),
+            *("--encoder-cache-memory", "32MiB", "--port", str(ports[1])),
+            *("--advertise", f"127.0.0.1:{ports[0]}"),
+        )
+        wait_for("the second PD worker", lambda: len(cluster.workers()) == 4)
+        yield Relayed(cluster, store, store_relay, pd_relay)
+
+
+async def test_nothing_is_lost_or_wrong_while_everything_breaks(relayed: Relayed, checkpoint: Path) -> None:
+    cluster = relayed.cluster
+    cases = mixed_cases(24, seed=6)
+    reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
+    clients = Clients(cluster.url, cases, reference, seed=6)
+    faults = Faults(cluster, relayed.store.url, relayed.store_relay, relayed.pd_relay, clients)
+    memory = Memory(
+        {
+            "proxy": cluster.pid("proxy"),
+            "supervisor": cluster.process.pid,
+            "zygote": cluster.pid("zygote"),
+            "PD worker behind the relay": cluster.extra[0].pid,
+            "store": relayed.store.pid,
+        }
+    )
+    watching = asyncio.create_task(memory.run())
+    asking = asyncio.create_task(clients.run(CLIENTS))
+    await faults.run(SECONDS, FAULT_SECONDS, seed=6)
+    clients.end()
+    await asking
+    await asyncio.to_thread(assert_at_rest, cluster)
+    memory.look()
+    watching.cancel()
+    counters = {
+        "resumes and submits to another PD worker": cluster.total("proxy", "triptych_resumes_total"),
+        "embeddings encoded again": cluster.total("proxy", "triptych_re_encodes_total"),
+        "encoder jobs": cluster.total("proxy", "triptych_encoder_jobs_total"),
+    }
+    lines = table(clients.tally, faults, memory, counters, SECONDS)
+    if RESULT:
+        Path(RESULT).write_text("\n".join(_report(lines)) + "\n")
+    assert not clients.tally.wrong
+    assert not clients.tally.lost
+    assert clients.tally.ties * 100 <= clients.tally.answered
+    grown = {name: memory.growth(name) for name in memory.samples}
+    assert all(mib < GROWTH_MIB for mib in grown.values()), grown
+
+
+def _report(lines: list[str]) -> list[str]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], text=True, capture_output=True, check=True
+    ).stdout.strip()
+    command = (
+        f"TRIPTYCH_SOAK_SECONDS={SECONDS:.0f} TRIPTYCH_SOAK_RESULT=benchmarks/results/soak.md "
+        "python -m pytest tests/chaos/test_soak.py"
+    )
+    return [
+        "# Soak",
+        "",
+        f"Command: `{command}`",
+        f"Date: {datetime.date.today()}. Commit: {commit}. {os.cpu_count()} cores ({platform.machine()}). "
+        f"Load at the end: {os.getloadavg()[0]:.1f}.",
+        "",
+        f"{CLIENTS} clients in a closed loop stream {TOKENS} tokens each: text, one picture, three pictures, and",
+        "pictures that requests share; half of the requests repeat what is cached, half are new. Two encoders, two",
+        "PD workers, a store of 32 MiB behind a relay, one PD worker behind another. Every answer is compared with",
+        "`transformers.generate`, token for token.",
+        "",
+        *lines,
+        "",
+        "Memory counts as flat when a straight line through the samples of the last three quarters rises by less",
+        f"than {GROWTH_MIB:.0f} MiB in each process.",
+    ]
