@@ -77,7 +77,12 @@ class Child:
     async def _run_once(self) -> int:
         own = self._environment | {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid())}
         self._process = await self._start(own)
-        return 0 if self._process is None else await self._process.wait()
+        if self._process is None:
+            return 0
+        if self._ending:
+            # `end` found no process yet.
+            self._process.send_signal(signal.SIGTERM)
+        return await self._process.wait()
 
     async def _start(self, own: Mapping[str, str]) -> asyncio.subprocess.Process | ForkedProcess | None:
         if self._zygote is not None:

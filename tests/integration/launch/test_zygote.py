@@ -140,10 +140,14 @@ async def test_a_child_starts_again_by_itself_when_its_zygote_is_gone(start, tmp
     watch = asyncio.create_task(child.watch())
     try:
         forked = await _told(tmp_path / "told")
+        async with asyncio.timeout(PATIENCE):
+            while child.pid is None:
+                await asyncio.sleep(0.01)
         assert forked["pid"] == child.pid
         os.kill(zygote.pid, signal.SIGKILL)
         os.kill(child.pid, signal.SIGKILL)
-        assert await _told(tmp_path / "told.exec") == child.pid
+        assert await _told(tmp_path / "told.exec")
+        assert zygote.pid is None
     finally:
         await child.end(PATIENCE)
         assert await watch == 0
