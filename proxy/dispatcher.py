@@ -32,6 +32,7 @@ from triptych.proxy.flow import Flow
 from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
 from triptych.proxy.media_loader import MediaLoader, make_loader
+from triptych.proxy.output_format import name_field
 from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
 from triptych.proxy.session import CURRENT
@@ -344,7 +345,7 @@ class Dispatcher:
         self.jobs.table.end_attempt(flow.call.request_id)
 
     def _fail(self, flow: Flow, order: do.Fail) -> None:
-        flow.outbox.fail(order.error)
+        flow.outbox.fail(name_field(order.error, flow.call.sampling.output_format))
 
     def _leave(self, flow: Flow, order: do.Leave) -> None:
         self._router.withdraw(flow)

@@ -7,13 +7,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from triptych.errors import InvalidRequest
+from triptych.errors import InvalidRequest, RequestError
 from triptych.proxy.validation import check_depth
 from triptych.types import OutputFormat
 
 #: Characters of a schema or a regular expression.
 MAX_FORMAT = 64 << 10
 MAX_CHOICE_TEXTS = 1000
+#: What a PD worker calls the field, whatever the client called it.
+WORKERS_FIELD = "response_format"
 JSON_OBJECT = OutputFormat("json_object")
 
 
@@ -102,14 +104,14 @@ def schema_format(schema: Any, param: str) -> OutputFormat:
     if not isinstance(schema, Mapping) and schema is not True:
         raise InvalidRequest(f"{param} must be a JSON schema: an object", param=param)
     check_depth(schema, param)
-    text = msgspec.json.encode(schema).decode()
-    return OutputFormat("json_schema", _short(text, param))
+    text = "{}" if schema is True else msgspec.json.encode(schema).decode()
+    return OutputFormat("json_schema", _short(text, param), param=param)
 
 
 def regex_format(pattern: Any, param: str) -> OutputFormat:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidRequest(f"{param} must be a regular expression", param=param)
-    return OutputFormat("regex", _short(pattern, param))
+    return OutputFormat("regex", _short(pattern, param), param=param)
 
 
 def choice_format(texts: Any, param: str) -> OutputFormat:
@@ -120,7 +122,15 @@ def choice_format(texts: Any, param: str) -> OutputFormat:
     ):
         raise InvalidRequest(f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts", param=param)
     _short("".join(texts), param)
-    return OutputFormat("choices", choices=tuple(dict.fromkeys(texts)))
+    return OutputFormat("choices", choices=tuple(dict.fromkeys(texts)), param=param)
+
+
+def name_field(error: RequestError, form: OutputFormat | None) -> RequestError:
+    """A worker's complaint about the form, in the name of the field that the client sent."""
+    if form is None or error.param != WORKERS_FIELD:
+        return error
+    message = error.message.replace(WORKERS_FIELD, form.param, 1)
+    return type(error)(message, param=form.param, retry_after=error.retry_after)
 
 
 def _short(text: str, param: str) -> str:

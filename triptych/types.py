@@ -88,12 +88,14 @@ class OutputFormat:
     """A form that decoding is held to.
 
     `kind` is "json_object" (any object; `text` empty), "json_schema" (`text` is the schema), "regex"
-    (`text` matches the whole output) or "choices" (the output is one of `choices`).
+    (`text` matches the whole output) or "choices" (the output is one of `choices`). `param` is the request
+    field that asked for it.
     """
 
     kind: str
     text: str = ""
     choices: tuple[str, ...] = ()
+    param: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,28 @@ async def test_a_forced_call_is_held_to_its_form(store: EmbeddingStore, choice: 
         assert schema["type"] == ("array" if choice == "required" else "object")
 
 
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"extra_body": {"guided_regex": "a{9}"}}, "guided_regex"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(
+    store: EmbeddingStore, extra: dict[str, Any], param: str
+) -> None:
+    async with FakeCluster(store) as cluster:
+        refusal = common_pb2.Error(
+            code="invalid_request_error", message="response_format: too much", param="response_format"
+        )
+        cluster.pd_workers[0].refusals.append(refusal)
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(HELLO, **extra)
+        assert caught.value.body["param"] == param  # type: ignore[index]
+        assert f"{param}: too much" in caught.value.message
+
+
 async def test_a_conversation_with_calls_goes_on(store: EmbeddingStore) -> None:
     messages = [
         *HELLO,
