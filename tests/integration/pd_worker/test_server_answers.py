@@ -25,11 +25,11 @@ async def test_text_requests_get_the_tokens_that_transformers_generates(model, s
     async with serving(model, store_url) as (_, client):
         await asyncio.gather(
             *(
-                client.submit(client.message(text, text, max_tokens=40, ignore_eos=True, temperature=0.0))
-                for text in TEXTS
+                client.submit(client.message(f"r{n}", text, max_tokens=40, ignore_eos=True, temperature=0.0))
+                for n, text in enumerate(TEXTS)
             )
         )
-        answers = [await client.until(text) for text in TEXTS]
+        answers = [await client.until(f"r{n}") for n in range(len(TEXTS))]
     assert [list(a.admitted.prompt_token_ids) for a in answers] == [e.prompt_token_ids for e in expected]
     assert_exact(expected, [answer.token_ids for answer in answers])
     assert [answer.finished.reason for answer in answers] == ["length"] * len(TEXTS)
@@ -45,7 +45,7 @@ async def test_a_resumed_request_goes_on_as_the_unbroken_one(model, store_url):
             resume = pd_pb2.Resume(
                 prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
             )
-            name = f"resumed {split}"
+            name = f"resumed-{split}"
             message = client.message(name, "", attempt=2, resume=resume, **sampling)
             assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
             resumed = await client.until(name)

@@ -115,16 +115,18 @@ async def test_resumed_tokens_that_do_not_fit_are_refused(model, store_url):
 
 
 async def test_outputs_that_give_way_to_others_keep_their_form(model, store_url, monkeypatch):
+    form = common_pb2.OutputFormat(regex="([0-9]{3}-){40}")
     async with serving(model, store_url, kv_memory=400 << 10) as (worker, client):
         gave_way, preempt = [], worker.engine.scheduler._preempt
         monkeypatch.setattr(
             worker.engine.scheduler, "_preempt", lambda state: (gave_way.append(state), preempt(state))
         )
-        answers = await asyncio.gather(*(ask(client, f"s{n}", seed=n, max_tokens=150) for n in range(6)))
+        answers = await asyncio.gather(*(ask(client, f"s{n}", form, seed=n) for n in range(4)))
         assert gave_way
     async with serving(model, store_url) as (_, client):
-        alone = [await ask(client, f"s{n}", seed=n, max_tokens=150) for n in range(6)]
-    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in alone]
+        others = await asyncio.gather(*(ask(client, f"s{n}", form, seed=n) for n in range(4)))
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in others]
+    assert all(re.fullmatch("([0-9]{3}-){40}", answer.text) for answer in answers)
 
 
 async def test_the_form_decides_the_end_before_min_tokens_and_in_spite_of_ignore_eos(model, store_url):
