@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -30,8 +33,9 @@ def _alive(pid: int) -> bool:
 def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
     cluster = start_cluster(DEMO_MODEL, tmp_path)
     try:
-        pids = [cluster.pid(name) for name in ("proxy", "encoder-0", "pd-0", "store")]
+        pids = [cluster.pid(name) for name in ("proxy", "zygote", "encoder-0", "pd-0", "store")]
         assert str(examples.EXAMPLE_REQUEST) in cluster.log.read_text()
+        assert "start by themselves" not in cluster.log.read_text()  # both were forked
         reply = cluster.post(json.loads(examples.EXAMPLE_REQUEST.read_text()))
         assert reply["choices"][0]["message"]["content"] == examples.EXPECTED_ANSWER
         asked = subprocess.run(
@@ -41,12 +45,23 @@ def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
         )  # fmt: skip
         assert asked.stdout.strip() == examples.EXPECTED_ANSWER
         assert _grpc_answer(cluster.grpc_address) == examples.EXPECTED_ANSWER
+        assert _answers_of_the_examples(cluster.url) == [examples.EXPECTED_ANSWER] * 4
         cluster.process.send_signal(signal.SIGINT)
         assert cluster.process.wait(PATIENCE) == 0
         assert not [pid for pid in pids if _alive(pid)]
         assert not [path for path in tmp_path.iterdir() if path.is_socket() or path.name == "cluster.json"]
     finally:
         cluster.stop()
+
+
+def _answers_of_the_examples(url: str) -> list[str]:
+    """What the programs in examples/ answer when they are pointed at `url`."""
+    folder = Path(__file__).parents[2] / "examples"
+    programs = {path.stem: runpy.run_path(str(path)) for path in sorted(folder.glob("*.py"))}
+    picture, question = str(examples.EXAMPLE_IMAGE), examples.EXAMPLE_QUESTION
+    several = programs.pop("many_at_once")["main"]
+    answers = [program["main"](picture, question, url) for program in programs.values()]
+    return [*answers, *asyncio.run(several(question, picture, url=url))]
 
 
 def _grpc_answer(address: str) -> str:
