@@ -208,6 +208,8 @@ CALLS = [
     (pd_pb2_grpc.PDServiceStub, "NotifyItems", pd_pb2.ItemsNotice()),
     (pd_pb2_grpc.PDServiceStub, "Cancel", pd_pb2.CancelRequest()),
     (pd_pb2_grpc.PDServiceStub, "Attach", pd_pb2.AttachRequest()),
+    (pd_pb2_grpc.PDServiceStub, "Tokenize", pd_pb2.TokenizeRequest()),
+    (pd_pb2_grpc.PDServiceStub, "Detokenize", pd_pb2.DetokenizeRequest()),
 ]
 
 
@@ -219,10 +221,9 @@ async def _code(channel: Any, stub: Any, name: str, message: Any) -> grpc.Status
 
 @pytest.mark.parametrize("token", ["", "guess", "secret ", "secre", "secrets", "SECRET"])
 async def test_every_call_to_a_worker_needs_the_cluster_token(token):
-    served = {name for _, name, _ in CALLS}
-    known = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods_by_name
-    # Whatever a service learns to do later is behind the same interceptor.
-    assert served >= set(known)
+    services = (encoder_pb2.DESCRIPTOR.services_by_name, pd_pb2.DESCRIPTOR.services_by_name)
+    known = {name for table in services for service in table.values() for name in service.methods_by_name}
+    assert {name for _, name, _ in CALLS} == known
     server = make_server("secret")
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder_pb2_grpc.EncoderServiceServicer(), server)
     pd_pb2_grpc.add_PDServiceServicer_to_server(pd_pb2_grpc.PDServiceServicer(), server)

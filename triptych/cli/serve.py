@@ -141,6 +141,12 @@ def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:
             "Paste this, from any folder:",
             f'  {command} ask "What is in the image?" --image /path/to/picture.png --url {url}',
         ]
+    if values["api_key"] or values["api_key_file"]:
+        lines += [
+            "",
+            "It asks for an API key: export TRIPTYCH_API_KEY=…, and give curl",
+            '  -H "Authorization: Bearer $TRIPTYCH_API_KEY"',
+        ]
     sys.stdout.write("\n" + "\n".join([*lines, "", "Ctrl-C ends it."]) + "\n\n")
     sys.stdout.flush()
 
