@@ -13,7 +13,8 @@ LEAST_LOSSES = 4
 class Backpressure:
     """Encoder work of the last 30 s, split into first encodes and re-encodes. Pure; `now` in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, flow_control: bool = True) -> None:
+        self._flow_control = flow_control
         self._jobs: deque[tuple[float, float, bool]] = deque()
         self._work = {False: 0.0, True: 0.0}
         self._losses = 0
@@ -27,7 +28,7 @@ class Backpressure:
     def refuses_media(self, now: float) -> bool:
         """Whether a new request with media should come back later."""
         self._forget(now - WINDOW_SECONDS)
-        if self._losses < LEAST_LOSSES:
+        if not self._flow_control or self._losses < LEAST_LOSSES:
             return False
         return self._work[True] > LIMIT * (self._work[True] + self._work[False])
 

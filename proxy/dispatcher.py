@@ -67,6 +67,7 @@ class Dispatcher:
         share: int = 1 << 30,
         phase_timeout: float = 60.0,
         media: MediaLoader | None = None,
+        flow_control: bool = True,
     ) -> None:
         self.draining = False
         self._pool = pool
@@ -79,7 +80,14 @@ class Dispatcher:
         self.media = media or make_loader(ProxyConfig(), metrics)
         self._tasks: set[asyncio.Task[None]] = set()
         sink = JobSink(self._job_planned, self._job_ready, self._job_failed)
-        self.jobs = JobRunner(pool, metrics, sink=sink, share=share, phase_timeout=phase_timeout)
+        self.jobs = JobRunner(
+            pool,
+            metrics,
+            sink=sink,
+            share=share,
+            phase_timeout=phase_timeout,
+            flow_control=flow_control,
+        )
         self._router = PDRouter(
             pool,
             proxy_id,

@@ -79,9 +79,10 @@ class JobRunner:
         sink: JobSink,
         share: int = 1 << 30,
         phase_timeout: float = 60.0,
+        flow_control: bool = True,
     ) -> None:
-        self.table = JobTable(share, self.work)
-        self.backpressure = Backpressure()
+        self.table = JobTable(share, self.work, flow_control=flow_control)
+        self.backpressure = Backpressure(flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
         self._sink = sink

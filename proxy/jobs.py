@@ -96,10 +96,21 @@ class _Hold:
 
 
 class JobTable:
-    """All jobs of one proxy. `share` is in bytes; `work` gives the seconds expected of a plan."""
+    """All jobs of one proxy. `share` is in bytes; `work` gives the seconds expected of a plan.
 
-    def __init__(self, share: int, work: Callable[[ItemPlan | None], float] = lambda plan: 1.0) -> None:
+    Without `flow_control` a planned job runs as soon as a tower takes it, whoever has room for its result:
+    what the rules are measured against.
+    """
+
+    def __init__(
+        self,
+        share: int,
+        work: Callable[[ItemPlan | None], float] = lambda plan: 1.0,
+        *,
+        flow_control: bool = True,
+    ) -> None:
         self.share = share
+        self._flow_control = flow_control
         self._work = work
         self._jobs: dict[str, Job] = {}
         self._holds: dict[str, _Hold] = {}
@@ -307,13 +318,13 @@ class JobTable:
         published = self.published_bytes
         runs: list[StartJob | RunJob] = []
         for job in jobs:
-            if job.state is not JobState.PLANNED or not job.admitted:
+            if job.state is not JobState.PLANNED or (self._flow_control and not job.admitted):
                 continue
             slot = self._encoders.get(job.address)
             if slot is None or running.get(job.address, 0) >= slot.tower_credit:
                 continue
             assert job.plan is not None
-            if published and published + job.plan.nbytes > self.share:
+            if self._flow_control and published and published + job.plan.nbytes > self.share:
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
             published += self._hold(job).nbytes

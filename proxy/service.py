@@ -103,6 +103,7 @@ async def _serve(
         proxy_id=proxy_id,
         max_queue=config.max_queue,
         media=make_loader(config, metrics),
+        flow_control=config.flow_control,
     )
     stack.push_async_callback(dispatcher.close)
     door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None

@@ -133,6 +133,9 @@ class ProxyConfig(ServiceConfig):
     )
     allowed_media_folder: str = flag("", "folder that file: URLs may name; none by default")
     max_queue: int = flag(256, "requests in flight before new ones get 429")
+    flow_control: bool = flag(
+        True, "encode only what a PD worker has room for; --no-flow-control is for measurements of just that"
+    )
     request_timeout: float = flag(300.0, "seconds that a request may take")
     store_memory: int = flag(0, "the store's byte budget; 0: as the store says", size=True)
     api_key: str = flag("", "key that clients must send; several with commas", secret=True, many=True)

@@ -301,3 +301,13 @@ class Simulation:
             self.open.pop(job.try_id, None)
         for book in (self.need, self.plans, self.admitted):
             book.pop(name, None)  # type: ignore[attr-defined]
+
+
+def test_without_flow_control_planned_jobs_run_unadmitted_and_above_the_share() -> None:
+    jobs = JobTable(5, flow_control=False)
+    jobs.set_encoders([EncoderSlot("e1", (SPACE,), 2, 2)])
+    for key in ("a", "b"):
+        jobs.want(key, "r", SPACE)
+    for job in started(jobs):
+        jobs.planned(job.try_id, plan(job.mm_hash, rows=1))
+    assert [job.mm_hash for job in running(jobs)] == ["a", "b"]
