@@ -90,29 +90,38 @@ def mixed_cases(
     return cases
 
 
+def client_of(url: str) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+
 async def ask(url: str, case: Case, tokens: int, model: str = "", **extra: Any) -> Answer:
-    """Streams one greedy answer of exactly `tokens` tokens."""
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
-        stream = await client.chat.completions.create(
-            model=model,
-            messages=case.client_messages(),  # type: ignore[arg-type]
-            max_tokens=tokens,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True, "return_token_ids": True, "triptych_timings": True} | extra,
-        )
-        answer = Answer()
-        async for chunk in stream:
-            more = chunk.model_extra or {}
-            answer.prompt_token_ids += more.get("prompt_token_ids") or []
-            answer.timings = more.get("triptych_timings") or answer.timings
-            answer.usage = chunk.usage or answer.usage
-            for choice in chunk.choices:
-                answer.text += choice.delta.content or ""
-                answer.token_ids += (choice.model_extra or {}).get("token_ids") or []
-                answer.finish_reason = choice.finish_reason or answer.finish_reason
-        return answer
+    """Streams one greedy answer of exactly `tokens` tokens, on a connection of its own."""
+    async with client_of(url) as client:
+        return await ask_with(client, case, tokens, model, **extra)
+
+
+async def ask_with(client: AsyncOpenAI, case: Case, tokens: int, model: str = "", **extra: Any) -> Answer:
+    """The same with a client that is there already."""
+    stream = await client.chat.completions.create(
+        model=model,
+        messages=case.client_messages(),  # type: ignore[arg-type]
+        max_tokens=tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True, "triptych_timings": True} | extra,
+    )
+    answer = Answer()
+    async for chunk in stream:
+        more = chunk.model_extra or {}
+        answer.prompt_token_ids += more.get("prompt_token_ids") or []
+        answer.timings = more.get("triptych_timings") or answer.timings
+        answer.usage = chunk.usage or answer.usage
+        for choice in chunk.choices:
+            answer.text += choice.delta.content or ""
+            answer.token_ids += (choice.model_extra or {}).get("token_ids") or []
+            answer.finish_reason = choice.finish_reason or answer.finish_reason
+    return answer
 
 
 async def ask_all(

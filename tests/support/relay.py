@@ -1,0 +1,148 @@
+"""A relay in front of a server, which can be slow, cut its connections or close them in one direction."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+_PIECE = 1 << 16
+_PATIENCE = 10.0
+#: A unix socket's path, or a loopback port.
+Place = Path | int
+
+
+class Relay:
+    """Relays `listen` to `target` from a thread of its own; its methods may be called from any other.
+
+    `delay`: seconds that every piece of an answer waits.
+    """
+
+    def __init__(self, listen: Place, target: Place) -> None:
+        self.delay = 0.0
+        self._listen = listen
+        self._target = target
+        self._links: set[_Link] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> int:
+        return len(self._links)
+
+    def __enter__(self) -> Relay:
+        self._thread.start()
+        self._do(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_PATIENCE)
+        self._loop.close()
+
+    def cut(self) -> int:
+        """Ends all connections at once, as a broken network does; their number."""
+        return self._on_all(lambda link: link.cut())
+
+    def half_close(self) -> int:
+        """Clients read an end, while what they still send is passed on; the number of connections."""
+        return self._on_all(lambda link: link.half_close())
+
+    def _on_all(self, act: Callable[[_Link], None]) -> int:
+        async def acting() -> int:
+            links = list(self._links)
+            for link in links:
+                act(link)
+            return len(links)
+
+        return int(self._do(acting()))
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE)
+
+    async def _start(self) -> None:
+        if isinstance(self._listen, Path):
+            self._server = await asyncio.start_unix_server(self._serve, self._listen)
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._listen)
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        tasks = [link.task for link in self._links]
+        for link in list(self._links):
+            link.cut()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if isinstance(self._target, Path):
+                ends = await asyncio.open_unix_connection(self._target)
+            else:
+                ends = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        link = _Link(self, task, (reader, writer), ends)
+        self._links.add(link)
+        try:
+            await link.run()
+        finally:
+            self._links.discard(link)
+
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One connection: the client's side and the server's."""
+
+    def __init__(self, relay: Relay, task: asyncio.Task[Any], client: Ends, server: Ends) -> None:
+        self.task = task
+        self._relay = relay
+        self._client = client
+        self._server = server
+        self._answers: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        answers = self._answers = asyncio.create_task(self._copy(self._server[0], self._client[1], slow=True))
+        questions = asyncio.create_task(self._copy(self._client[0], self._server[1], slow=False))
+        try:
+            await asyncio.wait((answers, questions))
+        finally:
+            for task in (answers, questions):
+                task.cancel()
+            await asyncio.gather(answers, questions, return_exceptions=True)
+            self.cut()
+
+    def cut(self) -> None:
+        for _, writer in (self._client, self._server):
+            writer.transport.abort()
+
+    def half_close(self) -> None:
+        if self._answers is not None:
+            self._answers.cancel()
+        with contextlib.suppress(OSError, RuntimeError):
+            self._client[1].write_eof()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slow: bool) -> None:
+        with contextlib.suppress(OSError):
+            async for piece in _pieces(reader):
+                if slow and self._relay.delay:
+                    await asyncio.sleep(self._relay.delay)
+                writer.write(piece)
+                await writer.drain()
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.write_eof()
+
+
+async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while piece := await reader.read(_PIECE):
+        yield piece
