@@ -13,7 +13,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from triptych.errors import RequestError, RequestTimeout, Unavailable
+from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
 from triptych.proxy.openai_replies import error_json
 
 log = logging.getLogger(__name__)
@@ -30,12 +30,18 @@ class ConnectionLimits:
     """Seconds and bytes. `most`: connections that are served; `spare`: further ones that are told so."""
 
     head_seconds: float = 10.0
+    #: Of a request's line and headers, beyond the first piece that the socket gives.
+    head_bytes: int = 64 << 10
     #: A body must bring, and a client that lets replies pile up must take, `least_bytes` in each such window.
     window_seconds: float = 30.0
     least_bytes: int = 16 << 10
     sweep_seconds: float = 1.0
     most: int = 512
     spare: int = 256
+
+
+class HeadTooLarge(TooLarge):
+    status = 431
 
 
 def raise_file_limit() -> int:
@@ -73,6 +79,7 @@ class Connection(HttpToolsProtocol):
         #: When the wait for a request's head began; None while none is awaited.
         self._head_since: float | None = None
         self._head_begun = False
+        self._head_bytes = 0
         #: Beginning of the current window of a body's arrival, and the bytes that it has brought.
         self._body_since: float | None = None
         self._arrived = 0
@@ -93,14 +100,19 @@ class Connection(HttpToolsProtocol):
         # Line breaks between requests end uvicorn's keep-alive timer and begin no request.
         if self._head_since is None and self._body_since is None:
             self._head_since = self.loop.time()
+        in_head = self._head_begun
         super().data_received(data)
+        if in_head and self._head_begun and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.head_bytes:
+                self._tell(HeadTooLarge("the request's headers are too large"))
 
     def on_message_begin(self) -> None:
         self._head_since, self._head_begun = self.loop.time(), True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_since, self._head_begun = None, False
+        self._head_since, self._head_begun, self._head_bytes = None, False, 0
         self._body_since, self._arrived = self.loop.time(), 0
         super().on_headers_complete()
 

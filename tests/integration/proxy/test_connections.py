@@ -77,6 +77,17 @@ async def test_headers_that_come_byte_by_byte_end_in_408(store: EmbeddingStore) 
         assert as_json(body)["error"]["code"] == "request_timeout"
 
 
+@pytest.mark.parametrize("flood", [b"X-Flood: 1\r\n" * 6000, b"X: " + b"y" * 66000, b"x" * 66000])
+async def test_headers_above_their_limit_end_in_431(store: EmbeddingStore, flood: bytes) -> None:
+    async with FakeCluster(store, connections=LONG) as cluster, connected(cluster) as (reader, writer):
+        writer.write(HEAD)
+        await until(lambda: any(c._head_begun for c in open_connections(cluster)))
+        writer.write(flood)
+        reply = await all_of(reader)
+        assert reply.startswith(b"HTTP/1.1 431 ")
+        await all_closed(cluster)
+
+
 async def test_line_breaks_between_requests_hold_no_connection(store: EmbeddingStore) -> None:
     async with FakeCluster(store, connections=SHORT) as cluster, connected(cluster) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
