@@ -68,7 +68,9 @@ class HttpDoor:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the door knows no {scope['type']} connections")
+        if scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:

@@ -217,7 +217,7 @@ class Dispatcher:
             self._metrics.time_to_first_token.observe(choices.first_token - choices.started)
         log.info(
             "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, "
-            "%d choices, %.3f s",
+            "%d choices, %.3f s, tenant %s",
             first.call.request_id,
             choices.status,
             first.call.model or "-",
@@ -226,6 +226,7 @@ class Dispatcher:
             len(first.split.items) if first.split is not None else 0,
             len(choices.flows),
             seconds,
+            first.call.tenant or "-",
         )
 
     async def _prepare(self, choices: Choices) -> None:

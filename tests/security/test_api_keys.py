@@ -293,6 +293,7 @@ async def test_no_key_is_ever_written_to_the_log(store, tmp_path, caplog):
         for key in (ALICE, BOB, BOB, BOB, "tk-mallory-0123456789"):
             await raw_post(cluster.port, HELLO, _bearer(key))
     assert "requests-per-minute" in caplog.text
+    assert "tenant bob" in caplog.text
     for key in (ALICE, BOB, "tk-mallory-0123456789"):
         assert key not in caplog.text
 
