@@ -82,7 +82,7 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int:
     if params.top_p < 1:
         last = min(int(torch.searchsorted(cumulative, params.top_p)), last)
     if params.min_p > 0 and ids is not None:
-        last = min(int((weights >= params.min_p * weights[0]).sum()) - 1, last)
+        last = min(max(int((weights >= params.min_p * weights[0]).sum()) - 1, 0), last)
     index = _pick(cumulative[: last + 1], uniform(params.seed, request.position, params.choice))
     return index if ids is None else int(ids[index])
 
@@ -138,4 +138,5 @@ def _pick(cumulative: torch.Tensor, number: float) -> int:
     index = int(torch.searchsorted(cumulative, number * total, right=True))
     if index < cumulative.shape[0]:
         return index
-    return int(torch.searchsorted(cumulative, total))
+    # Logits that are no numbers must not fail the whole batch.
+    return min(int(torch.searchsorted(cumulative, total)), cumulative.shape[0] - 1)

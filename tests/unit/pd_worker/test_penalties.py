@@ -129,3 +129,11 @@ def test_rows_of_one_batch_do_not_touch_each_other():
     alone = [sample(values[index : index + 1], [request])[0] for index, request in enumerate(rows)]
     assert together == alone
     assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "min_p": 0.1, "top_k": 9}])
+def test_a_row_that_is_no_numbers_leaves_the_others_alone(params):
+    values = torch.cat([torch.full((1, VOCAB), torch.nan), logits(1)])
+    tokens = sample(values, [row(**params), row()])
+    assert 0 <= tokens[0] < VOCAB
+    assert tokens[1] == int(logits(1).argmax())
