@@ -66,6 +66,40 @@ def test_a_seed_decides_every_choice(client: OpenAI, model: str) -> None:
     assert first.usage.completion_tokens == sum(map(len, ids))
 
 
+def test_choices_of_one_picture_cost_one_tower_item(client: OpenAI, families: Any) -> None:
+    def encoded() -> float:
+        return float(families.cluster.total("encoder", "triptych_encoder_tower_items_total"))
+
+    before = encoded()
+    messages = question(colour="#123456")
+    with client.chat.completions.create(
+        model="qwen3_vl",
+        messages=messages,
+        n=4,
+        max_tokens=6,
+        temperature=1.0,
+        stream=True,
+    ) as chunks:
+        ends = [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert sorted(choice.index for choice in ends) == [0, 1, 2, 3]
+    assert encoded() == before + 1
+
+
+@pytest.mark.parametrize("model", QWEN)
+def test_a_tools_answer_may_hold_a_picture(client: OpenAI, model: str) -> None:
+    picture = question()[0]["content"][1]
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [picture, {"type": "text", "text": "Another one?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "Here:"}, picture]},
+    ]
+    reply = ask(client, model, messages=messages, tools=[tool("look")])
+    one = ask(client, model, messages=messages[:2], tools=[tool("look")])
+    assert reply.usage.prompt_tokens > one.usage.prompt_tokens
+
+
 def test_log_probabilities_are_those_of_the_tokens(client: OpenAI) -> None:
     reply = ask(client, "qwen3_vl", temperature=0, logprobs=True, top_logprobs=4)
     (choice,) = reply.choices
