@@ -1,4 +1,4 @@
-"""One real cluster for all attacks."""
+"""One real cluster for all attacks, and one that asks for API keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from support.attacks import MODEL, Target
 from support.checkpoints import build_checkpoint
 from support.cluster import start_cluster
+from support.guarded import Guarded, guarded_cluster
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +31,15 @@ def target(untouched: Target) -> Iterator[Target]:
     """The cluster to attack; after the test it has to be as it was."""
     yield untouched
     untouched.unharmed()
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A real cluster (store, proxy, encoder, PD worker; tiny Qwen3-VL) that asks for keys.
+
+    Tenants `alice` and `bob` have no limits, `limited` has two requests a minute. Its internal gRPC has
+    the token `support.guarded.TOKEN`; the proxy's /metrics has a port of its own. Shared by all tests of the
+    session: leave it at rest (`support.rest.assert_at_rest`), and kill none of its processes.
+    """
+    with guarded_cluster(tmp_path_factory.mktemp("guarded")) as running:
+        yield running
