@@ -113,6 +113,8 @@ class MediaFetcher:
                 return await keep_body(response, self._spool, self._limits.max_bytes)
         except AddressRefused:
             raise FetchFailed("refused", REFUSED) from None
+        except aiohttp.ClientSSLError:
+            raise FetchFailed("unreachable", "has no certificate that is trusted here") from None
         except (aiohttp.ServerTimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
             raise FetchFailed("unreachable", "could not be reached or broke off", retryable=True) from None
         except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, ValueError):

@@ -41,6 +41,7 @@ class MediaSpool:
         self._lock = threading.Lock()
         self.executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
         check_folder(self._folder)
+        self.reserve()
 
     @property
     def full(self) -> bool:

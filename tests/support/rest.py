@@ -5,7 +5,12 @@ from __future__ import annotations
 from support.cluster import Cluster, wait_for
 
 GAUGES = {
-    "proxy": ("triptych_requests_in_flight", "triptych_published_bytes", "triptych_waiting_items"),
+    "proxy": (
+        "triptych_requests_in_flight",
+        "triptych_published_bytes",
+        "triptych_waiting_items",
+        "triptych_media_bytes",
+    ),
     "encoder": (
         "triptych_encoder_jobs",
         "triptych_encoder_queue_items",

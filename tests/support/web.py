@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 #: Starts as a PNG file does; nobody decodes it.
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
@@ -22,6 +23,16 @@ def reply(body: bytes = PNG, status: int = 200, **headers: str) -> bytes:
 
 def redirect(target: str, status: int = 302) -> bytes:
     return reply(b"", status, location=target)
+
+
+#: Key and certificate, signed by itself, of the host "pictures.example"; known to everybody.
+PEM = Path(__file__).with_name("pictures.example.pem")
+
+
+def server_tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PEM)
+    return context
 
 
 class WebServer:

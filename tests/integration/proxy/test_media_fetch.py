@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import ssl
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,12 +14,12 @@ from typing import Any
 import pytest
 
 from support.media import content, kept_bytes
-from support.web import PNG, WebServer, redirect, reply
+from support.web import PEM, PNG, WebServer, redirect, reply, server_tls
 from triptych.errors import InvalidRequest, Overloaded, RequestError, TooLarge
 from triptych.metrics import ProxyMetrics
 from triptych.proxy import media_fetcher
 from triptych.proxy.address_rules import parse_rules
-from triptych.proxy.media_connection import LookUpHost, MediaConnections
+from triptych.proxy.media_connection import LookUpHost, MediaConnections, look_up_host
 from triptych.proxy.media_fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media_source import WebUrl, parse_image_url
 from triptych.proxy.media_spool import MediaSpool
@@ -60,7 +61,8 @@ class Fetching:
         *,
         networks: str = LOOPBACK,
         hosts: str = "",
-        names: LookUpHost | None = None,
+        names: LookUpHost = look_up_host,
+        tls: ssl.SSLContext | bool = True,
         memory: int = 1 << 30,
         disk: int = 1 << 30,
         **limits: Any,
@@ -68,7 +70,7 @@ class Fetching:
         self.metrics = ProxyMetrics()
         self.spool = MediaSpool(self.metrics, memory_budget=memory, disk_budget=disk)
         rules = parse_rules(hosts, networks)
-        connections = MediaConnections(rules, look_up=names) if names is not None else MediaConnections(rules)
+        connections = MediaConnections(rules, look_up=names, tls=tls)
         self.fetcher = MediaFetcher(connections, self.spool, self.metrics, FetchLimits(**limits))
 
     async def get(self, url: str) -> bytes:
@@ -426,3 +428,32 @@ async def test_the_field_is_named_by_whoever_asked(web: WebServer) -> None:
             await it.fetcher.fetch(source, "messages[1].content[2].image_url.url")
         assert caught.value.param == "messages[1].content[2].image_url.url"
         assert "status 404" in caught.value.message
+
+
+async def test_https_asks_for_the_hosts_own_certificate_at_the_pinned_address() -> None:
+    seen: list[str | None] = []
+    context = server_tls()
+    context.sni_callback = lambda connection, name, _: seen.append(name)  # type: ignore[assignment]
+    async with WebServer(context) as web:
+        web.give("/a", reply())
+        trusting = ssl.create_default_context(cafile=PEM)
+        names = Names(["127.0.0.1"])
+        async with fetching(names=names, tls=trusting) as it:
+            assert await it.get(web.url("/a", "pictures.example")) == PNG
+            error = await refusal(it, web.url("/a", "other.example"))
+            assert "no certificate that is trusted" in error.message
+        async with fetching(names=names) as it:
+            error = await refusal(it, web.url("/a", "pictures.example"))
+            assert "no certificate that is trusted" in error.message
+        assert seen == ["pictures.example", "other.example", "pictures.example"]
+        assert web.asked == ["/a"]
+
+
+async def test_https_does_not_go_on_to_http(web: WebServer) -> None:
+    async with WebServer(server_tls()) as secure:
+        secure.give("/a", redirect(web.give("/b", reply())))
+        trusting = ssl.create_default_context(cafile=PEM)
+        async with fetching(names=Names(["127.0.0.1"]), tls=trusting) as it:
+            error = await refusal(it, secure.url("/a", "pictures.example"))
+            assert "not followed" in error.message
+        assert (secure.asked, web.asked) == (["/a"], [])
