@@ -8,8 +8,8 @@ from triptych.config import format_size
 from triptych.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.pd_worker.names import check_name
 from triptych.pd_worker.grammar import GrammarCompiler, GrammarState
+from triptych.pd_worker.names import check_name
 from triptych.pd_worker.output_text import OutputText, TokenDecoder
 from triptych.pd_worker.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.request import EngineRequest
