@@ -15,6 +15,8 @@ import msgspec
 from triptych.proxy.chat_tools import CallForm
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+#: So much white space before a call belongs to it.
+MAX_BLANKS = 64
 _OUTSIDE = re.compile(r'["<\\]')
 _INSIDE = re.compile(r'["\\]')
 
@@ -108,8 +110,7 @@ class TaggedCalls:
         if self._left == 0:
             return 0
         partial = next((size for size in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:size])), 0)
-        before = text[: len(text) - partial]
-        return partial + len(before) - len(before.rstrip())
+        return partial + _blanks_before(text, len(text) - partial)
 
     def _begin_call(self, start: int) -> None:
         self._in_call, self._in_string = True, False
@@ -133,7 +134,7 @@ class TaggedCalls:
             self._put(pieces, self._buffer[:body])
             self._buffer = self._buffer[body:]
             return True
-        self._put(pieces, self._buffer[: self._start].rstrip())
+        self._put(pieces, self._buffer[: self._start - _blanks_before(self._buffer, self._start)])
         pieces.append(call)
         self._buffer = self._buffer[rest:]
         self._after_call = True
@@ -167,6 +168,12 @@ class TaggedCalls:
         if text:
             pieces.append(text)
             self._after_call = False
+
+
+def _blanks_before(text: str, end: int) -> int:
+    """White space that may belong to a call at `end`: bounded, so that a run of it is held but once."""
+    tail = text[max(end - MAX_BLANKS, 0) : end]
+    return len(tail) - len(tail.rstrip())
 
 
 class JsonCalls:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.proxy.chat_tools import CallForm
-from triptych.proxy.tool_parser import CallText, Piece, make_parser
+from triptych.proxy.tool_parser import MAX_BLANKS, CallText, Piece, make_parser
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
 LOOK = CallText("look", '{"at": "sky"}')
@@ -79,6 +79,12 @@ def test_a_closing_tag_inside_a_string_closes_nothing() -> None:
     assert parsed(text) == [CallText("say", arguments)]
 
 
+def test_a_long_run_of_white_space_is_not_held_back() -> None:
+    parser = make_parser(CallForm.TAGGED, parallel=True)
+    shown = [piece for _ in range(100) for piece in parser.feed(" " * 10)]
+    assert "".join(map(str, shown)) == " " * (1000 - MAX_BLANKS)
+
+
 def test_only_one_call_is_taken_where_calls_may_not_be_parallel() -> None:
     assert parsed(f"{CALL}\n{CALL}", parallel=False) == [LOOK, CALL]
 
@@ -117,6 +123,7 @@ FRAGMENTS = st.sampled_from(
         '"',
         "\\",
         " ",
+        " " * 70,
         "\n",
         "a<",
         "x",
