@@ -122,6 +122,13 @@ class PromptBuilder:
         return Prompt(token_ids, ())
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        if len(messages) > self._max_model_len:
+            # Each is a token at least; a template takes its time for each.
+            raise InvalidRequest(
+                f"messages holds {len(messages)} messages, more than the {self._max_model_len} tokens that "
+                "the model takes: leave some out",
+                param="messages",
+            )
         try:
             text = self._render(messages, options)
             self._check_length(text, "messages")

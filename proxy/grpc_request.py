@@ -18,9 +18,11 @@ from triptych.proxy.validation import (
     check_depth,
     check_image_count,
     check_options,
+    check_parts,
     check_salt,
     check_sampling,
     in_range,
+    part_count,
     seed_of,
     template_options,
 )
@@ -69,6 +71,7 @@ def call_of(
             continue_final_message=request.continue_final_message,
         ),
     )
+    check_parts(part_count(messages))
     check_image_count(len(call.images()), max_images)
     return call, tools
 

@@ -28,8 +28,10 @@ from triptych.proxy.validation import (
     check_depth,
     check_image_count,
     check_options,
+    check_parts,
     check_salt,
     in_range,
+    part_count,
     template_options,
 )
 
@@ -84,6 +86,7 @@ def call_of(
     in_range("n", body.n, 1, max_choices)
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
+    check_parts(len(body.messages))
     messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     in_range("max_completion_tokens", body.max_completion_tokens, 1, MAX_TOKENS)
@@ -110,6 +113,7 @@ def call_of(
             continue_final_message=bool(body.continue_final_message),
         ),
     )
+    check_parts(part_count(messages))
     check_image_count(len(call.images()), max_images)
     options = ChatOptions(
         stream=bool(body.stream),

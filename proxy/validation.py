@@ -16,6 +16,8 @@ from triptych.types import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_SALT = 256
+#: Messages and content parts of one request.
+MAX_PARTS = 4096
 MAX_BIASES = 1024
 #: Nested lists and objects in a field that holds any JSON.
 MAX_DEPTH = 64
@@ -125,6 +127,19 @@ def _finite(value: object) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return all(_finite(item) for item in value)
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def part_count(messages: Sequence[ChatMessage]) -> int:
+    return sum(1 if isinstance(message.content, str) else len(message.content) for message in messages)
+
+
+def check_parts(count: int) -> None:
+    """Every message and part costs, however short its text."""
+    if count > MAX_PARTS:
+        raise InvalidRequest(
+            f"messages holds {count} messages and parts; this server takes at most {MAX_PARTS}: join texts",
+            param="messages",
+        )
 
 
 def check_image_count(count: int, limit: int) -> None:

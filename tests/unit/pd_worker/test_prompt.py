@@ -91,6 +91,11 @@ def test_a_template_that_drops_images_is_refused():
     assert caught.value.param == "messages"
 
 
+def test_more_messages_than_tokens_are_refused_before_they_are_rendered():
+    with pytest.raises(InvalidRequest, match="holds 11 messages, more than the 10 tokens"):
+        builder("qwen", 10).build(json.dumps([{"role": "user", "content": ""}] * 11).encode(), [])
+
+
 def test_a_text_far_beyond_the_model_is_refused_before_it_is_tokenised():
     with pytest.raises(InvalidRequest, match="shorten messages"):
         builder("qwen", 10).build(raw(user("x" * 2000)), [])

@@ -36,6 +36,19 @@ def test_web_and_file_urls_are_kept_for_the_loader() -> None:
     assert call.images()[0].source == FileUrl("/tmp/a b.png")
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x"}] * 4097,
+        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}],
+    ],
+)
+def test_messages_and_parts_are_counted(messages: Any) -> None:
+    with pytest.raises(InvalidRequest, match="at most 4096: join texts") as caught:
+        parse({"messages": messages})
+    assert caught.value.param == "messages"
+
+
 def test_deep_nesting_is_an_error_and_no_crash() -> None:
     with pytest.raises(InvalidRequest):
         parse(b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
