@@ -1,0 +1,91 @@
+"""Group 7: nothing in the source can turn foreign bytes into code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    "proxy",
+    "encoder_worker",
+    "pd_worker",
+    "ec_connector",
+    "triptych",
+    "deploy",
+    "benchmarks",
+    "tests",
+)
+MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
+CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "os.system",
+    "os.popen",
+    "torch.load",
+    "torch.save",
+    "numpy.load",
+}
+CALLS |= {
+    "np.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "pandas.read_pickle",
+    "tempfile.mktemp",
+}
+#: Arguments that switch such code on.
+SWITCHES = {"trust_remote_code": True, "allow_pickle": True, "weights_only": False, "shell": True}
+
+
+def sources() -> Iterator[Path]:
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            if not any(part.is_symlink() for part in path.parents) and not path.name.endswith(
+                ("_pb2.py", "_grpc.py")
+            ):
+                yield path
+
+
+def findings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (f"import {name.name}" for name in names if name.name.split(".")[0] in MODULES)
+            case ast.ImportFrom(module=module) if module and module.split(".")[0] in MODULES:
+                yield f"from {module}"
+            case ast.Call(func=func, keywords=keywords):
+                if ast.unparse(func) in CALLS:
+                    yield f"{ast.unparse(func)}()"
+                for keyword in keywords:
+                    if (
+                        keyword.arg in SWITCHES
+                        and isinstance(keyword.value, ast.Constant)
+                        and keyword.value.value is SWITCHES[keyword.arg]
+                    ):
+                        yield f"{keyword.arg}={keyword.value.value}"
+
+
+def test_no_source_deserialises_or_runs_foreign_code() -> None:
+    files = list(sources())
+    assert len(files) > 200
+    found = [
+        f"{path.relative_to(ROOT)}: {what}"
+        for path in files
+        for what in findings(ast.parse(path.read_text()))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import pickle", "from dill import loads", "torch.load(f)", "a.b(trust_remote_code=True)", "eval(x)"]
+    + ["np.load(f, allow_pickle=True)", "run(c, shell=True)", "torch.jit.load(f, weights_only=False)"],
+)
+def test_the_look_finds_what_it_looks_for(code: str) -> None:
+    assert list(findings(ast.parse(code)))
