@@ -112,6 +112,8 @@ class JsonEndpoint(ABC, Generic[P]):
             for task in (answer, watch):
                 task.cancel()
             await asyncio.gather(answer, watch, return_exceptions=True)
+            # An error's traceback holds this frame, and the task the error: a cycle would keep the body.
+            del answer, watch, task
 
 
 class Pace:

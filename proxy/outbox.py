@@ -36,7 +36,11 @@ class Outbox:
         """All that has come since the last call; waits for at least one."""
         while not self._items:
             if self._error is not None:
-                raise self._error
+                error, self._error = self._error, None
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame: a cycle would keep the request's body
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
