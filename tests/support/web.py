@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+
+import trustme
 
 #: Starts as a PNG file does; nobody decodes it.
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
@@ -25,13 +26,20 @@ def redirect(target: str, status: int = 302) -> bytes:
     return reply(b"", status, location=target)
 
 
-#: Key and certificate, signed by itself, of the host "pictures.example"; known to everybody.
-PEM = Path(__file__).with_name("pictures.example.pem")
+#: Signs the certificate of the host "pictures.example"; new in every run.
+AUTHORITY = trustme.CA()
 
 
 def server_tls() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(PEM)
+    AUTHORITY.issue_cert("pictures.example").configure_cert(context)
+    return context
+
+
+def client_tls() -> ssl.SSLContext:
+    """Trusts `server_tls` as well."""
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
     return context
 
 

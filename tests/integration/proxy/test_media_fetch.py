@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.media import content, kept_bytes
-from support.web import PEM, PNG, WebServer, redirect, reply, server_tls
+from support.web import PNG, WebServer, client_tls, redirect, reply, server_tls
 from triptych.errors import InvalidRequest, Overloaded, RequestError, TooLarge
 from triptych.metrics import ProxyMetrics
 from triptych.proxy import media_fetcher
@@ -436,9 +436,8 @@ async def test_https_asks_for_the_hosts_own_certificate_at_the_pinned_address() 
     context.sni_callback = lambda connection, name, _: seen.append(name)  # type: ignore[assignment]
     async with WebServer(context) as web:
         web.give("/a", reply())
-        trusting = ssl.create_default_context(cafile=PEM)
         names = Names(["127.0.0.1"])
-        async with fetching(names=names, tls=trusting) as it:
+        async with fetching(names=names, tls=client_tls()) as it:
             assert await it.get(web.url("/a", "pictures.example")) == PNG
             error = await refusal(it, web.url("/a", "other.example"))
             assert "no certificate that is trusted" in error.message
@@ -452,8 +451,7 @@ async def test_https_asks_for_the_hosts_own_certificate_at_the_pinned_address() 
 async def test_https_does_not_go_on_to_http(web: WebServer) -> None:
     async with WebServer(server_tls()) as secure:
         secure.give("/a", redirect(web.give("/b", reply())))
-        trusting = ssl.create_default_context(cafile=PEM)
-        async with fetching(names=Names(["127.0.0.1"]), tls=trusting) as it:
+        async with fetching(names=Names(["127.0.0.1"]), tls=client_tls()) as it:
             error = await refusal(it, secure.url("/a", "pictures.example"))
             assert "not followed" in error.message
         assert (secure.asked, web.asked) == (["/a"], [])
