@@ -11,8 +11,8 @@ import msgspec
 from triptych import __version__
 from triptych.proxy import openapi_replies as replies
 from triptych.proxy.completion_types import CompletionBody
-from triptych.proxy.openai_types import ChatBody, MessageBody
-from triptych.proxy.openapi_fields import HIDDEN, LIMITS, SHAPES, WORDS, Schema
+from triptych.proxy.openai_types import ChatBody
+from triptych.proxy.openapi_fields import HIDDEN, LIMITS, MESSAGE, SHAPES, WORDS, Schema
 from triptych.proxy.responses_types import ResponsesBody
 from triptych.proxy.sampling_fields import SamplingBody
 from triptych.proxy.tokenize_endpoint import DetokenizeBody, TokenizeBody
@@ -149,7 +149,6 @@ def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
     """The whole document (OpenAPI 3.1)."""
     bodies: list[type[msgspec.Struct]] = [
         ChatBody,
-        MessageBody,
         CompletionBody,
         ResponsesBody,
         TokenizeBody,
@@ -161,6 +160,7 @@ def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
     )
     for body in bodies:
         _complete(components[body.__name__], body, max_choices)
+    components["MessageBody"] = MESSAGE
     paths: dict[str, Any] = {}
     for op in OPERATIONS:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
@@ -186,7 +186,7 @@ def _complete(schema: Schema, body: type[msgspec.Struct], max_choices: int) -> N
     shapes = dict(SHAPES.get(name, {}))
     if issubclass(body, SamplingBody):
         shapes = SHAPES["SamplingBody"] | shapes
-    served = {"best_of", "echo", "add_special_tokens"} if body is CompletionBody else set()
+    served = {"echo", "add_special_tokens"} if body is CompletionBody else set()
     hidden = HIDDEN.get(name, frozenset())
     if issubclass(body, UnservedBody):
         hidden |= _UNSERVED - served
@@ -196,10 +196,9 @@ def _complete(schema: Schema, body: type[msgspec.Struct], max_choices: int) -> N
             properties[field] = copy.deepcopy(shapes[field])
         elif field in LIMITS:
             _limit(value, LIMITS[field])
-        if field in ("n", "best_of"):
+        if field == "n":
             _limit(value, {"maximum": max_choices})
-        if field in WORDS and body is not MessageBody:
-            properties[field]["description"] = WORDS[field]
+        properties[field]["description"] = WORDS[field]
     schema["properties"] = properties
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from triptych.proxy.chat_tools import MAX_TOOLS
 from triptych.proxy.completion_request import MAX_PROMPTS
+from triptych.proxy.output_format import MAX_CHOICE_TEXTS
 from triptych.proxy.tokenize_endpoint import MAX_TOKEN_IDS
 from triptych.proxy.validation import MAX_LOGPROBS, MAX_SALT, MAX_STOP_STRINGS, MAX_TOKENS
 
 Schema = dict[str, Any]
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1}
+_NULL: Schema = {"type": "null"}
 
 #: Limits of fields wherever they stand: laid over the type that is not null.
 LIMITS: dict[str, Schema] = {
@@ -32,13 +34,11 @@ LIMITS: dict[str, Schema] = {
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "cache_salt": {"maxLength": MAX_SALT},
     "n": {"minimum": 1, "maximum": 16},
-    "best_of": {"minimum": 1, "maximum": 16},
 }
 
 WORDS: dict[str, str] = {
     "add_generation_prompt": "Open the assistant's turn at the prompt's end; true by default.",
     "add_special_tokens": "Only true is served: the tokenizer's own special tokens go around a text.",
-    "best_of": "Must be equal to n.",
     "cache_salt": "Keeps caches apart: requests with other salts share no embeddings and no KV blocks.",
     "chat_template_kwargs": "Further variables of the chat template.",
     "continue_final_message": "The last message is the beginning of the answer.",
@@ -76,7 +76,6 @@ WORDS: dict[str, str] = {
     "stream": "Send the answer as server-sent events while it is made.",
     "stream_options": "include_usage: a last event with the usage.",
     "structured_outputs": "vLLM's spelling of a form: json, regex, choice or json_object.",
-    "suffix": "Not served.",
     "temperature": "0 takes the likeliest token; the checkpoint's own default where none is given.",
     "text": "format: the form that the answer has to have.",
     "tokens": "Token ids.",
@@ -91,7 +90,7 @@ WORDS: dict[str, str] = {
 
 #: Fields of bodies that are refused or have another name: clients have no reason to send them.
 HIDDEN: dict[str, frozenset[str]] = {
-    "CompletionBody": frozenset({"suffix"}),
+    "CompletionBody": frozenset({"best_of", "suffix"}),
     "TokenizeBody": frozenset({"return_token_strs"}),
     "ResponsesBody": frozenset(
         {"background", "conversation", "max_tokens", "previous_response_id", "prompt", "response_format"}
@@ -122,7 +121,6 @@ _FLAT_TOOL: Schema = {
 }
 _CHOICE_WORD: Schema = {"enum": ["none", "auto", "required"]}
 _NAMED = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
-_NULL: Schema = {"type": "null"}
 
 
 def _typed(kind: str, **properties: Schema) -> Schema:
@@ -131,7 +129,16 @@ def _typed(kind: str, **properties: Schema) -> Schema:
     return {"type": "object", "required": list(fields), "properties": fields}
 
 
-_URL: Schema = {"type": "string", "description": "A data: URL with base64 content, or an http(s) URL."}
+_BASE64 = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)"
+_URL: Schema = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^data:image/(png|jpeg|webp|gif|bmp|avif);base64,{_BASE64}$"},
+        {
+            "type": "string",
+            "pattern": "^https?://[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?(:[1-9][0-9]{0,3})?/[!-~]*$",
+        },
+    ]
+}
 _IMAGE_URL: Schema = {
     "anyOf": [
         {
@@ -153,6 +160,55 @@ _PARTS: Schema = {
             _typed("refusal", refusal={"type": "string"}),
         ]
     },
+}
+_CONTENT: Schema = {"anyOf": [{"type": "string"}, _PARTS]}
+_CALL: Schema = {
+    "type": "object",
+    "required": ["id", "type", "function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {
+                    "anyOf": [
+                        {"type": "object"},
+                        {
+                            "type": "string",
+                            "contentMediaType": "application/json",
+                            "contentSchema": {"type": "object"},
+                        },
+                    ]
+                },
+            },
+        },
+    },
+}
+
+
+def _message(role: Schema, *required: str, **properties: Schema) -> Schema:
+    fields = {"role": role, "name": {"type": ["string", "null"]}, **properties}
+    return {"type": "object", "required": ["role", *required], "properties": fields}
+
+
+#: One schema for what MessageBody takes, by role.
+MESSAGE: Schema = {
+    "anyOf": [
+        _message({"enum": ["system", "developer", "user"]}, "content", content=_CONTENT),
+        _message(
+            {"enum": ["tool", "function"]}, "content", content=_CONTENT, tool_call_id={"type": "string"}
+        ),
+        _message({"const": "assistant"}, "content", content=_CONTENT),
+        _message(
+            {"const": "assistant"},
+            "tool_calls",
+            content={"anyOf": [_CONTENT, _NULL]},
+            tool_calls={"type": "array", "items": _CALL, "minItems": 1},
+        ),
+    ],
 }
 _FORMATS: list[Schema] = [_typed("text"), _typed("json_object")]
 _INPUT_PARTS: Schema = {
@@ -177,13 +233,19 @@ _INPUT_MESSAGE: Schema = {
     },
 }
 _STRING: Schema = {"type": "string"}
+_JSON_OBJECT_TEXT: Schema = {
+    "type": "string",
+    "contentMediaType": "application/json",
+    "contentSchema": {"type": "object"},
+    "examples": ['{"city": "Rome"}'],
+}
 _INPUT_ITEMS: Schema = {
     "type": "array",
-    "minItems": 1,
+    "contains": {"not": {"required": ["type"], "properties": {"type": {"const": "reasoning"}}}},
     "items": {
         "anyOf": [
             _INPUT_MESSAGE,
-            _typed("function_call", call_id=_STRING, name=_STRING, arguments=_STRING),
+            _typed("function_call", call_id=_STRING, name=_STRING, arguments=_JSON_OBJECT_TEXT),
             _typed("function_call_output", call_id=_STRING, output=_TEXT_OR_INPUT),
             _typed("reasoning"),
         ]
@@ -223,6 +285,12 @@ SHAPES: dict[str, dict[str, Schema]] = {
                 _NULL,
             ]
         },
+        "guided_choice": {
+            "anyOf": [
+                {"type": "array", "items": _LONG_TEXT, "minItems": 1, "maxItems": MAX_CHOICE_TEXTS},
+                _NULL,
+            ]
+        },
         "response_format": {"anyOf": [*_FORMATS, _JSON_SCHEMA_FORMAT, _NULL]},
     },
     "ChatBody": {
@@ -233,10 +301,6 @@ SHAPES: dict[str, dict[str, Schema]] = {
         },
         "tools": _TOOLS,
         "tool_choice": {"anyOf": [_CHOICE_WORD, _FUNCTION_CHOICE, _NULL]},
-    },
-    "MessageBody": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-        "content": {"anyOf": [{"type": "string"}, _PARTS, _NULL]},
     },
     "CompletionBody": {
         "prompt": {

@@ -13,7 +13,7 @@ import httpx2
 from triptych.client.answers import Answer, Chunk, answer_of, chunk_of
 from triptych.client.messages import File, Messages
 from triptych.client.wire import EventLines, chat_body, error_of, pause, tokenize_body
-from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
 
 CHAT = "/v1/chat/completions"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -23,6 +23,8 @@ class _Settings:
     """Where the cluster is and how long to be patient."""
 
     def __init__(self, url: str, api_key: str, timeout: float, retries: int) -> None:
+        if not url.lower().startswith(("http://", "https://")):
+            raise InvalidRequest(f"{url!r} is no address of a cluster: write http://host:port", param="url")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.retries = retries
         self.options: dict[str, Any] = {

@@ -25,8 +25,8 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path):
     assert "notes.txt: no picture" in result.output
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "not a url", "http://[", "http://x:99999999"])
+@pytest.mark.parametrize("url", ["ftp://x", "not a url", ""])
 def test_an_address_that_is_none_is_said_to_be_none(url: str):
     result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
     assert result.exit_code == 1
-    assert "Traceback" not in result.output and result.exception.__class__ is SystemExit
+    assert "is no address" in result.output

@@ -72,13 +72,7 @@ def test_every_range_is_the_parsers_own(operation: Any, name: str):
     if name == "top_logprobs":
         base |= {"logprobs": True, "include": ["message.output_text.logprobs"]}
     for value in inside:
-        also = (
-            {"n": value}
-            if name == "best_of"
-            else {"max_tokens": value}
-            if name == "min_tokens" and value
-            else {}
-        )
+        also = {"max_tokens": value} if name == "min_tokens" and value else {}
         if "max_tokens" not in fields:
             also = {"max_output_tokens": value} if also else {}
         parse(json.dumps({**base, **also, name: value}).encode())
