@@ -39,7 +39,8 @@ def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
 @pytest.fixture(scope="session")
 def shared_cluster(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One of each, for tests that leave it whole; each asks the cases with a `cache_salt` of its own."""
-    with running_cluster(checkpoint, tmp_path_factory.mktemp("shared"), "--threads", "1", *SLOW) as cluster:
+    words = ("--threads", "1", "--max-queue", "100", *SLOW)
+    with running_cluster(checkpoint, tmp_path_factory.mktemp("shared"), *words) as cluster:
         yield cluster
 
 
