@@ -372,7 +372,7 @@ class Dispatcher:
             tokens = event.tokens
             token_ids = tokens.token_ids[:]
             if not token_ids and not event.HasField("tokens"):
-                self._pd_event(flow, event)
+                self._try_pd_event(flow, event)
                 continue
             shown = flow.lifecycle.tokens(event.attempt, tokens.position, token_ids, tokens.text)
             if isinstance(shown, Delta):
@@ -381,6 +381,14 @@ class Dispatcher:
                 flow.emit_tokens(shown)
             else:
                 self._carry_out(flow, shown)
+
+    def _try_pd_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
+        """What makes no sense ends its request, and not the stream that all requests share."""
+        try:
+            self._pd_event(flow, event)
+        except Exception as error:
+            log.warning("request %s: its PD worker's event makes no sense: %r", flow.call.request_id, error)
+            self._carry_out(flow, flow.lifecycle.fail(InternalError("the PD worker's answer makes no sense")))
 
     def _pd_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
         machine, attempt, kind = flow.lifecycle, event.attempt, event.WhichOneof("body")

@@ -212,7 +212,7 @@ class Lifecycle:
 
     def item_missing(self, attempt: int, mm_hash: str, damaged_digest: str) -> list[Instruction]:
         """The embedding was evicted or damaged before the worker had it: encode it again."""
-        if attempt != self.attempt or self.ended:
+        if attempt != self.attempt or self.ended or mm_hash not in self.plans:
             return []
         self.ready.discard(mm_hash)
         self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
@@ -242,8 +242,8 @@ class Lifecycle:
         """The worker has ended the request with an answer."""
         if attempt != self.attempt or self.ended:
             return []
-        self.phase = Phase.ENDED
         done = Done(FinishReason(reason), usage, self.timings)
+        self.phase = Phase.ENDED
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
 
     def worker_lost(self, attempt: int, *, cancel: bool = True) -> list[Instruction]:

@@ -13,7 +13,7 @@ from triptych.pd_worker.wire import sampling_from_proto
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.proxy.chat import ChatCall
 from triptych.proxy.completion_request import parse_completion
-from triptych.proxy.grpc_server import call_of as grpc_call
+from triptych.proxy.grpc_request import call_of as grpc_call
 from triptych.proxy.openai_replies import error_json
 from triptych.proxy.openai_request import parse_body
 from triptych.proxy.responses_request import parse_responses
@@ -243,7 +243,7 @@ def test_a_grpc_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
 
     def check(message: proxy_pb2.ChatRequest) -> None:
         try:
-            as_sent(grpc_call(message, max_images=2, timeout=1.0))
+            as_sent(grpc_call(message, max_images=2, timeout=1.0, max_choices=4)[0])
         except RequestError as error:
             refused_well(error)
 

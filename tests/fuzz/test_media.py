@@ -36,7 +36,7 @@ def files() -> list[bytes]:
                 out = io.BytesIO()
                 try:
                     image.convert(mode).save(out, format, **options)
-                except (OSError, ValueError, TypeError, KeyError):
+                except (OSError, ValueError, TypeError, KeyError, RuntimeError):
                     continue
                 made.append(out.getvalue())
     return sorted(set(made))

@@ -129,6 +129,23 @@ async def test_frames_that_come_twice_are_shown_once(store: EmbeddingStore) -> N
         assert await cluster.stream(TEXT, max_tokens=12) == whole_text(12)
 
 
+async def test_a_senseless_event_ends_its_request_and_no_other(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        pd = cluster.pd_workers[0]
+        pd.gate.clear()
+        asked = [asyncio.create_task(cluster.ask(user(text))) for text in ("one", "two")]
+        await until(lambda: len(pd.requests) == 2)
+        held = next(iter(pd.requests.values()))
+        pd.emit(held, finished=pd_pb2.Finished(reason="no reason"))
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        [failed] = [task.exception() for task in done]
+        assert isinstance(failed, APIStatusError)
+        assert failed.status_code == 500
+        pd.gate.set()
+        [answered] = [task for task in asked if task not in done]
+        assert (await answered).choices[0].message.content == whole_text(8)
+
+
 async def test_a_full_pd_worker_is_passed_over_and_all_full_is_429(store: EmbeddingStore) -> None:
     full = common_pb2.Error(code="overloaded", message="full", retry_after=1.0)
     async with FakeCluster(store, pd_workers=2) as cluster:

@@ -1,0 +1,103 @@
+"""What a worker or a model could say to the proxy: a reply or an error, and the next request is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from support.fuzzing import Fuzzer, random_message, randoms
+from support.proxy_fakes import MODEL, FakeCluster, user, whole_text
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.errors import RequestError
+from triptych.protos import pd_pb2
+from triptych.proxy.chat import ChatCall, ChatMessage
+from triptych.proxy.chat_tools import CallForm
+from triptych.proxy.tool_parser import CallText, make_parser
+from triptych.types import SamplingParams
+
+KNOWN = {
+    "attempt": [1, 1, 2],
+    "position": [0, 1, 2, 8],
+    "reason": ["stop", "length", "error", "abort", "no reason"],
+    "code": ["unavailable", "overloaded", "invalid_request_error", "", "x"],
+    "mm_hash": ["a" * 64, "x"],
+}
+
+
+def events_of(rng: random.Random) -> list[pd_pb2.RequestEvent]:
+    return [random_message(pd_pb2.RequestEvent, rng, KNOWN) for _ in range(rng.randrange(1, 5))]
+
+
+async def tell(cluster: FakeCluster, events: list[pd_pb2.RequestEvent]) -> None:
+    """A request under way hears these events, then its client leaves."""
+    pd = cluster.pd_workers[0]
+    before = len(pd.submits)
+    call = ChatCall("fuzzed", MODEL, (ChatMessage("user", "x"),), SamplingParams(max_tokens=3), 5.0)
+
+    async def listen() -> None:
+        async for outputs in cluster.dispatcher.chat(call):
+            assert outputs
+
+    listening = asyncio.create_task(listen())
+    async with asyncio.timeout(10):
+        while len(pd.submits) == before and not listening.done():
+            await asyncio.sleep(0.001)
+    if len(pd.submits) > before:
+        for event in events:
+            event.request_id = pd.submits[-1].request_id
+            pd.streams["proxy-test"].put_nowait(event)
+    await asyncio.sleep(0.004)
+    listening.cancel()
+    with contextlib.suppress(RequestError, asyncio.CancelledError):
+        await listening
+
+
+def test_any_events_of_a_pd_worker_end_at_most_their_request(
+    store_url: str, fuzzer: Fuzzer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with asyncio.Runner() as runner:
+        store = runner.run(EmbeddingStore.connect(store_url))
+        runner.run(store.control.execute("FLUSHALL"))
+        opened = FakeCluster(store)
+        cluster = runner.run(opened.__aenter__())
+        cluster.pd_workers[0].gate.clear()
+        fuzzer.run("PD events", randoms().map(events_of), lambda some: runner.run(tell(cluster, some)), 60)
+        cluster.pd_workers[0].gate.set()
+        assert runner.run(asyncio.wait_for(cluster.stream(user("next")), 20)) == whole_text(8)
+        runner.run(cluster.at_rest())
+        assert not [record for record in caplog.records if record.exc_info], caplog.text
+        runner.run(opened.__aexit__(None, None, None))
+        runner.run(store.close())
+
+
+PIECES = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "\n", "x", '"', "\\", "<"]
+PIECES += ['{"name":', "}", "{", "[", "]", "null", '{"name": "g"}', "é😀", "<tool", "call>"]
+PIECES += ['{"name": "", "arguments": []}']
+
+
+def output_of(rng: random.Random) -> tuple[str, list[int]]:
+    text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(12)))
+    return text, sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(6)))
+
+
+@pytest.mark.parametrize("form", [form for form in CallForm if form is not CallForm.NONE])
+def test_any_output_is_text_and_calls_wherever_it_is_cut(form: CallForm, fuzzer: Fuzzer) -> None:
+    def parsed(pieces: list[str]) -> tuple[str, list[CallText]]:
+        parser = make_parser(form, parallel=True)
+        found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
+        calls = [part for part in found if isinstance(part, CallText)]
+        return "".join(part for part in found if isinstance(part, str)), calls
+
+    def check(case: tuple[str, list[int]]) -> None:
+        text, cuts = case
+        edges = [0, *cuts, len(text)]
+        pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        whole = parsed([text])
+        assert parsed(pieces) == whole
+        if not whole[1]:
+            assert whole[0] == text
+
+    fuzzer.run(f"tool calls, {form.value}", randoms().map(output_of), check, 300)
