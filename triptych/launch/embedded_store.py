@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from triptych.errors import ConfigError
+from triptych.launch import parent
 
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
@@ -41,7 +44,10 @@ def find_server_binary() -> Path:
 
 
 class EmbeddedStore:
-    """One server process with its socket in `folder`. Keeps nothing on disk."""
+    """One server process with its socket in `folder`. Keeps nothing on disk.
+
+    It ends at the latest with the thread that called `start`: Linux counts that as its parent.
+    """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         self._folder = folder.absolute()
@@ -76,7 +82,8 @@ class EmbeddedStore:
         self._socket.unlink(missing_ok=True)
         with open(self._folder / "store.log", "wb") as out:
             self._process = subprocess.Popen(
-                [binary, *self._arguments()],
+                [sys.executable, "-I", "-S", parent.__file__, binary, *self._arguments()],
+                env=os.environ | {parent.PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

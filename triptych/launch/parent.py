@@ -26,3 +26,13 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Makes this process the parent of its descendants whose own parent has ended. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def main(command: list[str]) -> None:
+    """Becomes `command`, which knows nothing of supervisors and ends with ours all the same."""
+    die_with_parent()
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
