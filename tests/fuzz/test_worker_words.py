@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 
 import pytest
 
-from support.fuzzing import Fuzzer, random_message, randoms
+from support.fuzzing import Fuzzer, random_json, random_message, randoms
 from support.proxy_fakes import MODEL, FakeCluster, user, whole_text
+from triptych.client.wire import EventLines
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import RequestError
 from triptych.protos import pd_pb2
@@ -101,3 +103,26 @@ def test_any_output_is_text_and_calls_wherever_it_is_cut(form: CallForm, fuzzer:
             assert whole[0] == text
 
     fuzzer.run(f"tool calls, {form.value}", randoms().map(output_of), check, 300)
+
+
+def line_of(rng: random.Random) -> str:
+    value = random_json(rng)
+    if rng.random() < 0.3:
+        value = {"error": value, "choices": random_json(rng)}
+    line = "data: " + json.dumps(value)
+    cut = rng.randrange(len(line) + 1) if rng.random() < 0.3 else len(line)
+    return rng.choice(
+        (line[:cut], line, "data: [DONE]", "data:" + "[" * 100_000, ": ping", "event: x", "data:")
+    )
+
+
+def test_any_line_of_a_stream_is_an_event_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
+    def check(line: str) -> None:
+        try:
+            event = EventLines().take(line)
+        except RequestError as error:
+            assert error.message
+        else:
+            assert event is None or isinstance(event, dict)
+
+    fuzzer.run("lines of a stream", randoms().map(line_of), check, 200)

@@ -83,7 +83,7 @@ class EventLines:
             return None
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InternalError("the server's stream holds an event that is no JSON") from None
         if not isinstance(event, dict):
             raise InternalError("the server's stream holds an event that is no object")
