@@ -4,10 +4,13 @@ VENV   ?= .venv
 ARGS   ?=
 # A checkpoint folder for `make serve`; empty: the bundled demo model.
 MODEL  ?=
+# Processes that share a test run; tests that share a cluster stay in one of them.
+TEST_PROCESSES ?= 2
 # Extra words for the torch install, e.g. PIP_TORCH_ARGS="--index-url <your mirror of CPU or CUDA wheels>".
 PIP_TORCH_ARGS ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: serve test test-unit test-slow lint proto bench install clean
 
@@ -26,17 +29,17 @@ serve: $(STAMP)
 	@exec $(BIN)/triptych serve $(MODEL) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest tests/unit -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) tests/unit -m "not slow and not gpu" $(ARGS)
 
 $(VENV)/.clients: $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e ".[clients]"
 	touch $@
 
 test-slow: $(VENV)/.clients
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -19,6 +19,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 
+#: Folders whose tests share clusters of the session: all of one folder run in one process.
+CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Names the tests that stay together when several processes share the run."""
+    root = Path(__file__).parent
+    for item in items:
+        folder, *rest = item.path.relative_to(root).parts
+        group = folder if folder in CLUSTER_FOLDERS else "/".join((folder, *rest))
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_collection_finish() -> None:
     """From here on garbage is collected, but not looked for in what was imported."""
     gc.freeze()
