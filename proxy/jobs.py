@@ -15,12 +15,15 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from triptych.proxy.isolation import Isolation
 from triptych.proxy.routing import EncoderLoad, choose_encoder
 from triptych.types import ItemPlan
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
+#: Encoders that may die while they work on an item. The last one of them works on nothing else.
+MAX_LOSSES = 3
 
 
 class JobState(enum.Enum):
@@ -28,6 +31,10 @@ class JobState(enum.Enum):
     PLANNING = enum.auto()
     PLANNED = enum.auto()
     RUNNING = enum.auto()
+
+
+#: What an encoder is at: an item that waits there with its plan has nothing to do with its end.
+_AT_WORK = (JobState.PLANNING, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class Job:
     state: JobState = JobState.QUEUED
     address: str = ""
     tries: int = 0
+    #: Encoders that ended while they worked on the item.
+    losses: int = 0
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
     waiters: set[str] = field(default_factory=set)
@@ -68,6 +77,11 @@ class Job:
     @property
     def try_id(self) -> str:
         return f"{self.mm_hash[:12]}-{self.order}.{self.tries}"
+
+    @property
+    def suspect(self) -> bool:
+        """Whether one encoder more may be lost to the item, and none after that."""
+        return self.losses >= MAX_LOSSES - 1
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -98,8 +112,8 @@ class _Hold:
 class JobTable:
     """All jobs of one proxy. `share` is in bytes; `work` gives the seconds expected of a plan.
 
-    Without `flow_control` a planned job runs as soon as a tower takes it, whoever has room for its result:
-    what the rules are measured against.
+    Without `flow_control` planned jobs run in the order of their coming, as soon as a tower takes them, whoever
+    has room for the result: what the rules are measured against.
     """
 
     def __init__(
@@ -158,7 +172,7 @@ class JobTable:
             self._jobs[mm_hash] = job
         job.waiters.add(request_id)
         if re_encode and job.state is not JobState.RUNNING:
-            job.re_encode = True
+            job.re_encode = self._flow_control
             job.damaged_digest = damaged_digest or job.damaged_digest
         if request_id in self._admissions:
             job.admitted[request_id] = self._admissions[request_id]
@@ -261,6 +275,14 @@ class JobTable:
         job.tries += 1
         return job
 
+    def lost(self, try_id: str, mm_hash: str, now: float) -> Job | None:
+        """The encoder ended without a word. The job is queued again, or gone after MAX_LOSSES of them."""
+        job = self._current(try_id, mm_hash)
+        if job is None:
+            return None
+        job.losses += job.state in _AT_WORK
+        return self.failed(try_id, mm_hash, now, retryable=job.losses < MAX_LOSSES)
+
     # -- decisions ---------------------------------------------------------------------------------
 
     def pump(self, now: float) -> list[StartJob | RunJob]:
@@ -268,9 +290,10 @@ class JobTable:
         if not self._jobs:
             return []
         jobs = sorted(self._jobs.values(), key=lambda job: job.rank)
-        return [*self._starts(jobs, now), *self._runs(jobs)]
+        isolation = Isolation((job.address, job.suspect) for job in jobs if job.state in _AT_WORK)
+        return [*self._runs(jobs, isolation), *self._starts(jobs, now, isolation)]
 
-    def _starts(self, jobs: list[Job], now: float) -> list[StartJob | RunJob]:
+    def _starts(self, jobs: list[Job], now: float, isolation: Isolation) -> list[StartJob | RunJob]:
         planning = self._count(JobState.PLANNING)
         work = self._outstanding()
         started: list[StartJob | RunJob] = []
@@ -278,23 +301,34 @@ class JobTable:
             if job.state is not JobState.QUEUED or job.not_before > now:
                 continue
             cost = self._work(job.plan)
-            address = self._encoder_for(job, now, planning, work, cost)
+            candidates = self._admitting(job, now, isolation)
+            address = self._encoder_for(job, candidates, planning, work, cost)
             if address is None:
                 continue
+            isolation.enter(address, suspect=job.suspect)
             job.address, job.state = address, JobState.PLANNING
             planning[address] = planning.get(address, 0) + 1
             work[address] = work.get(address, 0.0) + cost
             started.append(StartJob(job))
         return started
 
+    def _admitting(self, job: Job, now: float, isolation: Isolation) -> list[EncoderSlot]:
+        """Candidates where the job may begin beside those that are there."""
+        able = self._candidates(job, now)
+        admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
+        if job.suspect and not admitting:
+            isolation.keep(slot.address for slot in able)
+        return admitting
+
     def _encoder_for(
-        self, job: Job, now: float, planning: Mapping[str, int], work: Mapping[str, float], cost: float
+        self,
+        job: Job,
+        candidates: list[EncoderSlot],
+        planning: Mapping[str, int],
+        work: Mapping[str, float],
+        cost: float,
     ) -> str | None:
-        free = [
-            slot.address
-            for slot in self._candidates(job, now)
-            if planning.get(slot.address, 0) < slot.plan_credit
-        ]
+        free = [slot.address for slot in candidates if planning.get(slot.address, 0) < slot.plan_credit]
         if job.owner_address:
             owner = job.owner_address
             if owner not in self._encoders:
@@ -313,7 +347,7 @@ class JobTable:
             slot for slot in able if job.not_before and job.not_before <= now
         ]
 
-    def _runs(self, jobs: list[Job]) -> list[StartJob | RunJob]:
+    def _runs(self, jobs: list[Job], isolation: Isolation) -> list[StartJob | RunJob]:
         running = self._count(JobState.RUNNING)
         published = self.published_bytes
         runs: list[StartJob | RunJob] = []
@@ -326,6 +360,11 @@ class JobTable:
             assert job.plan is not None
             if self._flow_control and published and published + job.plan.nbytes > self.share:
                 break  # strict order: smaller items behind must not starve this one
+            if not isolation.admits(job.address, suspect=job.suspect):
+                if job.suspect:
+                    isolation.keep([job.address])
+                continue
+            isolation.enter(job.address, suspect=job.suspect)
             job.state = JobState.RUNNING
             published += self._hold(job).nbytes
             running[job.address] = running.get(job.address, 0) + 1

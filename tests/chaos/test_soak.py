@@ -30,7 +30,8 @@ RESULT = os.environ.get("TRIPTYCH_SOAK_RESULT", "")
 FAULT_SECONDS = 20.0
 CLIENTS = 8
 #: A line through a long-lived process's memory may rise by so much after the first quarter of the run.
-GROWTH_MIB = 16.0
+#: The proxy collects cycles only once there are 50 000 new objects: its memory is a saw of some 15 MiB.
+GROWTH_MIB = 32.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
 
@@ -133,5 +134,5 @@ def _report(lines: list[str]) -> list[str]:
         *lines,
         "",
         "Memory counts as flat when a straight line through the samples of the last three quarters rises by",
-        f"less than {GROWTH_MIB:.0f} MiB in each process.",
+        f"less than {GROWTH_MIB:.0f} MiB in each process; the proxy's is a saw, as it collects cycles seldom.",
     ]

@@ -311,3 +311,11 @@ def test_without_flow_control_planned_jobs_run_unadmitted_and_above_the_share() 
     for job in started(jobs):
         jobs.planned(job.try_id, plan(job.mm_hash, rows=1))
     assert [job.mm_hash for job in running(jobs)] == ["a", "b"]
+
+
+def test_without_flow_control_what_is_encoded_again_waits_for_what_came_before() -> None:
+    jobs = JobTable(5, flow_control=False)
+    jobs.set_encoders([EncoderSlot("e1", (SPACE,), 1, 1)])
+    jobs.want("a", "r", SPACE)
+    jobs.want("b", "s", SPACE, re_encode=True)
+    assert [job.mm_hash for job in started(jobs)] == ["a"]
