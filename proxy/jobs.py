@@ -112,8 +112,8 @@ class _Hold:
 class JobTable:
     """All jobs of one proxy. `share` is in bytes; `work` gives the seconds expected of a plan.
 
-    Without `flow_control` planned jobs run in the order of their coming, as soon as a tower takes them, whoever
-    has room for the result: what the rules are measured against.
+    Without `flow_control` planned jobs run in the order of their coming, as soon as a tower takes them,
+    whoever has room for the result: what the rules are measured against.
     """
 
     def __init__(

@@ -134,5 +134,5 @@ def _report(lines: list[str]) -> list[str]:
         *lines,
         "",
         "Memory counts as flat when a straight line through the samples of the last three quarters rises by",
-        f"less than {GROWTH_MIB:.0f} MiB in each process; the proxy's is a saw, as it collects cycles seldom.",
+        f"less than {GROWTH_MIB:.0f} MiB in each process; the proxy's is a saw: it collects cycles seldom.",
     ]
