@@ -1,0 +1,76 @@
+"""A store behind a network that is slow or breaks: whole values or plain errors, and then it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from support.items import fresh_buffer, make_body, make_plan
+from support.relay import Relay
+from triptych.ec_connector.store import EmbeddingStore, Loaded, StoreUnavailable
+from triptych.types import ItemPlan
+
+
+@pytest.fixture
+async def relayed(store_url: str, tmp_path: Path) -> AsyncIterator[tuple[Relay, EmbeddingStore]]:
+    with Relay(tmp_path / "relay.sock", Path(store_url.removeprefix("unix://"))) as relay:
+        store = await EmbeddingStore.connect(f"unix://{tmp_path / 'relay.sock'}")
+        yield relay, store
+        await store.close()
+
+
+async def saved(store: EmbeddingStore, name: str) -> tuple[ItemPlan, bytes]:
+    plan = make_plan(name, rows=4000, width=128)
+    body = make_body(plan)
+    await store.save(plan, body, ttl=60)
+    return plan, body
+
+
+async def whole(store: EmbeddingStore, plan: ItemPlan, body: bytes) -> None:
+    """Loads the item; what is broken is mended by the second try at the latest."""
+    for _ in range(2):
+        with contextlib.suppress(StoreUnavailable):
+            loaded = await store.load(plan, fresh_buffer)
+            assert isinstance(loaded, Loaded)
+            assert bytes(loaded.body) == body
+            return
+    raise AssertionError("the store did not answer again")
+
+
+@pytest.mark.parametrize("breaking", ["cut", "half_close"])
+async def test_idle_connections_that_broke_are_replaced(
+    relayed: tuple[Relay, EmbeddingStore], breaking: str
+) -> None:
+    relay, store = relayed
+    plan, body = await saved(store, f"idle {breaking}")
+    await whole(store, plan, body)
+    assert getattr(relay, breaking)() >= 2
+    await whole(store, plan, body)
+    assert (await store.look_up([(plan.mm_hash, plan.namespace)]))[0] is not None
+
+
+@pytest.mark.parametrize("breaking", ["cut", "half_close"])
+async def test_a_value_whose_connection_breaks_under_way_is_never_cut_short(
+    relayed: tuple[Relay, EmbeddingStore], breaking: str
+) -> None:
+    relay, store = relayed
+    plan, body = await saved(store, f"busy {breaking}")
+    relay.delay = 0.02
+    for _ in range(3):
+        loading = asyncio.create_task(whole(store, plan, body))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(getattr(relay, breaking))
+        relay.delay = 0.0
+        await loading
+        relay.delay = 0.02
+
+
+async def test_a_slow_store_delivers_in_the_end(relayed: tuple[Relay, EmbeddingStore]) -> None:
+    relay, store = relayed
+    plan, body = await saved(store, "slow")
+    relay.delay = 0.02
+    await whole(store, plan, body)
