@@ -58,6 +58,8 @@ class EncoderJob:
         self._phase_timeout = phase_timeout
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
         self._deadline: asyncio.Timeout | None = None
+        #: Whether the worker has been sent the whole item: it was there, and may be at work on it.
+        self.media_sent = False
 
     def permit(self) -> None:
         """The item may use the tower; from now on the worker has `phase_timeout` seconds."""
@@ -114,6 +116,7 @@ class EncoderJob:
                 continue
             async for frame in self._media.frames(MEDIA_FRAME_BYTES):
                 yield encoder_pb2.EncodeRequest(media=frame)
+            self.media_sent = True
 
     def _extend(self) -> None:
         if self._deadline is not None and not self._deadline.expired():

@@ -6,19 +6,19 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpc import aio
+from grpc import StatusCode, aio
 
-from triptych.errors import InternalError, RequestError, TriptychError, error_from_code
+from triptych.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.backpressure import Backpressure
 from triptych.proxy.encoder_client import EncoderJob, JobFailure, JobReady
-from triptych.proxy.jobs import EncoderSlot, Job, JobTable, StartJob
+from triptych.proxy.jobs import MAX_LOSSES, EncoderSlot, Job, JobTable, StartJob
 from triptych.proxy.media_spool import SpooledMedia
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import WorkModel
@@ -32,6 +32,10 @@ MAX_INTERNAL_ERRORS = 4
 #: Items whose publication is remembered, for look-ups that were under way then.
 RECENT_ITEMS = 4096
 DEFAULT_CREDIT = 8
+#: How a stream ends whose worker has ended.
+_BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.INTERNAL)
+#: Seconds in which the items that leave an encoder are counted for one line of the log.
+_TELL_AFTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class JobRunner:
         self._ending: set[asyncio.Task[None]] = set()
         self._recent: OrderedDict[str, tuple[float, JobReady]] = OrderedDict()
         self._ticker: asyncio.TimerHandle | None = None
+        #: Items that left an encoder, by its address and the reason, and are not in the log yet.
+        self._untold: Counter[tuple[str, str]] = Counter()
 
     def work(self, plan: ItemPlan | None) -> float:
         """Seconds of tower time expected of an item."""
@@ -172,7 +178,7 @@ class JobRunner:
         for try_id, entry in list(self._tries.items()):
             if entry.job.address == address:
                 self._forget(try_id, entry)
-                self._retry(entry.job, try_id, "the encoder worker does not answer")
+                self._broken(try_id, entry.job, entry.stream, "the encoder worker does not answer")
         self.pump()
 
     def _slots(self) -> list[EncoderSlot]:
@@ -221,7 +227,11 @@ class JobRunner:
         try:
             end = await stream.run()
         except aio.AioRpcError as error:
-            self._retry(job, try_id, f"grpc {error.code().name}")
+            why = f"grpc {error.code().name}"
+            if error.code() in _BROKEN:
+                self._broken(try_id, job, stream, why)
+            else:
+                self._retry(job, try_id, why)
         except TriptychError as error:
             self._retry(job, try_id, str(error))
         except Exception:
@@ -261,13 +271,28 @@ class JobRunner:
         if end.owner_address or (end.retryable and not hopeless):
             self._retry(job, try_id, end.message, end.owner_address, end.owner_token)
             return
-        waiters = sorted(job.waiters)
-        if self.table.failed(try_id, job.mm_hash, time.monotonic(), retryable=False) is None:
-            return
+        if self.table.failed(try_id, job.mm_hash, time.monotonic(), retryable=False) is not None:
+            self._give_up(job, lambda: error_from_code(end.code, end.message, param=end.param or None))
+
+    def _give_up(self, job: Job, error: Callable[[], RequestError]) -> None:
+        """The table has let the job go: each of its requests gets an error of its own."""
         self._let_go(job.mm_hash)
-        for request_id in waiters:
-            error = error_from_code(end.code, end.message, param=end.param or None)
-            self._sink.failed(request_id, job.mm_hash, error)
+        for request_id in sorted(job.waiters):
+            self._sink.failed(request_id, job.mm_hash, error())
+
+    def _broken(self, try_id: str, job: Job, stream: EncoderJob, why: str) -> None:
+        """The stream ended without an answer; with the item whole at the worker, the item may be why."""
+        if not stream.media_sent:
+            self._retry(job, try_id, why)
+            return
+        address = job.address
+        if self.table.lost(try_id, job.mm_hash, time.monotonic()) is None:
+            return
+        if job.losses < MAX_LOSSES:
+            self._tell(address, why)
+            return
+        log.warning("item %s is given up: %d encoder workers ended at it", short(job.mm_hash), job.losses)
+        self._give_up(job, _poison)
 
     def _retry(self, job: Job, try_id: str, why: str, owner: str = "", token: str = "") -> None:
         address = job.address
@@ -275,7 +300,18 @@ class JobRunner:
             try_id, job.mm_hash, time.monotonic(), retryable=True, owner_address=owner, owner_token=token
         )
         if queued is not None:
-            log.info("item %s goes on elsewhere than at %s: %s", short(job.mm_hash), address, why)
+            self._tell(address, why)
+
+    def _tell(self, address: str, why: str) -> None:
+        """One line for all that leave together."""
+        if not self._untold:
+            asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_all)
+        self._untold[address, why] += 1
+
+    def _tell_all(self) -> None:
+        for (address, why), count in self._untold.items():
+            log.info("items that go on elsewhere than at %s: %d (%s)", address, count, why)
+        self._untold.clear()
 
     def _let_go(self, mm_hash: str) -> None:
         if source := self._sources.pop(mm_hash, None):
@@ -291,6 +327,14 @@ class JobRunner:
         entry.task.cancel()
         self._ending.add(entry.task)
         entry.task.add_done_callback(self._ending.discard)
+
+
+def _poison() -> RequestError:
+    return InvalidRequest(
+        f"image: {MAX_LOSSES} encoder workers ended while they worked on it; it is not tried again, "
+        "save the picture anew in another format or leave it out",
+        param="image",
+    )
 
 
 def _patches(plan: ItemPlan) -> int:

@@ -132,7 +132,10 @@ class FakeWorker:
 
 
 class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
-    """Plans at once and saves to the real store. `gate` holds plans, `tower` holds runs, while cleared."""
+    """Plans at once and saves to the real store. `gate` holds plans, `tower` holds runs, while cleared.
+
+    It ends, and is started again, when it is at `ends_at[mm_hash]` ("plan", "tower") with such an item.
+    """
 
     pool = "encoder"
 
@@ -146,6 +149,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         self.open = 0
         self.failures: list[encoder_pb2.JobFailed] = []
         self.ask_media_again = False
+        self.ends_at: dict[str, str] = {}
+        self.restarts: set[asyncio.Task[None]] = set()
         self.gate = asyncio.Event()
         self.tower = asyncio.Event()
         self.gate.set()
@@ -177,6 +182,7 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
             yield encoder_pb2.EncodeEvent(failed=self.failures.pop(0))
             return
         await self.gate.wait()
+        await self._end_at("plan", job.mm_hash)
         plan = fake_plan(job.mm_hash)
         yield encoder_pb2.EncodeEvent(planned=plan)
         if self.ask_media_again:
@@ -185,11 +191,21 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         while not (message := await anext(messages)).HasField("run"):
             self.media.append(message.media)
         self.runs += 1
+        await self._end_at("tower", job.mm_hash)
         await self.tower.wait()
         values = plan_from_proto(plan)
         await self.store.save(values, b"\x01" * values.nbytes, ttl=60.0, damaged_digest=job.damaged_digest)
         ready = encoder_pb2.ItemReady(plan=plan, encode_seconds=0.5, save_seconds=0.25)
         yield encoder_pb2.EncodeEvent(ready=ready)
+
+    async def _end_at(self, stage: str, mm_hash: str) -> None:
+        if self.ends_at.get(mm_hash) == stage:
+            self.restarts.add(asyncio.create_task(self._restart()))
+            await asyncio.Event().wait()
+
+    async def _restart(self) -> None:
+        await self.kill()
+        await self.start()
 
 
 def fake_plan(key: str) -> common_pb2.ItemPlan:
