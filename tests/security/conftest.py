@@ -12,6 +12,13 @@ from support.cluster import start_cluster
 from support.guarded import Guarded, guarded_cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who asks first for a cluster waits for its start."""
+    for item in items:
+        if {"target", "guarded"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.timeout(300))
+
+
 @pytest.fixture(scope="session")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     words = ("--served-model-name", MODEL, "--threads", "1", "--max-body", "16MiB")

@@ -7,8 +7,6 @@ import json
 import socket
 import zlib
 
-import pytest
-
 from support.attacks import GOOD, MODEL, Target, statuses
 
 BODY = json.dumps({"model": MODEL, "messages": GOOD, "max_tokens": 1}).encode()
@@ -64,11 +62,11 @@ NO_HTTP = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(SMUGGLING))
-def test_a_second_request_cannot_hide_in_the_first(target: Target, name: str) -> None:
-    answered = statuses(target.raw(SMUGGLING[name]))
-    assert 404 not in answered, "the hidden request was served"
-    assert all(400 <= status < 500 for status in answered)
+def test_a_second_request_cannot_hide_in_the_first(target: Target) -> None:
+    for name, data in SMUGGLING.items():
+        answered = statuses(target.raw(data))
+        assert 404 not in answered, f"{name}: the hidden request was served"
+        assert all(400 <= status < 500 for status in answered), (name, answered)
 
 
 def test_what_is_no_http_gets_400_or_nothing(target: Target) -> None:
@@ -77,22 +75,28 @@ def test_what_is_no_http_gets_400_or_nothing(target: Target) -> None:
         assert all(400 <= status < 500 for status in answered), (name, answered)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/..//..//etc/passwd", "/docs/../../../etc/passwd"]
-    + ["/%00", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/admin", "/debug", "/.env", "//etc/passwd"],
-)
-def test_a_path_reaches_no_file(target: Target, path: str) -> None:
-    reply = target.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-    assert statuses(reply) == [404]
-    assert b"root:" not in reply
+PATHS = [
+    "/../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
+    "/v1/..//..//etc/passwd",
+    "/docs/../../../etc/passwd",
+]
+PATHS += ["/%00", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/admin", "/debug", "/.env", "//etc/passwd"]
 
 
-@pytest.mark.parametrize("host", ["", "evil.example", "127.0.0.1:1@evil", "x/v1/models?", "a" * 5000])
-def test_the_host_header_decides_nothing(target: Target, host: str) -> None:
-    reply = target.raw(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    assert set(statuses(reply)) <= {200, 400}
-    assert b"evil" not in reply
+def test_a_path_reaches_no_file(target: Target) -> None:
+    for path in PATHS:
+        reply = target.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert statuses(reply) == [404], path
+        assert b"root:" not in reply
+
+
+def test_the_host_header_decides_nothing(target: Target) -> None:
+    for host in ("", "evil.example", "127.0.0.1:1@evil", "x/v1/models?", "a" * 5000):
+        head = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        reply = target.raw(head.encode())
+        assert set(statuses(reply)) <= {200, 400}, host
+        assert b"evil" not in reply
 
 
 def test_headers_without_end_are_refused_before_they_fill_the_memory(target: Target) -> None:
@@ -129,12 +133,12 @@ def test_an_endless_chunked_body_is_cut_off_at_the_limit(target: Target) -> None
     assert statuses(reply) == [413]
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "identity;q=0"])
-def test_a_compressed_body_is_never_inflated(target: Target, coding: str) -> None:
-    bomb = gzip.compress(bytes(50 << 20)) if "gzip" in coding else zlib.compress(bytes(50 << 20))
-    status, reply = target.chat(bomb, Content_Encoding=coding)
-    assert 400 <= status < 500, reply
-    assert reply["error"]["param"] == "body"
+def test_a_compressed_body_is_never_inflated(target: Target) -> None:
+    for coding in ("gzip", "deflate", "br", "zstd", "gzip, gzip", "identity;q=0"):
+        bomb = gzip.compress(bytes(20 << 20)) if "gzip" in coding else zlib.compress(bytes(20 << 20))
+        status, reply = target.chat(bomb, Content_Encoding=coding)
+        assert 400 <= status < 500, (coding, reply)
+        assert reply["error"]["param"] == "body"
 
 
 def test_pipelined_requests_are_answered_in_order(target: Target) -> None:

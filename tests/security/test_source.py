@@ -16,7 +16,6 @@ FOLDERS = (
     "ec_connector",
     "triptych",
     "deploy",
-    "benchmarks",
     "tests",
 )
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
