@@ -28,7 +28,9 @@ async def test_text_is_answered_with_every_encoder_dead_and_pictures_when_one_is
     try:
         for pid in encoders.values():
             os.kill(pid, signal.SIGKILL)
-        waiting = asyncio.create_task(ask(cluster.url, cases[with_picture], STREAM_TOKENS, cache_salt="text alone"))
+        waiting = asyncio.create_task(
+            ask(cluster.url, cases[with_picture], STREAM_TOKENS, cache_salt="text alone")
+        )
         answers = await ask_all(
             cluster.url, [cases[index] for index in texts], STREAM_TOKENS, cache_salt="text alone"
         )

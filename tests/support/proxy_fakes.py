@@ -96,6 +96,8 @@ class FakeWorker:
     def __init__(self) -> None:
         self.port = 0
         self.incarnation = 0
+        self.model_key = MODEL_KEY
+        self.namespace = NAMESPACE
         self.server: Any = None
         self.health = StallingHealth()
 
@@ -105,10 +107,10 @@ class FakeWorker:
 
     @property
     def info(self) -> WorkerInfo:
-        namespaces = (NAMESPACE,) if self.pool == "encoder" else ()
+        namespaces = (self.namespace,) if self.pool == "encoder" else ()
         capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
         return WorkerInfo(
-            self.address, self.pool, f"i{self.incarnation}", MODEL_KEY, MODEL, namespaces, capacity
+            self.address, self.pool, f"i{self.incarnation}", self.model_key, MODEL, namespaces, capacity
         )
 
     async def start(self) -> None:
@@ -183,7 +185,7 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
             return
         await self.gate.wait()
         await self._end_at("plan", job.mm_hash)
-        plan = fake_plan(job.mm_hash)
+        plan = fake_plan(job.mm_hash, self.namespace)
         yield encoder_pb2.EncodeEvent(planned=plan)
         if self.ask_media_again:
             self.ask_media_again = False
@@ -208,10 +210,10 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         await self.start()
 
 
-def fake_plan(key: str) -> common_pb2.ItemPlan:
+def fake_plan(key: str, namespace: str = NAMESPACE) -> common_pb2.ItemPlan:
     return common_pb2.ItemPlan(
         mm_hash=key,
-        namespace=NAMESPACE,
+        namespace=namespace,
         modality="image",
         rows=ROWS,
         width=WIDTH,

@@ -1,0 +1,35 @@
+"""The share of published bytes: half of the store's memory, divided by the proxies that live."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.proxy_fakes import FakeCluster, until
+from triptych.config import ProxyConfig
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.proxy import pool
+from triptych.proxy.service import Upkeep
+
+MEMORY = 100 << 20
+
+
+async def test_the_share_is_divided_by_live_proxies_and_whole_again_when_one_has_gone(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.05)
+    async with FakeCluster(store, encoders=0) as cluster:
+        upkeep = Upkeep(ProxyConfig(store_memory=MEMORY), store, cluster.pool, cluster.dispatcher)
+        table = cluster.dispatcher.jobs.table
+        await upkeep.look()
+        assert table.share == MEMORY // 2
+        await cluster.registry.declare_proxy("second", 600.0)
+        await cluster.registry.declare_proxy("third", 600.0)
+        await until(lambda: cluster.pool.proxies == 3)
+        await upkeep.look()
+        assert table.share == MEMORY // 6
+        # A killed proxy declares itself no more: its term runs out.
+        await cluster.registry.declare_proxy("second", -1.0)
+        await cluster.registry.declare_proxy("third", -1.0)
+        await until(lambda: cluster.pool.proxies == 1)
+        await upkeep.look()
+        assert table.share == MEMORY // 2
