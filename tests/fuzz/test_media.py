@@ -58,7 +58,7 @@ def prepared(preparer: Preparer, media: bytes, options: dict[str, object]) -> No
         assert item.rows > 0
         assert item.nbytes < 1 << 26
     except InvalidRequest as refused:
-        assert not re.search(r"0x[0-9a-f]{6}", refused.message), refused.message
+        assert not re.search(r"\b0x[0-9a-f]{6}", refused.message), refused.message
         assert len(refused.message) < 500, refused.message
 
 

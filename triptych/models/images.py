@@ -52,7 +52,7 @@ class ImageProcessor:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 return dict(self._processor(images=[image], return_tensors="pt", **options))
-        except (ValueError, TypeError, ZeroDivisionError) as error:
+        except (ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
             raise InvalidRequest(f"the image cannot be processed: {error}", param="image") from error
 
 

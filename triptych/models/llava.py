@@ -53,6 +53,10 @@ _OPTIONS = {
 }
 
 
+#: Pixels of an image between resize and crop.
+_MOST_RESIZED = 1 << 26
+
+
 class VisionModule(nn.Module):
     """Tower and projector: all that an encoder worker holds of a checkpoint."""
 
@@ -102,6 +106,7 @@ class LlavaEncoder(EncoderSide):
 
     def preprocess(self, image: Any, options: Mapping[str, Any]) -> PreparedItem:
         check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
+        self._check_resized(image, options)
         pixels = self._images(image, options)["pixel_values"]
         if pixels.shape[-2:] != (self._side, self._side):
             height, width = pixels.shape[-2:]
@@ -113,6 +118,22 @@ class LlavaEncoder(EncoderSide):
         return PreparedItem(
             rows=rows, length=rows, grid_thw=(), cost=patches(self._config), tensors={"pixel_values": pixels}
         )
+
+    def _check_resized(self, image: Any, options: Mapping[str, Any]) -> None:
+        """The processor resizes before it crops: a narrow image, or a large size, would fill the memory."""
+        size = options.get("size", self._images.get("size"))
+        sides = {"shortest_edge": size} if isinstance(size, int) else dict(size or {})
+        edge = sides.get("shortest_edge")
+        if edge:
+            pixels = edge * edge * max(image.size) / min(image.size)
+        else:
+            pixels = (sides.get("height") or 1) * (sides.get("width") or 1)
+        if pixels > _MOST_RESIZED:
+            raise InvalidRequest(
+                f"image: {image.width}x{image.height} would be resized to {pixels:.0f} pixels, more than "
+                f"{_MOST_RESIZED}: send a picture with a smaller aspect ratio, or a smaller size",
+                param="mm_processor_kwargs.size" if "size" in options else "image",
+            )
 
     @torch.no_grad()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:

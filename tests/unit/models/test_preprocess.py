@@ -108,6 +108,12 @@ def test_every_image_of_llava_takes_as_many_rows() -> None:
     assert [(item.rows, item.length, item.grid_thw, item.cost) for item in items] == [(36, 36, (), 36)] * 2
 
 
+def test_a_line_of_pixels_that_llava_would_blow_up_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="aspect ratio") as refused:
+        encoder("llava").preprocess(Image.new("RGB", (100_000, 1)), {})
+    assert refused.value.param == "image"
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -115,6 +121,8 @@ def test_every_image_of_llava_takes_as_many_rows() -> None:
         ({"do_pad": True}, "mm_processor_kwargs.do_pad"),
         ({"do_resize": "yes"}, "mm_processor_kwargs.do_resize"),
         ({"crop_size": {"height": 32, "width": 32}}, "mm_processor_kwargs"),
+        ({"size": {"shortest_edge": 1 << 32}}, "mm_processor_kwargs.size"),
+        ({"size": {"height": 100_000, "width": 100_000}}, "mm_processor_kwargs.size"),
     ],
 )
 def test_llava_refuses_what_its_processor_or_tower_does_not_take(options: dict[str, Any], param: str) -> None:
