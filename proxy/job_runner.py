@@ -33,7 +33,7 @@ MAX_INTERNAL_ERRORS = 4
 RECENT_ITEMS = 4096
 DEFAULT_CREDIT = 8
 #: How a stream ends whose worker has ended.
-_BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.INTERNAL)
+_BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN)
 #: Seconds in which the items that leave an encoder are counted for one line of the log.
 _TELL_AFTER = 0.1
 

@@ -267,7 +267,7 @@ class JobTable:
             job.not_before = now + backoff
         else:
             job.avoid[job.address] = now + LAST_BACKOFF
-            job.not_before = now + (0.0 if self._candidates(job, now) else backoff)
+            job.not_before = now + (0.0 if self._unblamed(job, now) else backoff)
         if not joins:
             job.failed_lease_token = owner_token or job.owner_token or job.failed_lease_token
         job.owner_address, job.owner_token = (owner_address, owner_token) if joins else ("", "")
@@ -342,10 +342,14 @@ class JobTable:
 
     def _candidates(self, job: Job, now: float) -> list[EncoderSlot]:
         """Encoders of the namespace; those that failed the job only when there is no other."""
-        able = [slot for slot in self._encoders.values() if job.namespace in slot.namespaces]
-        return [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or [
-            slot for slot in able if job.not_before and job.not_before <= now
-        ]
+        waited = job.not_before and job.not_before <= now
+        return self._unblamed(job, now) or (self._able(job) if waited else [])
+
+    def _unblamed(self, job: Job, now: float) -> list[EncoderSlot]:
+        return [slot for slot in self._able(job) if job.avoid.get(slot.address, 0.0) <= now]
+
+    def _able(self, job: Job) -> list[EncoderSlot]:
+        return [slot for slot in self._encoders.values() if job.namespace in slot.namespaces]
 
     def _runs(self, jobs: list[Job], isolation: Isolation) -> list[StartJob | RunJob]:
         running = self._count(JobState.RUNNING)

@@ -319,3 +319,16 @@ def test_without_flow_control_what_is_encoded_again_waits_for_what_came_before()
     jobs.want("a", "r", SPACE)
     jobs.want("b", "s", SPACE, re_encode=True)
     assert [job.mm_hash for job in started(jobs)] == ["a"]
+
+
+def test_a_job_whose_only_encoder_fails_it_again_and_again_waits_longer_every_time() -> None:
+    jobs = table()
+    job, _ = jobs.want("k", "r", SPACE)
+    now, waits = 0.0, []
+    for _ in range(7):
+        (tried,) = started(jobs, now)
+        jobs.failed(tried.try_id, "k", now, retryable=True)
+        assert started(jobs, now) == []
+        waits.append(job.not_before - now)
+        now = job.not_before
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
