@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from triptych import __version__
+from triptych.cli.bench import bench
 from triptych.cli.options import build, config_options
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
@@ -68,6 +69,9 @@ def _imports(model: str) -> Iterator[None]:
     with quick_imports():
         preload(Path(model))
         yield
+
+
+app.add_command(bench)
 
 
 @app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")

@@ -1,0 +1,104 @@
+"""Two results side by side, and two targets measured in turns: ratios with their spread. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: What is compared, and whether more is better.
+COMPARED = {
+    "request_goodput": True,
+    "slo_attainment": True,
+    "request_throughput": True,
+    "output_throughput": True,
+    "median_ttft_ms": False,
+    "p99_ttft_ms": False,
+    "median_tpot_ms": False,
+    "p99_tpot_ms": False,
+    "median_e2el_ms": False,
+    "p99_e2el_ms": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A metric of B over A: the ratio of the medians, and the range of what single windows give.
+
+    `more_is_better` says how to read it.
+    """
+
+    metric: str
+    a: float
+    b: float
+    ratio: float
+    low: float
+    high: float
+    windows: tuple[int, int]
+    more_is_better: bool
+
+    @property
+    def certain(self) -> bool:
+        """Whether the whole range is on one side of 1, with at least two windows each."""
+        return min(self.windows) >= 2 and (self.low > 1) == (self.high > 1) and self.low != 1 != self.high
+
+
+def ratio(metric: str, a: Sequence[float], b: Sequence[float], *, paired: bool) -> Ratio:
+    """`paired`: window i of both ran one after the other with the same requests; else all pairs count."""
+    pairs = list(zip(a, b, strict=True)) if paired else [(one, other) for one in a for other in b]
+    shares = [other / one for one, other in pairs if one > 0] or [math.nan]
+    middle_a, middle_b = statistics.median(a), statistics.median(b)
+    return Ratio(
+        metric,
+        middle_a,
+        middle_b,
+        middle_b / middle_a if middle_a > 0 else math.nan,
+        min(shares),
+        max(shares),
+        (len(a), len(b)),
+        COMPARED[metric],
+    )
+
+
+def compare_windows(
+    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, paired: bool = False
+) -> list[Ratio]:
+    """Every metric that all of the windows have."""
+    found = []
+    for metric in COMPARED:
+        first, second = ([window.get(metric) for window in windows] for windows in (a, b))
+        if all(isinstance(value, int | float) for value in (*first, *second)):
+            found.append(ratio(metric, first, second, paired=paired))  # type: ignore[arg-type]
+    return found
+
+
+def compare_results(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Ratio]]:
+    """Ratios by the label of windows that both results have."""
+    first, second = by_label(a), by_label(b)
+    return {label: compare_windows(first[label], second[label]) for label in first if label in second}
+
+
+def by_label(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    labels: dict[str, list[Mapping[str, Any]]] = {}
+    for window in found["windows"]:
+        labels.setdefault(str(window["label"]), []).append(window)
+    return labels
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """What else differs between two results, so that their ratio is not read as one of servers."""
+    found = []
+    for name in ("workload", "slo"):
+        if a[name] != b[name]:
+            found.append(f"another {name}")
+    for key in ("chip", "cores"):
+        if a["machine"][key] != b["machine"][key]:
+            found.append(f"another {key}: {a['machine'][key]} and {b['machine'][key]}")
+    for side, one in (("A", a), ("B", b)):
+        if one["machine"]["loaded"]:
+            found.append(
+                f"{side} was made on a loaded machine (load {one['machine']['load_before']:g} before)"
+            )
+    return found

@@ -1,0 +1,59 @@
+"""Asks a target what it serves and how many tokens its tokenizer makes of a text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import aiohttp
+
+from triptych.errors import ConfigError
+from triptych.goodput.client import Client, make_session
+from triptych.goodput.job import Job, Target
+from triptych.goodput.payload import Bodies
+from triptych.goodput.prompts import words_per_token
+from triptych.goodput.workload import PlannedRequest
+
+_SHORT, _LONG = 8, 40
+_PATIENCE = 120.0
+
+
+def find_model(target: Target) -> Target:
+    """The target with the first model it serves, unless it has one. ConfigError when nobody answers."""
+    return target if target.model else replace(target, model=asyncio.run(_first_model(target)))
+
+
+async def _first_model(target: Target) -> str:
+    url = f"{target.url.rstrip('/')}/v1/models"
+    try:
+        async with make_session(target) as session, asyncio.timeout(_PATIENCE), session.get(url) as response:
+            if response.status != 200:
+                raise ConfigError(f"--target {target.url}: /v1/models answers {response.status}")
+            listed = await response.json(content_type=None)
+            return str(listed["data"][0]["id"])
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise ConfigError(f"--target {target.url} does not answer: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"--target {target.url}: no model in /v1/models; name it with --model") from error
+
+
+def calibrate(target: Target) -> float:
+    """Words per token by the server's own usage of two short requests; 1 when it tells no usage."""
+    planned = [PlannedRequest(seed, words, 1) for seed, words in ((1, _SHORT), (2, _LONG))]
+    counts = asyncio.run(_prompt_tokens(target, planned))
+    return words_per_token((_SHORT, counts[0]), (_LONG, counts[1]))
+
+
+async def _prompt_tokens(target: Target, planned: list[PlannedRequest]) -> list[int]:
+    bodies = Bodies(Job(target, tuple((0.0, request) for request in planned)))
+    counts = []
+    async with make_session(target) as session:
+        client = Client(session, target, time.perf_counter(), _PATIENCE)
+        for index, request in enumerate(planned):
+            record = await client.send(index, 0.0, request, bodies.body(index), warm_up=True)
+            if not record.ok:
+                raise ConfigError(f"--target {target.url} does not do what is measured: {record.error}")
+            counts.append(record.prompt_tokens)
+    bodies.close()
+    return counts

@@ -1,0 +1,151 @@
+"""The three things the harness does: measure one target, compare two results, measure two in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import ConfigError
+from triptych.goodput.comparison import compare_results, compare_windows, differences
+from triptych.goodput.display import Display, summary_of
+from triptych.goodput.machine import describe, load_average
+from triptych.goodput.plots import save_plots
+from triptych.goodput.probe import calibrate, find_model
+from triptych.goodput.result import document, read_result, window_fields, write_csv, write_json
+from triptych.goodput.search import SearchLimits, SearchResult, Verdict, search
+from triptych.goodput.settings import Settings
+from triptych.goodput.window import Window, measure
+
+#: Windows of one run never share a seed: no cache may answer for an earlier window's requests.
+_SEED_STEP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where results go: STEM.json, STEM.csv and STEM-*.png or .svg."""
+
+    stem: Path
+    plots: str = "png"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The windows to run: every rate `repeats` times, then the search, if there is one."""
+
+    rates: tuple[float, ...] = ()
+    repeats: int = 1
+    search: SearchLimits | None = None
+
+
+def ready(settings: Settings, words_per_token: float = 0.0) -> Settings:
+    """The settings with the target's model and its tokenizer's words per token."""
+    target = find_model(settings.target)
+    return replace(settings, target=target, words_per_token=words_per_token or calibrate(target))
+
+
+class Bench:
+    """Runs windows of one target."""
+
+    def __init__(self, settings: Settings, display: Display, metrics_urls: Sequence[str] = ()) -> None:
+        self.settings = settings
+        self.windows: list[Window] = []
+        self._display = display
+        self._metrics_urls = metrics_urls
+        self._load_before = load_average()
+
+    def window(self, settings: Settings, seed: int | None = None) -> Window:
+        if seed is None:
+            seed = settings.seed * _SEED_STEP + len(self.windows)
+        with self._display.progress(settings.label) as show:
+            found = measure(settings, seed, self._metrics_urls, show)
+        self.windows.append(found)
+        return found
+
+    def sweep(self, course: Course) -> None:
+        """Every rate once, then every rate again: what changes over time then touches all of them."""
+        for _ in range(course.repeats):
+            for rate in course.rates:
+                self.window(self.settings.at(rate))
+            if not course.rates:
+                self.window(self.settings)
+
+    def search(self, limits: SearchLimits) -> SearchResult:
+        if not self.settings.slo.limits:
+            raise ConfigError("--search needs --slo: say what a sustained rate has to keep to")
+
+        def window(rate: float) -> Verdict:
+            verdict = self.window(self.settings.at(rate)).verdict
+            self._display.say(f"{rate:.4g}/s: {'sustained' if verdict.sustained else verdict.why}")
+            return verdict
+
+        return search(window, limits)
+
+    def document(self, **more: Any) -> dict[str, Any]:
+        return document(self.windows, describe(self._load_before), **more)
+
+    def machine(self) -> None:
+        self._display.machine(describe(self._load_before))
+
+
+def run_goodput(
+    bench: Bench, course: Course, output: Output, display: Display, startup: dict[str, float] | None = None
+) -> None:
+    """Measures, shows and writes."""
+    if course.rates or course.search is None:
+        bench.sweep(course)
+    found = bench.search(course.search) if course.search is not None else None
+    result = bench.document(name=output.name, search=found, startup=startup)
+    display.windows(bench.windows)
+    if found is not None:
+        display.search(found)
+    bench.machine()
+    for path in write_all(result, output):
+        display.say(f"wrote {path}")
+
+
+def write_all(result: dict[str, Any], output: Output) -> list[Path]:
+    """The paths of what was written."""
+    output.stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [output.stem.with_name(output.stem.name + ending) for ending in (".json", ".csv")]
+    write_json(paths[0], result)
+    write_csv(paths[1], result)
+    if output.plots != "none":
+        paths += save_plots([read_result(paths[0])], output.stem, output.plots)
+    return paths
+
+
+def run_compare(paths: tuple[Path, Path], output: Output | None, display: Display) -> None:
+    """Ratios of two results by load, and plots of both if asked."""
+    a, b = (read_result(path) for path in paths)
+    display.say(f"A  {summary_of(a)}\nB  {summary_of(b)}")
+    found = compare_results(a, b)
+    if not found:
+        raise ConfigError(f"{paths[0]} and {paths[1]} have no load in common: nothing to compare")
+    for label, ratios in found.items():
+        display.ratios(label, ratios, ("A", "B"))
+    for difference in differences(a, b):
+        display.warn(difference)
+    if output is not None and output.plots != "none":
+        named = [found | {"name": found["name"] or side} for found, side in ((a, "A"), (b, "B"))]
+        for path in save_plots(named, output.stem, output.plots):
+            display.say(f"wrote {path}")
+
+
+def run_ab(a: Bench, b: Bench, repeats: int, output: Output, display: Display) -> None:
+    """Windows in turns, A B, B A, …, of the same requests; ratios window by window."""
+    for repeat in range(repeats):
+        seed = a.settings.seed * _SEED_STEP + repeat
+        for bench in (a, b) if repeat % 2 == 0 else (b, a):
+            bench.window(bench.settings, seed)
+    for side, bench in (("a", a), ("b", b)):
+        display.windows(bench.windows)
+        stem = output.stem.with_name(f"{output.stem.name}-{side}")
+        for path in write_all(bench.document(name=side.upper()), replace(output, stem=stem)):
+            display.say(f"wrote {path}")
+    first, second = ([window_fields(window) for window in bench.windows] for bench in (a, b))
+    ratios = compare_windows(first, second, paired=True)
+    display.ratios(f"B against A in turns, {repeats} repeats", ratios, ("A", "B"))
+    a.machine()

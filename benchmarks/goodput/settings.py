@@ -1,0 +1,88 @@
+"""What one run of the harness is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from triptych.errors import ConfigError
+from triptych.goodput.arrivals import Arrivals, arrival_times, mean_rate
+from triptych.goodput.job import Job, Target
+from triptych.goodput.slo import Slo
+from triptych.goodput.trace import read_trace
+from triptych.goodput.workload import PlannedRequest, Workload, plan_requests
+
+#: A window below this says nothing of a P99.
+_LEAST_REQUESTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`seconds` and `warm_up` are of every window; `requests` above 0 sets the measured number instead.
+
+    One of `arrivals`, `trace` and `concurrency` decides when requests are sent.
+    """
+
+    target: Target
+    workload: Workload
+    workload_name: str
+    slo: Slo
+    arrivals: Arrivals = Arrivals()
+    trace: str = ""
+    trace_speed: float = 1.0
+    concurrency: int = 0
+    seconds: float = 60.0
+    requests: int = 0
+    warm_up: float = 5.0
+    timeout: float = 120.0
+    seed: int = 0
+    words_per_token: float = 1.0
+
+    def at(self, rate: float) -> Settings:
+        """The same at another rate; a ramp keeps its steepness."""
+        scaled = self.arrivals.ramp_to * rate / self.arrivals.rate
+        return replace(self, arrivals=replace(self.arrivals, rate=rate, ramp_to=scaled))
+
+    @property
+    def label(self) -> str:
+        if self.trace:
+            return f"trace {Path(self.trace).name}"
+        if self.concurrency:
+            return f"{self.concurrency} at once"
+        return f"{self.arrivals.rate:.4g}/s"
+
+
+def make_job(settings: Settings, seed: int) -> Job:
+    """The window that `seed` decides: requests, pictures and times."""
+    if settings.trace:
+        schedule = read_trace(Path(settings.trace), settings.trace_speed, seed)
+        warm_up = sum(time < settings.warm_up for time, _ in schedule)
+    else:
+        warm_up, count = _counts(settings)
+        times = [0.0] * count if settings.concurrency else arrival_times(settings.arrivals, count, seed)
+        schedule = list(zip(times, plan_requests(settings.workload, count, seed), strict=True))
+    return _job(settings, schedule, warm_up)
+
+
+def _counts(settings: Settings) -> tuple[int, int]:
+    """Warm-up requests, and all of them."""
+    if settings.concurrency:
+        measured = settings.requests or max(10 * settings.concurrency, 20)
+        return settings.concurrency, settings.concurrency + measured
+    rate = mean_rate(settings.arrivals)
+    warm_up = round(rate * settings.warm_up)
+    measured = settings.requests or round(rate * settings.seconds)
+    return warm_up, warm_up + max(measured, _LEAST_REQUESTS)
+
+
+def _job(settings: Settings, schedule: list[tuple[float, PlannedRequest]], warm_up: int) -> Job:
+    if warm_up >= len(schedule):
+        raise ConfigError(f"--warm-up {settings.warm_up:g} leaves no request of the trace to measure")
+    return Job(
+        target=settings.target,
+        schedule=tuple(schedule),
+        warm_up=warm_up,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        words_per_token=settings.words_per_token,
+    )

@@ -1,0 +1,64 @@
+"""One measured window: load, figures, verdict, queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from triptych.goodput.drift import Drift, drift_of
+from triptych.goodput.figures import Figures, summarise
+from triptych.goodput.job import Progress, WindowReport
+from triptych.goodput.load import run_window
+from triptych.goodput.queues import QueueSample, QueueSampler
+from triptych.goodput.search import Verdict
+from triptych.goodput.settings import Settings, make_job
+from triptych.goodput.sustained import judge
+
+#: A generator that sends later than this at P99, or takes more of its core, may itself be what is measured.
+LATE_SECONDS = 0.002
+BUSY_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    settings: Settings
+    seed: int
+    report: WindowReport
+    figures: Figures
+    drift: Drift
+    verdict: Verdict
+    queues: tuple[QueueSample, ...] = ()
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the generator's own part in these figures may be too large; empty when it is not."""
+        found = []
+        late = self.figures.lateness.percentiles[2]
+        if late > LATE_SECONDS:
+            found.append(f"sent {late * 1000:.1f} ms late at P99")
+        if self.report.cpu_share > BUSY_SHARE:
+            found.append(f"the generator took {self.report.cpu_share:.0%} of its core")
+        if any(record.counted_by == "chunks" for record in self.report.records if record.ok):
+            found.append("tokens counted by chunks: the server tells no usage")
+        return tuple(found)
+
+
+def measure(
+    settings: Settings,
+    seed: int,
+    metrics_urls: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Window:
+    """Runs the window that `seed` decides."""
+    job = make_job(settings, seed)
+    with QueueSampler(metrics_urls) as sampler:
+        report = run_window(job, on_progress)
+    return Window(
+        settings=settings,
+        seed=seed,
+        report=report,
+        figures=summarise(report.records, settings.slo),
+        drift=drift_of(report.records, settings.slo),
+        verdict=judge(report.records, settings.slo),
+        queues=tuple(sampler.samples),
+    )
