@@ -4,7 +4,7 @@ A burst fills the queue and clients keep it full, each request with an image of 
 image is encoded once a PD worker has room for it; without them (`--no-flow-control`) as soon as an encoder is
 free: the store then evicts what nobody has loaded, and it is encoded again.
 
-    python -m benchmarks.back_pressure [--seconds 90] [--clients 120] [--tokens 24] [--write]
+    python -m benchmarks.back_pressure [--seconds 90] [--clients 250] [--tokens 24] [--write]
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, help="output tokens of each request")
     parser.add_argument("--side", type=int, default=384, help="pixels of an image's side")
     parser.add_argument("--images", type=int, default=1, help="images of each request")
-    parser.add_argument("--clients", type=int, default=120, help="requests in flight")
+    parser.add_argument("--clients", type=int, default=250, help="requests in flight")
     parser.add_argument("--encoders", type=int, default=1)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
