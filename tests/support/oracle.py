@@ -44,9 +44,9 @@ class _Checkpoint:
 
 
 @functools.lru_cache(maxsize=6)
-def _open(path: Path) -> _Checkpoint:
+def _open(path: Path, dtype: torch.dtype = torch.float32) -> _Checkpoint:
     logging.disable_progress_bar()
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     config = model.config
     image_token_id = getattr(config, "image_token_id", None)
     defaults = model.generation_config
@@ -132,10 +132,15 @@ def generate(
 
 @torch.no_grad()
 def teacher_forced_logits(
-    path: Path, messages: Sequence[Message], images: Sequence[Image.Image], token_ids: Sequence[int]
+    path: Path,
+    messages: Sequence[Message],
+    images: Sequence[Image.Image],
+    token_ids: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Logits [len(token_ids) + 1, vocabulary]: before each given token, and after the last."""
-    checkpoint = _open(path)
+    checkpoint = _open(path) if dtype == torch.float32 else _open(path, dtype)
     model = checkpoint.model
     model.model.rope_deltas = None
     prefill = model(**_prepare(path, messages, images), use_cache=True, logits_to_keep=1)
