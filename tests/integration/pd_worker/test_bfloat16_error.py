@@ -1,4 +1,4 @@
-"""In bf16 the engine is no further from transformers' fp32 logits than twice what transformers' own bf16 is."""
+"""In bf16 the engine's logits are at most twice as far from transformers' fp32 ones as its own bf16 ones are."""
 
 from __future__ import annotations
 
