@@ -1,4 +1,4 @@
-"""In bf16 the engine's logits are at most twice as far from transformers' fp32 ones as its own bf16 ones are."""
+"""In bf16 our logits are at most twice as far from transformers' fp32 ones as its own bf16 ones are."""
 
 from __future__ import annotations
 

@@ -1,0 +1,83 @@
+"""A second proxy beside the first, on the same store and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from support.cluster import free_port, scrape, wait_for
+from support.oracle import assert_exact
+from support.rest import assert_at_rest
+from support.stages import close_gate, hold, open_gate
+from support.traffic import STREAM_TOKENS, ask, ask_all
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def second(shared_cluster, tmp_path_factory):
+    """The second proxy's process, with its `url`."""
+    port, token = free_port(), tmp_path_factory.mktemp("second") / "token"
+    environment = Path(f"/proc/{shared_cluster.pid('proxy')}/environ").read_bytes().split(b"\0")
+    [secret] = [line for line in environment if line.startswith(b"TRIPTYCH_INTERNAL_TOKEN=")]
+    token.write_bytes(secret.partition(b"=")[2])
+    ports = ("--port", str(port), "--grpc-port", str(free_port()))
+    process = shared_cluster.add_worker("proxy", *ports, "--internal-token-file", str(token))
+    process.url = f"http://127.0.0.1:{port}"
+    wait_for("the second proxy", lambda: _ready(process.url))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+async def test_a_picture_that_two_proxies_ask_for_goes_through_the_tower_once(
+    shared_cluster, second, cases, reference
+):
+    cluster = shared_cluster
+    index = next(i for i, case in enumerate(cases) if len(case.images) == 1)
+    before = cluster.total("encoder", "triptych_encoder_tower_items_total")
+    close_gate(cluster)
+    asked = [
+        asyncio.create_task(ask(url, cases[index], STREAM_TOKENS, cache_salt="two proxies"))
+        for url in (cluster.url, second.url)
+    ]
+    # Neither finds the picture in the store.
+    for url in (cluster.url, second.url):
+        await hold("a waiting item", lambda url=url: scrape(f"{url}/metrics")["triptych_waiting_items"])
+    open_gate(cluster)
+    for answer in await asyncio.gather(*asked):
+        assert_exact([reference[index]], [answer.token_ids])
+    assert cluster.total("encoder", "triptych_encoder_tower_items_total") == before + 1
+    await asyncio.to_thread(assert_at_rest, cluster)
+
+
+async def test_what_a_killed_proxy_had_under_way_is_freed_and_the_others_streams_go_on(
+    shared_cluster, second, cases, reference
+):
+    cluster = shared_cluster
+    some, in_flight = cases[:16], "triptych_requests_in_flight"
+    before = cluster.total("pd", "vllm:generation_tokens_total")
+    doomed = [asyncio.create_task(ask(second.url, case, 350, cache_salt="doomed")) for case in some]
+    await hold(
+        "the doomed streams", lambda: cluster.total("pd", "vllm:generation_tokens_total") > before + 100
+    )
+    whole = asyncio.create_task(ask_all(cluster.url, some, STREAM_TOKENS, cache_salt="whole"))
+    await hold("the other streams", lambda: cluster.total("proxy", in_flight) == len(some))
+    assert scrape(f"{second.url}/metrics")[in_flight]
+    second.kill()
+    assert_exact(reference[: len(some)], [answer.token_ids for answer in await whole])
+    ends = await asyncio.gather(*doomed, return_exceptions=True)
+    assert any(isinstance(end, Exception) for end in ends)
+    await asyncio.to_thread(assert_at_rest, cluster)
