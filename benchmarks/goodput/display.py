@@ -83,9 +83,7 @@ class Display:
                 f"({found.votes[0]} of {found.votes[1]} windows; {found.failing:.3g} is too much)"
             )
         if found.drifted:
-            self.warn(
-                f"at the end the first sustained rate took {found.drift:.2f} times as long as at the start"
-            )
+            self.warn(f"at the end the first sustained rate took {found.drift:.2f} times its time")
 
     def machine(self, machine: Machine) -> None:
         self.say(

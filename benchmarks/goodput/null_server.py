@@ -85,7 +85,11 @@ class NullServer:
         end: dict[str, object] = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
         if body.triptych_timings:
             items = [{"mm_hash": "0" * 64, "cache": "miss"}] * raw.count(b'"image_url":')
-            end["triptych_timings"] = {"prefill": behaviour.ttft, "decode": behaviour.tpot, "items": items}
+            end["triptych_timings"] = {
+                "prefill": behaviour.ttft,
+                "decode": behaviour.tpot * (tokens - 1),
+                "items": items,
+            }
         usage = {"prompt_tokens": raw.count(b" ") + 1, "completion_tokens": tokens}
         last = [msgspec.json.encode(event) for event in (end, {"choices": [], "usage": usage})]
         await response.write(b"".join(b"data: " + event + b"\n\n" for event in (*last, b"[DONE]")))

@@ -25,7 +25,7 @@ Document = Mapping[str, Any]
 
 
 def _named(found: Document, index: int) -> str:
-    return str(found["name"] or f"run {index + 1}")
+    return str(found["name"] or f"{found['target']['model']} {index + 1 if index else ''}").strip()
 
 
 def _sheet(title: str, columns: int, width: float = 4.6) -> tuple[Figure, list[Axes]]:
@@ -122,7 +122,7 @@ def goodput_bars(runs: Sequence[Document]) -> Figure:
             values = [window["request_goodput"] for window in windows]
             axis.vlines(at, min(values), max(values), color="black")
             share = _middle(windows, "slo_attainment")
-            axis.annotate(f"{share:.0%}", (at, max(done, good)), ha="center", va="bottom", fontsize=8)
+            axis.annotate(f"{share:.0%}", (at, max(done, *values)), ha="center", va="bottom", fontsize=8)
     axis.set_xticks(range(len(labels)), labels)
     axis.set(xlabel="load", ylabel="requests/s: good (dark), completed (pale)")
     axis.margins(y=0.15)
@@ -221,10 +221,17 @@ def queue_depths(runs: Sequence[Document]) -> Figure:
         depth += change
         times.append(at)
         depths.append(depth)
-    axis.step(times, depths, where="post", color=COLOURS[0], label="in flight, seen by the client")
-    names = list(dict.fromkeys(name for sample in window["queue_depths"] for name in sample if name != "at"))
+    axis.step(
+        times, depths, where="post", color=COLOURS[0], label="measured requests in flight, seen by the client"
+    )
+    samples = [sample for sample in window["queue_depths"] if sample["at"] >= 0]
+    names = list(dict.fromkeys(name for sample in samples for name in sample if name != "at"))
     for index, name in enumerate(names):
-        points = [(sample["at"], sample[name]) for sample in window["queue_depths"] if name in sample]
+        points = [
+            (sample["at"], sample[name])
+            for sample in window["queue_depths"]
+            if name in sample and sample["at"] >= 0
+        ]
         axis.plot(
             *zip(*points, strict=True), color=COLOURS[(index + 1) % 7], marker=".", label=f"server: {name}"
         )

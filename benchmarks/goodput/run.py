@@ -49,12 +49,18 @@ def ready(settings: Settings, words_per_token: float = 0.0) -> Settings:
 class Bench:
     """Runs windows of one target."""
 
-    def __init__(self, settings: Settings, display: Display, metrics_urls: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        display: Display,
+        metrics_urls: Sequence[str] = (),
+        load_before: float | None = None,
+    ) -> None:
         self.settings = settings
         self.windows: list[Window] = []
         self._display = display
         self._metrics_urls = metrics_urls
-        self._load_before = load_average()
+        self._load_before = load_average() if load_before is None else load_before
 
     def window(self, settings: Settings, seed: int | None = None) -> Window:
         if seed is None:

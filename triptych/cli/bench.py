@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -118,6 +119,9 @@ def workloads() -> None:
 
 @bench.command()
 @click.option("--target", default="", help="URL of a running server, without /v1")
+@click.option("--launch", default="", help="start a cluster of this shape first: 1E1PD, 2E2PD …")
+@click.option("--launch-model", default="", help="its checkpoint folder; the demo model by default")
+@click.option("--launch-flags", default="", help="further flags of its `triptych serve`, in one string")
 @click.option("--rate", "rates", multiple=True, type=float, help="requests per second; several: a sweep")
 @click.option("--sweep", is_flag=True, help="the preset's rates")
 @click.option("--search", "searching", is_flag=True, help="the highest rate that is sustained")
@@ -132,15 +136,41 @@ def workloads() -> None:
 def goodput(**values: Any) -> None:
     """Measures one server, and shows and writes figures and plots."""
     _check_extra()
+    from triptych.goodput.launch import launched, parse_shape
+    from triptych.goodput.machine import load_average
+
+    if bool(values["target"]) == bool(values["launch"]):
+        raise ConfigError("give a server by --target, like http://127.0.0.1:8000, or a shape by --launch")
+    load_before = load_average()
+    if values["target"]:
+        pages = values["metrics_urls"] or (f"{values['target'].rstrip('/')}/metrics",)
+        _measure(values, values["target"], pages, load_before)
+        return
+    shape = parse_shape(values["launch"])
+    # What is wrong with the flags is said before a cluster is started.
+    _settings(values, "http://127.0.0.1")
+    _course(values)
+    with launched(shape, values["launch_model"], shlex.split(values["launch_flags"])) as cluster:
+        pages = (*cluster.metrics_urls, *values["metrics_urls"])
+        _measure(values, cluster.url, pages, load_before, cluster.startup)
+
+
+def _measure(
+    values: dict[str, Any],
+    url: str,
+    pages: Sequence[str],
+    load_before: float,
+    startup: dict[str, float] | None = None,
+) -> None:
     from triptych.goodput.display import Display
     from triptych.goodput.run import Bench, ready, run_goodput
 
-    if not values["target"]:
-        raise ConfigError("--target is missing: give a server's URL, like http://127.0.0.1:8000")
-    settings = ready(_settings(values, values["target"]), values["words_per_token"])
     display = Display()
-    metrics = values["metrics_urls"] or (f"{values['target'].rstrip('/')}/metrics",)
-    run_goodput(Bench(settings, display, metrics), _course(values), _output(values), display)
+    if startup is not None:
+        display.say(", ".join(f"{name.replace('_', ' ')}: {value:.1f}" for name, value in startup.items()))
+    settings = ready(_settings(values, url), values["words_per_token"])
+    bench = Bench(settings, display, pages, load_before)
+    run_goodput(bench, _course(values), _output(values), display, startup)
 
 
 @bench.command()

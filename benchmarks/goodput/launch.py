@@ -1,0 +1,148 @@
+"""A cluster of a given shape for the length of a run: `triptych serve`, started, timed, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.errors import ConfigError
+
+_SHAPE = re.compile(r"(\d+)E(\d+)PD", re.IGNORECASE)
+_END_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many workers of each kind."""
+
+    encoders: int
+    pd_workers: int
+
+
+def parse_shape(text: str) -> Shape:
+    """ "1E3PD"; ConfigError for anything else."""
+    match = _SHAPE.fullmatch(text.strip())
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise ConfigError(f"--launch {text!r} is no shape: write encoders and PD workers like 1E1PD or 2E2PD")
+    return Shape(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A cluster that answers. `startup`: seconds from exec to ready, resident MB of all its processes."""
+
+    url: str
+    metrics_urls: tuple[str, ...]
+    startup: dict[str, float]
+
+
+@contextlib.contextmanager
+def launched(shape: Shape, model: str, words: Sequence[str], patience: float = 600.0) -> Iterator[Launched]:
+    """`model` may be empty for the demo model; `words` are further flags of `triptych serve`."""
+    with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
+        run_dir, log_path = Path(folder) / "run", Path(folder) / "log"
+        port, grpc_port = _free_ports()
+        command = [sys.executable, "-m", "triptych.cli", "serve", *([model] if model else [])]
+        command += ["--encoders", str(shape.encoders), "--pd-workers", str(shape.pd_workers)]
+        command += ["--port", str(port), "--grpc-port", str(grpc_port), "--run-dir", str(run_dir), *words]
+        begun = time.monotonic()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_ready(process, url, shape, run_dir, log_path, begun + patience)
+            seconds = time.monotonic() - begun
+            startup = {"seconds_to_ready": seconds, "resident_mb": _resident_mb(run_dir)}
+            yield Launched(url, (f"{url}/metrics", *_worker_pages(run_dir)), startup)
+        finally:
+            _end(process)
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return int(first.getsockname()[1]), int(second.getsockname()[1])
+
+
+def _wait_ready(
+    process: subprocess.Popen[bytes], url: str, shape: Shape, run_dir: Path, log: Path, deadline: float
+) -> None:
+    while process.poll() is None and time.monotonic() < deadline:
+        if _answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoders + shape.pd_workers:
+            return
+        time.sleep(0.1)
+    told = log.read_text(errors="replace").strip()[-1500:]
+    state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
+    raise ConfigError(f"--launch: the cluster {state}:\n{told}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as reply:
+            return bool(reply.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _state(run_dir: Path) -> dict[str, object]:
+    path = run_dir / "cluster.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _workers(run_dir: Path) -> list[int]:
+    """The metrics ports of the registered workers."""
+    state = _state(run_dir)
+    return asyncio.run(_registered(str(state["store"]))) if state else []
+
+
+async def _registered(store_url: str) -> list[int]:
+    try:
+        store = await EmbeddingStore.connect(store_url)
+    except StoreUnavailable:
+        return []
+    try:
+        return [int(worker.capacity.get("metrics_port", 0)) for worker in await Registry(store).workers()]
+    except StoreUnavailable:
+        return []
+    finally:
+        await store.close()
+
+
+def _worker_pages(run_dir: Path) -> list[str]:
+    return [f"http://127.0.0.1:{port}/metrics" for port in _workers(run_dir) if port]
+
+
+def _resident_mb(run_dir: Path) -> float:
+    """Of all processes of the cluster, pages that forks share counted in each."""
+    processes = _state(run_dir).get("processes")
+    total = 0
+    for pid in processes.values() if isinstance(processes, dict) else ():
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    return round(total / 1024, 1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
