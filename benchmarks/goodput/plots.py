@@ -172,26 +172,33 @@ def waterfall(runs: Sequence[Document]) -> Figure | None:
         return None
     window, index = chosen
     stages, total = window["stages"][index], window["latencies"][index]
-    ttft = window["ttfts"][index]
-    told = [(name, stages[name]) for name in STAGES if stages.get(name, 0.0) > 0]
     figure, (axis,) = _sheet(f"One request, {window['images'][index]} pictures: {_head(runs[-1])}", 1, 8.0)
-    decode = min(stages.get("decode", 0.0), total)
-    # Stages are durations: they are laid end to end before decode, which ends the request.
-    at = max(total - decode - sum(seconds for name, seconds in told if name != "decode"), 0.0)
-    rows = [("client: to first token", 0.0, ttft), ("client: to the end", 0.0, total)]
-    rows += [("network, proxy, other", 0.0, at)] if at else []
-    for name, seconds in told:
-        rows.append((name, at, seconds))
-        at += seconds
+    rows = [("client: to first token", 0.0, window["ttfts"][index]), ("client: to the end", 0.0, total)]
+    rows += place_stages(stages, total)
     for place, (_, begin, seconds) in enumerate(rows):
         axis.barh(place, seconds * 1000, left=begin * 1000, color=COLOURS[6 if place < 2 else place % 6])
         axis.annotate(f" {seconds * 1000:.1f}", ((begin + seconds) * 1000, place), va="center", fontsize=8)
     axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.3)
-    axis.set(xlabel="ms since it was sent; the stages' lengths are the server's, their order assumed")
+    axis.set(xlabel="ms since it was sent; lengths are the server's, laid back from the end of the reply")
     axis.margins(x=0.1)
     return figure
+
+
+def place_stages(stages: Mapping[str, float], total: float) -> list[tuple[str, float, float]]:
+    """(stage, begin, length) in seconds: servers tell lengths only.
+
+    Decode ends the request and prefill leads to it; the wait in the PD worker's queue ends where prefill
+    begins, and so do load, and save and encode before it: they are what the request waits for.
+    """
+    prefill = total - stages.get("decode", 0.0) - stages.get("prefill", 0.0)
+    ends = {"decode": total, "prefill": total - stages.get("decode", 0.0), "queue": prefill, "load": prefill}
+    ends["save"] = ends["load"] - stages.get("load", 0.0)
+    ends["encode"] = ends["save"] - stages.get("save", 0.0)
+    ends["fetch"] = stages.get("fetch", 0.0)
+    told = [(name, stages[name]) for name in STAGES if stages.get(name, 0.0) > 0]
+    return [(name, max(ends[name] - seconds, 0.0), seconds) for name, seconds in told]
 
 
 def _typical(found: Document) -> tuple[Mapping[str, Any], int] | None:
