@@ -272,7 +272,7 @@ def report(runs: list[Run], options: argparse.Namespace) -> str:
         *(f"| {name} | {format(on, form)} | {format(off, form)} |" for name, (on, off), form in rows),
         "",
         f"One PD worker that runs one request at a time and has {ENCODER_CACHE} for embeddings, a store of",
-        f"{STORE}; {options.clients} clients begin at once, and each asks about new images once it has its answer.",
+        f"{STORE}; {options.clients} clients begin at once, and each asks anew once it has its answer.",
         "Without the rules jobs run in the order of their coming, admitted or not, nothing bounds what is",
         "published and unread, repetitions have no precedence, and nothing is refused.",
         "",
