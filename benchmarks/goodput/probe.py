@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import aiohttp
@@ -46,14 +47,15 @@ def calibrate(target: Target) -> float:
 
 
 async def _prompt_tokens(target: Target, planned: list[PlannedRequest]) -> list[int]:
-    bodies = Bodies(Job(target, tuple((0.0, request) for request in planned)))
     counts = []
+    job = Job(target, tuple((0.0, request) for request in planned))
     async with make_session(target) as session:
         client = Client(session, target, time.perf_counter(), _PATIENCE)
         for index, request in enumerate(planned):
-            record = await client.send(index, 0.0, request, bodies.body(index), warm_up=True)
+            with closing(Bodies(job)) as bodies:
+                body = bodies.body(index)
+            record = await client.send(index, 0.0, request, body, warm_up=True)
             if not record.ok:
                 raise ConfigError(f"--target {target.url} does not do what is measured: {record.error}")
             counts.append(record.prompt_tokens)
-    bodies.close()
     return counts

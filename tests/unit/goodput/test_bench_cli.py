@@ -1,0 +1,68 @@
+"""`triptych bench`: what cannot work is said by flag before anything is sent."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from triptych.cli.app import app
+from triptych.errors import ConfigError
+from triptych.goodput.launch import Shape, parse_shape
+
+SERVER = ("--target", "http://127.0.0.1:9")
+
+
+def bench(*words: str):
+    return CliRunner().invoke(app, ["bench", *words], catch_exceptions=True)
+
+
+def test_the_workloads_are_listed():
+    result = bench("workloads")
+    assert result.exit_code == 0
+    assert "short-4" in result.output and "reuse-90" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--target"),
+        ((*SERVER, "--launch", "1E1PD"), "--launch"),
+        (("--launch", "E1PD"), "--launch"),
+        (("--launch", "0E1PD"), "--launch"),
+        (("--launch", "1E1PD", "--rate", "-1"), "--rate"),
+        (("--launch", "1E1PD", "--trace", "t", "--rate", "1"), "--trace"),
+        (("--target", "127.0.0.1:9"), "http://"),
+        ((*SERVER, "--workload", "nothing"), "--workload"),
+        ((*SERVER, "--slo", "itl:1"), "--slo"),
+        ((*SERVER, "--rate", "0"), "--rate"),
+        ((*SERVER, "--images", "x"), "--images"),
+        ((*SERVER, "--image-reuse", "1"), "--image-reuse"),
+        ((*SERVER, "--extra-body", "[]"), "--extra-body"),
+        ((*SERVER, "--extra-body", "{"), "--extra-body"),
+        ((*SERVER, "--arrivals", "ramp"), "--ramp-to"),
+        ((*SERVER, "--arrivals", "gamma", "--burstiness", "0"), "--burstiness"),
+        (SERVER, "does not answer"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_by_flag(words, said):
+    result = bench("goodput", *words)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+def test_an_ab_takes_one_rate():
+    result = bench("ab", "--a", "http://x", "--b", "http://y", "--rate", "1", "--rate", "2")
+    assert "one rate" in str(result.exception)
+
+
+def test_without_its_extra_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = bench("workloads")
+    assert isinstance(result.exception, ConfigError)
+    assert "triptych[bench]" in str(result.exception)
+
+
+def test_a_shape_is_read_in_either_case():
+    assert parse_shape("2e3pd") == Shape(2, 3)
