@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 
+#: What an engine is to the store.
+EC_ROLES = ("both", "producer", "consumer")
+
+
 class ECConnectorRole(enum.IntEnum):
     SCHEDULER = 0
     WORKER = 1
@@ -113,7 +117,8 @@ class ECTransferConfig:
     """Which connector, and where its store is.
 
     `connector` is a registered name or `module.path:Class`. `extra` goes to the connector unread.
-    `host_buffer_bytes` bounds the host copies of a consumer.
+    `host_buffer_bytes` bounds the host copies of a consumer. `ec_role`: a "producer" never loads, a
+    "consumer" never saves, "both" is for engines that have both sides; ValueError for another.
     """
 
     connector: str = "redis"
@@ -126,6 +131,21 @@ class ECTransferConfig:
     save_timeout: float = 30.0
     ttl: float = 3600.0
     extra: dict[str, Any] = field(default_factory=dict)
+    ec_role: str = "both"
+
+    def __post_init__(self) -> None:
+        if self.ec_role not in EC_ROLES:
+            raise ValueError(f"ec_role {self.ec_role!r}: use one of {', '.join(EC_ROLES)}")
+
+    @property
+    def is_producer(self) -> bool:
+        """Whether embeddings may be saved."""
+        return self.ec_role != "consumer"
+
+    @property
+    def is_consumer(self) -> bool:
+        """Whether embeddings may be loaded."""
+        return self.ec_role != "producer"
 
 
 class ECConnectorBase(ABC):
@@ -153,7 +173,10 @@ class ECConnectorScheduler(ECConnectorBase):
 
     @abstractmethod
     def item_ready(self, mm_hash: str) -> None:
-        """The key's ready mark: its embedding has landed. Starts a load unless one is here or under way."""
+        """The key's ready mark: its embedding has landed. Starts a load unless one is here or under way.
+
+        A producer starts none.
+        """
 
     @abstractmethod
     def item_missing_reported(self, mm_hash: str) -> None:
@@ -203,13 +226,17 @@ class ECConnectorWorker(ECConnectorBase):
 
     @abstractmethod
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
-        """Starts the step's fetches and moves landed host copies into `encoder_cache`. Does not wait."""
+        """Starts the step's fetches and moves landed host copies into `encoder_cache`. Does not wait.
+
+        A producer's fetches are reported as failed.
+        """
 
     @abstractmethod
     def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
         """Starts the save of one entry, keeping its tensor alive until it has landed.
 
-        `damaged_digest` names a damaged value in the store that this one replaces.
+        `damaged_digest` names a damaged value in the store that this one replaces. A consumer's entry is
+        reported as unsaved.
         """
 
     @abstractmethod

@@ -47,7 +47,9 @@ class MemoryConnectorWorker(ECConnectorWorker):
         for fetch in metadata.fetches:
             copy = HostCopy(fetch.plan.mm_hash, fetch.generation)
             entry = self._store.get(copy.mm_hash)
-            if entry is None:
+            if not self.config.is_consumer:
+                self._reports.not_loaded_by_a_producer(copy)
+            elif entry is None:
                 self._reports.failed(copy, "no such key")
             else:
                 self._copies[copy] = entry
@@ -61,6 +63,9 @@ class MemoryConnectorWorker(ECConnectorWorker):
             self._reports.loaded(copy)
 
     def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
+        if not self.config.is_producer:
+            self._reports.not_saved_by_a_consumer(mm_hash)
+            return
         self._store.setdefault(mm_hash, encoder_cache[mm_hash])
         self._reports.saved(mm_hash)
 

@@ -111,6 +111,9 @@ class RedisConnectorWorker(ECConnectorWorker):
 
     def _begin(self, fetch: Fetch) -> None:
         load = _Load(HostCopy(fetch.plan.mm_hash, fetch.generation), fetch.plan)
+        if not self.config.is_consumer:
+            self._reports.not_loaded_by_a_producer(load.copy)
+            return
         with self._lock:
             before = self._loads.pop(fetch.plan.mm_hash, None)
             self._loads[fetch.plan.mm_hash] = load
@@ -199,6 +202,9 @@ class RedisConnectorWorker(ECConnectorWorker):
             self._reports.loaded(copy)
 
     def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
+        if not self.config.is_producer:
+            self._reports.not_saved_by_a_consumer(mm_hash)
+            return
         entry = encoder_cache[mm_hash]
         with self._lock:
             if mm_hash in self._saves:

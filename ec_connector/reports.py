@@ -45,6 +45,12 @@ class Reports:
             self._output.unsaved[mm_hash] = reason
         self._on_progress()
 
+    def not_loaded_by_a_producer(self, copy: HostCopy) -> None:
+        self.failed(copy, "ec_role is producer: this connector only saves")
+
+    def not_saved_by_a_consumer(self, mm_hash: str) -> None:
+        self.unsaved(mm_hash, "ec_role is consumer: this connector only loads")
+
     def forget(self, copy: HostCopy) -> None:
         """Nobody asks for this load any more; what was moved into the cache is still told."""
         with self._lock:

@@ -28,7 +28,8 @@ class TableScheduler(ECConnectorScheduler):
         self.table.hold(request.request_id, [feature.plan for feature in request.features])
 
     def item_ready(self, mm_hash: str) -> None:
-        self.table.mark_ready(mm_hash)
+        if self.config.is_consumer:
+            self.table.mark_ready(mm_hash)
 
     def item_missing_reported(self, mm_hash: str) -> None:
         self.table.mark_reported(mm_hash)

@@ -125,6 +125,7 @@ def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransf
         model_key=identity.model_key,
         namespace=identity.namespace,
         ttl=config.embedding_ttl,
+        ec_role="producer",
     )
 
 

@@ -120,6 +120,7 @@ class PDWorker:
             namespace=model.identity.namespace,
             device=config.device,
             host_buffer_bytes=config.encoder_cache_memory,
+            ec_role="consumer",
         )
         self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
         self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
