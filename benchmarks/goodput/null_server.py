@@ -100,7 +100,7 @@ async def start(behaviour: Behaviour, port: int = 0) -> tuple[web.AppRunner, str
     """A listening server and its URL; `cleanup` of the runner ends it."""
     runner = web.AppRunner(NullServer(behaviour).app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
+    site = web.TCPSite(runner, "127.0.0.1", port, backlog=2048)
     await site.start()
     host, bound = runner.addresses[0][:2]
     return runner, f"http://{host}:{bound}"
