@@ -80,6 +80,26 @@ def compare_results(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, lis
     return {label: compare_windows(first[label], second[label]) for label in first if label in second}
 
 
+def compare_searches(a: Mapping[str, Any], b: Mapping[str, Any]) -> Ratio | None:
+    """Definition (c) of B over A; the range is what the two brackets allow. None without two found rates."""
+    first, second = (found["search"] for found in (a, b))
+    if not first or not second or not first["max_request_goodput"] or not second["max_request_goodput"]:
+        return None
+    lows = [float(found["max_request_goodput"]) for found in (first, second)]
+    # A search that never failed has no upper end.
+    highs = [float(found["lowest_failing_rate"] or math.inf) for found in (first, second)]
+    return Ratio(
+        metric="max_request_goodput",
+        a=lows[0],
+        b=lows[1],
+        ratio=lows[1] / lows[0],
+        low=lows[1] / highs[0],
+        high=highs[1] / lows[0],
+        windows=(first["votes"][1], second["votes"][1]),
+        more_is_better=True,
+    )
+
+
 def by_label(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     labels: dict[str, list[Mapping[str, Any]]] = {}
     for window in found["windows"]:

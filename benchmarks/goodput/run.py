@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import ConfigError
-from triptych.goodput.comparison import compare_results, compare_windows, differences
+from triptych.goodput.comparison import compare_results, compare_searches, compare_windows, differences
 from triptych.goodput.display import Display, summary_of
 from triptych.goodput.machine import describe, load_average
 from triptych.goodput.plots import save_plots
@@ -128,7 +128,10 @@ def run_compare(paths: tuple[Path, Path], output: Output | None, display: Displa
     a, b = (read_result(path) for path in paths)
     display.say(f"A  {summary_of(a)}\nB  {summary_of(b)}")
     found = compare_results(a, b)
-    if not found:
+    rates = compare_searches(a, b)
+    if rates is not None:
+        display.ratios("highest sustained rate (c); the range is that of the brackets", [rates], ("A", "B"))
+    if not found and rates is None:
         raise ConfigError(f"{paths[0]} and {paths[1]} have no load in common: nothing to compare")
     for label, ratios in found.items():
         display.ratios(label, ratios, ("A", "B"))

@@ -13,7 +13,13 @@ from PIL import Image
 from rich.console import Console
 
 from triptych.errors import ConfigError
-from triptych.goodput.comparison import compare_results, compare_windows, differences, ratio
+from triptych.goodput.comparison import (
+    compare_results,
+    compare_searches,
+    compare_windows,
+    differences,
+    ratio,
+)
 from triptych.goodput.display import Display
 from triptych.goodput.drift import drift_of
 from triptych.goodput.figures import summarise
@@ -157,6 +163,24 @@ def test_results_are_compared_load_by_load():
     by_name = {one.metric: one for one in found["4/s"]}
     assert by_name["median_ttft_ms"].ratio == pytest.approx(0.15195 / 0.10195)
     assert by_name["median_ttft_ms"].windows == (2, 1)
+
+
+def searched(capacity: float) -> dict:
+    found = search(lambda rate: Verdict(rate <= capacity, 0.1), SearchLimits(4.0, highest=64.0))
+    return run(window(4.0), search=found)
+
+
+def test_searched_rates_are_compared_with_the_range_of_their_brackets():
+    found = compare_searches(searched(5.0), searched(10.0))
+    assert found.ratio == pytest.approx(2.0, rel=0.05)
+    assert found.low < found.ratio < found.high
+    assert found.certain
+    assert compare_searches(searched(5.0), searched(100.0)).high == math.inf
+
+
+def test_a_search_that_found_nothing_has_no_ratio():
+    assert compare_searches(searched(5.0), searched(0.0)) is None
+    assert compare_searches(searched(5.0), run(window(4.0))) is None
 
 
 def test_metrics_that_a_window_lacks_are_left_out():
