@@ -10,10 +10,10 @@ from typing import Any
 from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready
 from triptych.encoder_worker.limits import ItemFormat
 from triptych.encoder_worker.media import MAX_MEDIA_BYTES
-from triptych.errors import InvalidRequest, RequestError, TooLarge
+from triptych.errors import InvalidRequest, TooLarge
 from triptych.hashing import canonical, check_mm_hash
-from triptych.protos import common_pb2, encoder_pb2
-from triptych.types import ItemPlan
+from triptych.protos import encoder_pb2
+from triptych.protos.convert import error_to_proto, plan_to_proto
 
 #: Longest life of a job in seconds.
 MAX_TIMEOUT = 3600.0
@@ -74,12 +74,12 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
     """An event as it travels."""
     match event:
         case Planned(plan):
-            return encoder_pb2.EncodeEvent(planned=plan_message(plan))
+            return encoder_pb2.EncodeEvent(planned=plan_to_proto(plan))
         case MediaWanted():
             return encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
         case Ready(plan, already_stored, timings):
             ready = encoder_pb2.ItemReady(
-                plan=plan_message(plan),
+                plan=plan_to_proto(plan),
                 already_stored=already_stored,
                 queue_seconds=timings.queue,
                 preprocess_seconds=timings.preprocess,
@@ -89,34 +89,9 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
             return encoder_pb2.EncodeEvent(ready=ready)
         case Failed(error, retryable, owner_address, owner_token):
             failed = encoder_pb2.JobFailed(
-                error=error_message(error),
+                error=error_to_proto(error),
                 retryable=retryable,
                 owner_address=owner_address,
                 owner_token=owner_token,
             )
             return encoder_pb2.EncodeEvent(failed=failed)
-
-
-def plan_message(plan: ItemPlan) -> common_pb2.ItemPlan:
-    """A plan as it travels."""
-    return common_pb2.ItemPlan(
-        mm_hash=plan.mm_hash,
-        namespace=plan.namespace,
-        modality=plan.modality,
-        rows=plan.rows,
-        width=plan.width,
-        dtype=plan.dtype,
-        length=plan.length,
-        runs=[common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()],
-        grid_thw=plan.grid_thw,
-    )
-
-
-def error_message(error: RequestError) -> common_pb2.Error:
-    """An error as it travels."""
-    return common_pb2.Error(
-        code=error.code,
-        message=error.message,
-        param=error.param or "",
-        retry_after=error.retry_after or 0.0,
-    )

@@ -14,8 +14,9 @@ from triptych.pd_worker.output_text import OutputText, TokenDecoder
 from triptych.pd_worker.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import resolve
-from triptych.pd_worker.wire import plan_from_proto, sampling_from_proto, template_from_proto
+from triptych.pd_worker.wire import checked_plan, template_from_proto
 from triptych.protos import pd_pb2
+from triptych.protos.convert import sampling_from_proto
 from triptych.types import ItemPlan, OutputFormat
 
 #: A week, in seconds.
@@ -54,7 +55,7 @@ class Intake:
     def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
         """The request that `message` asks for; `arrival` in seconds of time.monotonic. RequestError."""
         self._check_names(message)
-        plans = [plan_from_proto(slot.plan) for slot in message.items]
+        plans = [checked_plan(slot.plan) for slot in message.items]
         self._check_plans(plans)
         resume = message.resume if message.HasField("resume") else None
         prompt = self._prompt(message, resume, plans)

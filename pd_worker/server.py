@@ -17,8 +17,8 @@ from triptych.hashing import check_mm_hash
 from triptych.pd_worker.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.request import EngineRequest
-from triptych.pd_worker.wire import error_to_proto
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
+from triptych.protos.convert import error_to_proto
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triptych.errors import InvalidRequest, RequestError
-from triptych.hashing import MM_HASH, check_mm_hash
+from triptych.errors import InvalidRequest
+from triptych.hashing import MM_HASH
 from triptych.pd_worker.messages import TemplateOptions
 from triptych.pd_worker.outputs import (
     ItemLoaded,
@@ -14,26 +14,15 @@ from triptych.pd_worker.outputs import (
 )
 from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import DTYPE_BYTES, ItemPlan, OutputFormat, SamplingParams
+from triptych.protos.convert import error_to_proto, plan_from_proto
+from triptych.types import ItemPlan
 
 
-def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
+def checked_plan(message: common_pb2.ItemPlan) -> ItemPlan:
     """An item's plan; InvalidRequest when it contradicts itself."""
-    plan = ItemPlan(
-        mm_hash=check_mm_hash(message.mm_hash),
-        namespace=message.namespace,
-        modality=message.modality,
-        rows=message.rows,
-        width=message.width,
-        dtype=message.dtype,
-        length=message.length,
-        runs=tuple((run.start, run.count) for run in message.runs) or None,
-        grid_thw=tuple(message.grid_thw),
-    )
+    plan = plan_from_proto(message)
     if not MM_HASH.fullmatch(plan.namespace):
         raise InvalidRequest("an item's namespace must be 64 lower-case hex characters", param="items")
-    if plan.dtype not in DTYPE_BYTES:
-        raise InvalidRequest(f"an item's dtype must be one of {', '.join(DTYPE_BYTES)}", param="items")
     if not (plan.rows and plan.width and plan.length):
         raise InvalidRequest("an item needs rows, width and length above 0", param="items")
     if _embeds(plan) != plan.rows:
@@ -55,57 +44,12 @@ def _embeds(plan: ItemPlan) -> int:
     return total
 
 
-def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
-    """What the client said; None where it was silent."""
-    return SamplingParams(
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        seed=message.seed,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-        min_p=message.min_p if message.HasField("min_p") else None,
-        logit_bias=tuple(sorted(message.logit_bias.items())),
-        choice=message.choice,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        output_format=_output_format(message.output_format),
-    )
-
-
-def _output_format(message: common_pb2.OutputFormat) -> OutputFormat | None:
-    match message.WhichOneof("body"):
-        case "json_object":
-            return OutputFormat("json_object") if message.json_object else None
-        case "json_schema":
-            return OutputFormat("json_schema", message.json_schema)
-        case "regex":
-            return OutputFormat("regex", message.regex)
-        case "choices":
-            return OutputFormat("choices", choices=tuple(message.choices.texts))
-    return None
-
-
 def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:
     return TemplateOptions(
         tools=message.tools,
         variables=message.variables,
         generation_prompt=not message.no_generation_prompt,
         continue_final_message=message.continue_final_message,
-    )
-
-
-def error_to_proto(error: RequestError) -> common_pb2.Error:
-    return common_pb2.Error(
-        code=error.code,
-        message=error.message,
-        param=error.param or "",
-        retry_after=error.retry_after or 0.0,
     )
 
 

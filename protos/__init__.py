@@ -1,1 +1,1 @@
-"""Generated protobuf and gRPC stubs; `make proto` regenerates them from the .proto files."""
+"""Protobuf and gRPC stubs, which `make proto` generates from the .proto files; `convert` is by hand."""

@@ -24,6 +24,7 @@ from triptych.errors import (
 )
 from triptych.metrics import ProxyMetrics
 from triptych.protos import pd_pb2
+from triptych.protos.convert import error_from_proto
 from triptych.proxy import lifecycle as do
 from triptych.proxy.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.choices import Choices, make_choices
@@ -37,7 +38,7 @@ from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
 from triptych.proxy.session import CURRENT
 from triptych.proxy.splitter import split
-from triptych.proxy.wire import error_from_proto, with_logprobs
+from triptych.proxy.wire import with_logprobs
 from triptych.types import ItemPlan, Usage
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from grpc import aio
 
 from triptych.errors import Unavailable
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
+from triptych.protos.convert import plan_from_proto
 from triptych.proxy.media_spool import SpooledMedia
-from triptych.proxy.wire import plan_from_proto
 from triptych.rpc import MEDIA_FRAME_BYTES
 from triptych.types import ItemPlan
 

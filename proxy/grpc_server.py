@@ -12,13 +12,13 @@ from grpc import aio
 
 from triptych.errors import InternalError, RequestError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
+from triptych.protos.convert import logprobs_to_proto
 from triptych.proxy.answer import Answer, Shown
 from triptych.proxy.chat import Done, Output, Started
 from triptych.proxy.chat_tools import ToolUse
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc_request import call_of
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.wire import logprobs_to_proto
 
 log = logging.getLogger(__name__)
 

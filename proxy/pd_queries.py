@@ -12,9 +12,9 @@ from grpc import aio
 
 from triptych.errors import InternalError, InvalidRequest, RequestError, Unavailable
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.protos.convert import error_from_proto
 from triptych.proxy.lifecycle import RETRY_AFTER
 from triptych.proxy.pool import Worker, WorkerPool
-from triptych.proxy.wire import error_from_proto
 
 QUERY_SECONDS = 10.0
 

@@ -13,19 +13,13 @@ from grpc import aio
 
 from triptych.errors import InternalError, Overloaded, RequestError, Unavailable
 from triptych.protos import pd_pb2
+from triptych.protos.convert import error_from_proto, plan_to_proto, sampling_to_proto
 from triptych.proxy.flow import Flow
 from triptych.proxy.lifecycle import Submit
 from triptych.proxy.pd_client import LinkSink, PDLink
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
-from triptych.proxy.wire import (
-    error_from_proto,
-    plan_to_proto,
-    prompt_to_proto,
-    resume_to_proto,
-    sampling_to_proto,
-    template_to_proto,
-)
+from triptych.proxy.wire import prompt_to_proto, resume_to_proto, template_to_proto
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from triptych.hashing import mm_hash
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, encoder_pb2
-from triptych.proxy.wire import error_from_proto, plan_from_proto
+from triptych.protos.convert import error_from_proto, plan_from_proto
 
 PICTURES = [png(picture(seed, 32, 32)) for seed in (1, 2)]
 

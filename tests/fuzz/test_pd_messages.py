@@ -15,7 +15,7 @@ from support.pd_serving import serving, tiny_model
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.pd_worker.service import LoadedModel, PDWorker
 from triptych.protos import pd_pb2
-from triptych.proxy.wire import plan_to_proto
+from triptych.protos.convert import plan_to_proto
 from triptych.types import ItemPlan
 
 REQUESTS, PROXIES = ["r1", "r2", "r3"], ["p1", "p2"]

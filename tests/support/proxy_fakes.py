@@ -25,6 +25,7 @@ from triptych.protos import (
     pd_pb2_grpc,
     proxy_pb2_grpc,
 )
+from triptych.protos.convert import plan_from_proto
 from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
 from triptych.proxy.body_budget import BodyBudget
 from triptych.proxy.connections import ConnectionLimits
@@ -36,7 +37,6 @@ from triptych.proxy.limits import PrincipalLimits
 from triptych.proxy.media_loader import make_loader
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
-from triptych.proxy.wire import plan_from_proto
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
 

@@ -10,7 +10,7 @@ from openai import APIStatusError
 from support.proxy_fakes import FakeCluster, key_of, picture, until, user, whole_text
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
-from triptych.types import ItemPlan, WorkerInfo
+from triptych.types import ItemPlan
 
 TEXT = [{"role": "user", "content": "count"}]
 
@@ -322,24 +322,6 @@ async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store:
         view.down = False
         await until(lambda: cluster.pool.store_ok)
         assert (await cluster.ask(user("?", picture("p")))).choices[0].message.content == whole_text(8)
-
-
-class EmptyRegistry:
-    """A registry that was flushed: nobody is registered any more."""
-
-    def __init__(self) -> None:
-        self.infos: list[WorkerInfo] = []
-
-    async def workers(self) -> list[WorkerInfo]:
-        return self.infos
-
-    async def declare_proxy(self, proxy_id: str, term: float) -> None: ...
-
-    async def proxies(self) -> int:
-        return 0
-
-    async def collect_dead(self, older_than: float = 600.0) -> int:
-        return 0
 
 
 async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health(

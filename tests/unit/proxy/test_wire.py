@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.protos import common_pb2
-from triptych.proxy.wire import error_from_proto
+from triptych.protos.convert import error_from_proto
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("-inf"), float("nan"), -1.0, 1e9, 0.0])

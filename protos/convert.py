@@ -1,0 +1,157 @@
+"""Shared values as the messages of common.proto, and back."""
+
+from __future__ import annotations
+
+from triptych.errors import InvalidRequest, RequestError, error_from_code
+from triptych.hashing import check_mm_hash
+from triptych.protos import common_pb2
+from triptych.types import (
+    DTYPE_BYTES,
+    ItemPlan,
+    OutputFormat,
+    PositionLogprobs,
+    SamplingParams,
+    TokenLogprob,
+)
+
+#: Longest wait that a worker may advise, in seconds.
+MAX_RETRY_AFTER = 3600.0
+
+
+def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
+    """An item's plan; InvalidRequest when its key or its dtype cannot be one."""
+    if message.dtype not in DTYPE_BYTES:
+        raise InvalidRequest(f"an item's dtype must be one of {', '.join(DTYPE_BYTES)}", param="items")
+    return ItemPlan(
+        mm_hash=check_mm_hash(message.mm_hash),
+        namespace=message.namespace,
+        modality=message.modality,
+        rows=message.rows,
+        width=message.width,
+        dtype=message.dtype,
+        length=message.length,
+        runs=tuple((run.start, run.count) for run in message.runs) or None,
+        grid_thw=tuple(message.grid_thw),
+    )
+
+
+def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
+    return common_pb2.ItemPlan(
+        mm_hash=plan.mm_hash,
+        namespace=plan.namespace,
+        modality=plan.modality,
+        rows=plan.rows,
+        width=plan.width,
+        dtype=plan.dtype,
+        length=plan.length,
+        runs=[common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()],
+        grid_thw=plan.grid_thw,
+    )
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
+    """What the client said; None where it was silent."""
+    return SamplingParams(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        seed=message.seed,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        choice=message.choice,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        output_format=format_from_proto(message.output_format),
+    )
+
+
+def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_p=sampling.min_p,
+        logit_bias=dict(sampling.logit_bias),
+        choice=sampling.choice,
+        logprobs=sampling.logprobs,
+        output_format=None if sampling.output_format is None else format_to_proto(sampling.output_format),
+    )
+
+
+def format_from_proto(message: common_pb2.OutputFormat) -> OutputFormat | None:
+    match message.WhichOneof("body"):
+        case "json_object":
+            return OutputFormat("json_object") if message.json_object else None
+        case "json_schema":
+            return OutputFormat("json_schema", message.json_schema)
+        case "regex":
+            return OutputFormat("regex", message.regex)
+        case "choices":
+            return OutputFormat("choices", choices=tuple(message.choices.texts))
+    return None
+
+
+def format_to_proto(form: OutputFormat) -> common_pb2.OutputFormat:
+    if form.kind == "json_object":
+        return common_pb2.OutputFormat(json_object=True)
+    if form.kind == "json_schema":
+        return common_pb2.OutputFormat(json_schema=form.text)
+    if form.kind == "regex":
+        return common_pb2.OutputFormat(regex=form.text)
+    return common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=form.choices))
+
+
+def logprobs_from_proto(message: common_pb2.PositionLogprobs) -> PositionLogprobs:
+    return PositionLogprobs(
+        _token_from_proto(message.chosen), tuple(_token_from_proto(token) for token in message.top)
+    )
+
+
+def logprobs_to_proto(position: PositionLogprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        chosen=_token_to_proto(position.chosen), top=[_token_to_proto(token) for token in position.top]
+    )
+
+
+def _token_from_proto(message: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.text, message.utf8)
+
+
+def _token_to_proto(token: TokenLogprob) -> common_pb2.TokenLogprob:
+    return common_pb2.TokenLogprob(
+        token_id=token.token_id, logprob=token.logprob, text=token.text, utf8=token.utf8
+    )
+
+
+def error_from_proto(message: common_pb2.Error) -> RequestError:
+    return error_from_code(
+        message.code,
+        message.message or "the worker gave no reason",
+        param=message.param or None,
+        retry_after=message.retry_after if 0 < message.retry_after <= MAX_RETRY_AFTER else None,
+    )
+
+
+def error_to_proto(error: RequestError) -> common_pb2.Error:
+    return common_pb2.Error(
+        code=error.code,
+        message=error.message,
+        param=error.param or "",
+        retry_after=error.retry_after or 0.0,
+    )
