@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import redis
@@ -12,6 +15,7 @@ from support.oracle import assert_exact
 from support.rest import assert_at_rest
 from support.stages import gathered, hold
 from support.traffic import STREAM_TOKENS, ask_all
+from triptych.launch.embedded_store import EmbeddedStore
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,3 +54,23 @@ async def test_a_store_that_hangs_and_is_killed_loses_nothing_and_stops_no_text(
     cluster.kill("store")
     assert_exact(reference, [answer.token_ids for answer in await answers])
     await asyncio.to_thread(assert_at_rest, cluster)
+
+
+@pytest.mark.slow
+async def test_a_store_that_is_gone_for_five_seconds_loses_nothing(make_cluster, cases, reference):
+    with tempfile.TemporaryDirectory(prefix="store-") as folder:
+        store = EmbeddedStore(Path(folder), 128 << 20)
+        store.start()
+        cluster = make_cluster(1, "--encoder-batch-patches", "1", "--store", store.url)
+        answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
+        try:
+            await hold("an embedding", lambda: _tower_items(cluster) > 1)
+            os.kill(store.pid, signal.SIGKILL)
+            await asyncio.sleep(5.0)
+            assert not store.running
+            store.start()
+            assert_exact(reference, [answer.token_ids for answer in await answers])
+            await asyncio.to_thread(assert_at_rest, cluster)
+            cluster.stop()
+        finally:
+            store.stop()
