@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from triptych.errors import InvalidRequest, Overloaded
+from triptych.protos import common_pb2
+from triptych.protos.convert import (
+    error_from_proto,
+    error_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
+    plan_from_proto,
+    plan_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
+from triptych.types import ItemPlan, OutputFormat, PositionLogprobs, SamplingParams, TokenLogprob
+
+PLAN = ItemPlan("a" * 64, "b" * 64, "image", 6, 8, "bfloat16", 8, ((1, 2), (4, 4)), (1, 4, 6))
+FORMS = (
+    None,
+    OutputFormat("json_object"),
+    OutputFormat("json_schema", "{}"),
+    OutputFormat("regex", "a+"),
+    OutputFormat("choices", choices=("yes", "no")),
+)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("-inf"), float("nan"), -1.0, 1e9, 0.0])
+def test_a_wait_that_no_worker_can_mean_is_not_passed_on(seconds: float) -> None:
+    assert error_from_proto(common_pb2.Error(code="overloaded", retry_after=seconds)).retry_after is None
+
+
+def test_an_error_comes_back_as_the_same_kind_with_all_that_it_says() -> None:
+    error = error_from_proto(error_to_proto(Overloaded("full", param="items", retry_after=2.0)))
+    assert type(error) is Overloaded
+    assert (error.message, error.param, error.retry_after) == ("full", "items", 2.0)
+
+
+@pytest.mark.parametrize("plan", [PLAN, dataclasses.replace(PLAN, runs=None, grid_thw=())])
+def test_a_plan_comes_back_whole(plan: ItemPlan) -> None:
+    assert plan_from_proto(plan_to_proto(plan)) == plan
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "object"}, {"mm_hash": "no key"}])
+def test_a_plan_whose_key_or_dtype_cannot_be_one_is_refused(changes: dict[str, str]) -> None:
+    message = plan_to_proto(PLAN)
+    for name, value in changes.items():
+        setattr(message, name, value)
+    with pytest.raises(InvalidRequest):
+        plan_from_proto(message)
+
+
+def test_what_a_client_left_out_of_its_sampling_stays_left_out() -> None:
+    assert sampling_from_proto(sampling_to_proto(SamplingParams())) == SamplingParams()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_field_of_the_sampling_comes_back(form: OutputFormat | None) -> None:
+    sampling = SamplingParams(
+        max_tokens=0,
+        min_tokens=2,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=3,
+        seed=4,
+        stop=("a", "b"),
+        stop_token_ids=(5, 6),
+        ignore_eos=True,
+        presence_penalty=0.25,
+        frequency_penalty=-0.25,
+        repetition_penalty=1.5,
+        min_p=0.125,
+        logit_bias=((1, 0.5), (2, -0.5)),
+        choice=1,
+        logprobs=0,
+        output_format=form,
+    )
+    untold = {
+        field.name for field in dataclasses.fields(sampling) if getattr(sampling, field.name) == field.default
+    }
+    assert untold <= {"output_format"}
+    assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+
+
+def test_log_probabilities_come_back() -> None:
+    chosen, other = TokenLogprob(7, -0.5, "a", b"a"), TokenLogprob(8, -1.5, "\ufffd", b"\xc3")
+    position = PositionLogprobs(chosen, (chosen, other))
+    assert logprobs_from_proto(logprobs_to_proto(position)) == position
