@@ -93,7 +93,7 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> Figures:
         sent=len(measured),
         completed=len(done),
         good=sum(record.ok and not misses for record, misses in zip(measured, missed, strict=True)),
-        duration=_duration(measured),
+        duration=_duration(records, measured),
         prompt_tokens=sum(record.prompt_tokens for record in done),
         output_tokens=sum(record.output_tokens for record in done),
         spreads={
@@ -111,8 +111,11 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> Figures:
     )
 
 
-def _duration(records: Sequence[RequestRecord]) -> float:
-    """From the first sending to the last end; requests without an end count by their sending."""
-    begun = min(record.sent for record in records)
-    ends = [record.sent + (record.e2e if math.isfinite(record.e2e) else 0.0) for record in records]
+def _duration(records: Sequence[RequestRecord], measured: Sequence[RequestRecord]) -> float:
+    """From the window's start, or its last warm-up request, to the last end of a measured one.
+
+    From the first measured request on, n requests would fill only n − 1 gaps.
+    """
+    begun = max((record.sent for record in records if record.warm_up), default=0.0)
+    ends = [record.sent + (record.e2e if math.isfinite(record.e2e) else 0.0) for record in measured]
     return max(max(ends) - begun, 1e-9)

@@ -105,7 +105,8 @@ def _middle(windows: Sequence[Mapping[str, Any]], field: str) -> float:
 
 def goodput_bars(runs: Sequence[Document]) -> Figure:
     """Good requests per second within completed ones, by load; whiskers are the range of repeats."""
-    labels = list(dict.fromkeys(label for found in runs for label in by_label(found)))
+    windows = sorted((w for found in runs for w in found["windows"]), key=lambda w: w["request_rate"] or 0.0)
+    labels = list(dict.fromkeys(window["label"] for window in windows))
     figure, (axis,) = _sheet(f"Goodput (a): {_head(runs[0])}", 1, max(4.8, 1.1 * len(labels) * len(runs)))
     width = 0.8 / len(runs)
     for index, found in enumerate(runs):

@@ -14,6 +14,8 @@ from triptych.goodput.workload import PlannedRequest, Workload, plan_requests
 
 #: A window below this says nothing of a P99.
 _LEAST_REQUESTS = 5
+#: The warm-up's arrivals are others than those of any measured window.
+_WARM_UP_SEED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,32 @@ def make_job(settings: Settings, seed: int) -> Job:
         schedule = read_trace(Path(settings.trace), settings.trace_speed, seed)
         warm_up = sum(time < settings.warm_up for time, _ in schedule)
     else:
-        warm_up, count = _counts(settings)
-        times = [0.0] * count if settings.concurrency else arrival_times(settings.arrivals, count, seed)
-        schedule = list(zip(times, plan_requests(settings.workload, count, seed), strict=True))
+        warm_up, measured = _counts(settings)
+        planned = plan_requests(settings.workload, warm_up + measured, seed)
+        times = _times(settings, warm_up, measured, seed)
+        schedule = list(zip(times, planned, strict=True))
     return _job(settings, schedule, warm_up)
 
 
 def _counts(settings: Settings) -> tuple[int, int]:
-    """Warm-up requests, and all of them."""
+    """Requests of the warm-up, and measured ones."""
     if settings.concurrency:
-        measured = settings.requests or max(10 * settings.concurrency, 20)
-        return settings.concurrency, settings.concurrency + measured
-    rate = mean_rate(settings.arrivals)
-    warm_up = round(rate * settings.warm_up)
-    measured = settings.requests or round(rate * settings.seconds)
-    return warm_up, warm_up + max(measured, _LEAST_REQUESTS)
+        return settings.concurrency, settings.requests or max(10 * settings.concurrency, 20)
+    warm_up = round(settings.arrivals.rate * settings.warm_up)
+    measured = settings.requests or round(mean_rate(settings.arrivals) * settings.seconds)
+    return warm_up, max(measured, _LEAST_REQUESTS)
+
+
+def _times(settings: Settings, warm_up: int, measured: int, seed: int) -> list[float]:
+    """Both parts offer their rate exactly; a ramp begins after its warm-up."""
+    if settings.concurrency:
+        return [0.0] * (warm_up + measured)
+    steady = (
+        replace(settings.arrivals, kind="poisson") if settings.arrivals.kind == "ramp" else settings.arrivals
+    )
+    before = arrival_times(steady, warm_up, seed + _WARM_UP_SEED) if warm_up else []
+    begin = before[-1] if before else 0.0
+    return before + [begin + time for time in arrival_times(settings.arrivals, measured, seed)]
 
 
 def _job(settings: Settings, schedule: list[tuple[float, PlannedRequest]], warm_up: int) -> Job:

@@ -17,6 +17,8 @@ from triptych.goodput.sustained import judge
 #: A generator that sends later than this at P99, or takes more of its core, may itself be what is measured.
 LATE_SECONDS = 0.002
 BUSY_SHARE = 0.8
+#: P99 of fewer requests is their slowest one.
+FEW_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,15 @@ class Window:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the generator's own part in these figures may be too large; empty when it is not."""
+        """Why these figures may say less of the server than they seem to; empty when there is no reason."""
         found = []
         late = self.figures.lateness.percentiles[2]
         if late > LATE_SECONDS:
             found.append(f"sent {late * 1000:.1f} ms late at P99")
         if self.report.cpu_share > BUSY_SHARE:
             found.append(f"the generator took {self.report.cpu_share:.0%} of its core")
+        if self.figures.sent < FEW_REQUESTS:
+            found.append(f"P99 of {self.figures.sent} requests is the slowest of them")
         if any(record.counted_by == "chunks" for record in self.report.records if record.ok):
             found.append("tokens counted by chunks: the server tells no usage")
         return tuple(found)

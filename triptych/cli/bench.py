@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -170,7 +171,8 @@ def _measure(
         display.say(", ".join(f"{name.replace('_', ' ')}: {value:.1f}" for name, value in startup.items()))
     settings = ready(_settings(values, url), values["words_per_token"])
     bench = Bench(settings, display, pages, load_before)
-    run_goodput(bench, _course(values), _output(values), display, startup)
+    with _told():
+        run_goodput(bench, _course(values), _output(values), display, startup)
 
 
 @bench.command()
@@ -211,7 +213,19 @@ def ab(**values: Any) -> None:
         url = values[f"target_{side}"]
         settings = ready(_settings(values, url), values["words_per_token"])
         benches.append(Bench(settings, display, (f"{url.rstrip('/')}/metrics",)))
-    run_ab(benches[0], benches[1], values["repeats"], _output(values), display)
+    with _told():
+        run_ab(benches[0], benches[1], values["repeats"], _output(values), display)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What ends a run in its middle is said in a sentence; exit code 1."""
+    from triptych.goodput.load import LoadError
+
+    try:
+        yield
+    except LoadError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _check_extra() -> None:

@@ -94,6 +94,11 @@ def test_warm_up_requests_count_nowhere():
         summarise([record(0, warm_up=True)], SLO)
 
 
+def test_the_clock_of_a_window_starts_with_its_last_warm_up_request():
+    first, second = record(10, warm_up=True), record(12, ttft=0.05, tpot=0.005)
+    assert summarise([first, second], SLO).duration == pytest.approx(0.2 + 0.1)
+
+
 def test_a_reply_of_one_token_has_no_time_per_output_token():
     single = record(0, output_tokens=1)
     assert single.tpot == 0.0
