@@ -23,6 +23,7 @@ gc.disable()
 CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the names of the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Names the tests that stay together when several processes share the run."""
     root = Path(__file__).parent
