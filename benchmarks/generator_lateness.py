@@ -47,7 +47,8 @@ def row(name: str, runs: list[tuple[WindowReport, Figures]]) -> str:
     worst = max(ranks[2] for ranks in late) * 1000
     cpu = statistics.median(report.cpu_share for report, _ in runs)
     failed = sum(figures.failed for _, figures in runs)
-    return f"| {name} | {middle[0]:.2f} | {middle[1]:.2f} | {middle[2]:.2f} | {worst:.2f} | {cpu:.0%} | {failed} |"
+    ranks = " | ".join(f"{value:.2f}" for value in (*middle, worst))
+    return f"| {name} | {ranks} | {cpu:.0%} | {failed} |"
 
 
 def report(rows: list[str], options: argparse.Namespace, load_before: float, reached: bool) -> str:
@@ -58,12 +59,13 @@ def report(rows: list[str], options: argparse.Namespace, load_before: float, rea
         "# Lateness of the load generator",
         "",
         f"Command: `python -m benchmarks.generator_lateness {words}`",
-        f"Date: {datetime.date.today()}. Commit: {machine.commit}. Chip: {machine.chip}, {machine.cores} cores. "
+        f"Date: {datetime.date.today()}. Commit: {machine.commit}. "
+        f"Chip: {machine.chip}, {machine.cores} cores. "
         f"Load before: {machine.load_before}, after: {machine.load_after}.",
         *([marked] if machine.loaded else []),
         "",
-        f"{options.rate:g} requests/s, Poisson, {options.seconds:g} s a window, 16 tokens a reply, medians of",
-        f"{options.repeats} windows; milliseconds from the planned moment to the call that sends.",
+        f"{options.rate:g} requests/s, Poisson, {options.seconds:g} s a window, 16 tokens a reply,",
+        f"medians of {options.repeats} windows; milliseconds from the planned moment to the call that sends.",
         "",
         "| load | P50 | P90 | P99 | worst window's P99 | generator's CPU | failed |",
         "|---|---|---|---|---|---|---|",
