@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 2
 PIP_TORCH_ARGS ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 .PHONY: serve test test-unit test-slow lint proto bench install clean
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,18 +20,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 
-#: Folders whose tests share clusters of the session: all of one folder run in one process.
+#: Folders whose tests share clusters of the session.
 CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the names of the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names the tests that stay together when several processes share the run."""
-    root = Path(__file__).parent
-    for item in items:
-        folder, *rest = item.path.relative_to(root).parts
-        group = folder if folder in CLUSTER_FOLDERS else "/".join((folder, *rest))
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where several processes share the run, tests of one file, or of a folder with clusters, stay together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FolderScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            folder = path.split("/")[1]
+            return folder if folder in CLUSTER_FOLDERS else path
+
+    return FolderScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
