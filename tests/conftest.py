@@ -26,7 +26,7 @@ CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where several processes share the run, tests of one file, or of a folder with clusters, stay together."""
+    """Tests of one file, or of a folder with clusters, stay in one process where several share the run."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FolderScheduling(LoadScopeScheduling):
