@@ -36,6 +36,13 @@ def assert_unfinished(cluster: Cluster) -> None:
     assert unfinished(cluster) >= UNFINISHED
 
 
+def kill_unfinished(cluster: Cluster, name: str) -> None:
+    """Kills a process that has requests under way: it is stopped first, so that none ends meanwhile."""
+    cluster.kill(name, signal.SIGSTOP)
+    assert_unfinished(cluster)
+    cluster.kill(name)
+
+
 def close_gate(cluster: Cluster) -> None:
     """Stops all encoders: requests with pictures gather in front of them."""
     for pool in ("encoder", "pd"):
@@ -71,9 +78,7 @@ async def kill_encoding(cluster: Cluster) -> None:
     """The tower has an item."""
     await _let_go(cluster)
     await hold("the tower at work", lambda: cluster.total("encoder", "triptych_encoder_inflight") > 0)
-    cluster.kill("encoder-0", signal.SIGSTOP)
-    assert_unfinished(cluster)
-    cluster.kill("encoder-0")
+    kill_unfinished(cluster, "encoder-0")
 
 
 async def kill_saved(cluster: Cluster) -> None:
@@ -93,8 +98,7 @@ async def kill_prefill(cluster: Cluster) -> None:
     before = cluster.total("pd", "triptych_pd_chunked_prefills_total")
     await _let_go(cluster)
     await hold("a prefill", lambda: cluster.total("pd", "triptych_pd_chunked_prefills_total") > before)
-    assert_unfinished(cluster)
-    cluster.kill("pd-0")
+    kill_unfinished(cluster, "pd-0")
 
 
 async def kill_midstream(cluster: Cluster) -> None:
@@ -102,5 +106,4 @@ async def kill_midstream(cluster: Cluster) -> None:
     before = cluster.total("pd", "vllm:generation_tokens_total")
     await _let_go(cluster)
     await hold("tokens", lambda: cluster.total("pd", "vllm:generation_tokens_total") > before + 50)
-    assert_unfinished(cluster)
-    cluster.kill("pd-0")
+    kill_unfinished(cluster, "pd-0")
