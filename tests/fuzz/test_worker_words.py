@@ -9,8 +9,9 @@ import random
 
 import pytest
 
+from support.fake_workers import MODEL, user, whole_text
 from support.fuzzing import Fuzzer, random_json, random_message, randoms
-from support.proxy_fakes import MODEL, FakeCluster, user, whole_text
+from support.proxy_fakes import FakeCluster
 from triptych.client.wire import EventLines
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import RequestError

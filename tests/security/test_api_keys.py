@@ -15,7 +15,8 @@ import grpc
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 
-from support.proxy_fakes import FakeCluster, as_json, raw_post, until, user, whole_text
+from support.fake_workers import until, user, whole_text
+from support.proxy_fakes import FakeCluster, as_json, raw_post
 from triptych.config import check_front_door
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import ConfigError

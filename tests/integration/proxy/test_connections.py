@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.proxy_fakes import FakeCluster, as_json, raw_post, until
+from support.fake_workers import until
+from support.proxy_fakes import FakeCluster, as_json, raw_post
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.proxy.connections import Connection, ConnectionLimits
 

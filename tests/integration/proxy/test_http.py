@@ -4,7 +4,8 @@ import asyncio
 import json
 import random
 
-from support.proxy_fakes import FakeCluster, as_json, data_url, picture, raw_post, until, whole_text
+from support.fake_workers import data_url, picture, until, whole_text
+from support.proxy_fakes import FakeCluster, as_json, raw_post
 from triptych.ec_connector.store import EmbeddingStore
 
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

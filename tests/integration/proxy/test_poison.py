@@ -8,7 +8,8 @@ import logging
 import pytest
 from openai import BadRequestError
 
-from support.proxy_fakes import FakeCluster, key_of, picture, until, user, whole_text
+from support.fake_workers import key_of, picture, until, user, whole_text
+from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
 
 POISON = picture("poison")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from support.proxy_fakes import MODEL, FakeCluster, data_url, picture, whole_text
+from support.fake_workers import MODEL, data_url, picture, whole_text
+from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
 

@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
+from support.fake_workers import choice_text, token_text
 from support.malformed import tool
-from support.proxy_fakes import FakeCluster, choice_text, token_text
+from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc import make_channel

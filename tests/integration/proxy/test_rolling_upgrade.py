@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from support.proxy_fakes import (
+from support.fake_workers import (
     MODEL_KEY,
     NAMESPACE,
-    FakeCluster,
     FakeEncoder,
     FakePD,
     FakeWorker,
@@ -18,6 +17,7 @@ from support.proxy_fakes import (
     user,
     whole_text,
 )
+from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
 
 NEW_KEY, NEW_NAMESPACE = "c" * 64, "d" * 64

@@ -10,7 +10,7 @@ import socket
 import pytest
 from openai import AsyncOpenAI
 
-from support.proxy_fakes import FakePD, until, whole_text
+from support.fake_workers import FakePD, until, whole_text
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore

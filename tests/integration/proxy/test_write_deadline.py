@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from support.proxy_fakes import MODEL, FakeCluster, until, user, whole_text
+from support.fake_workers import MODEL, until, user, whole_text
+from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.proxy import exchange
 
