@@ -195,4 +195,6 @@ class JsonCalls:
             call = read_call(text)
             return [call] if call else [text] if text else []
         found = [_call_text(call) for call in calls]
-        return [text] if None in found else [call for call in found if call]
+        if not found or None in found:
+            return [text]
+        return [call for call in found if call]

@@ -82,12 +82,26 @@ async def kill_encoding(cluster: Cluster) -> None:
 
 
 async def kill_saved(cluster: Cluster) -> None:
-    """Embeddings are in the store, and the PD worker that should load them has stopped."""
+    """Embeddings are in the store, and the PD workers that should load them have stopped."""
+
+    def published() -> float:
+        return cluster.total("proxy", "triptych_published_bytes")
+
+    def caught() -> bool:
+        """Stops the PD workers while there is something that they have not loaded."""
+        if not published():
+            return False
+        for name in cluster.names("pd"):
+            cluster.kill(name, signal.SIGSTOP)
+        if published():
+            return True
+        _go_on(cluster, "pd")
+        return False
+
     await _let_go(cluster)
-    await hold("admitted items", lambda: cluster.total("pd", "triptych_pd_reserved_bytes") > 0)
-    for name in cluster.names("pd"):
-        cluster.kill(name, signal.SIGSTOP)
-    await hold("published bytes", lambda: cluster.total("proxy", "triptych_published_bytes") > 0)
+    await hold("embeddings that nobody has loaded", caught)
+    await hold("them to be saved", lambda: not cluster.total("encoder", "triptych_encoder_inflight"))
+    assert published()
     assert_unfinished(cluster)
     cluster.kill("pd-0")
     _go_on(cluster, "pd")

@@ -107,6 +107,7 @@ def test_content_is_told_as_soon_as_it_cannot_begin_a_call() -> None:
         ('{"name": "look", "argum', ['{"name": "look", "argum']),
         ('[{"name": "look", "arguments": 3}]', ['[{"name": "look", "arguments": 3}]']),
         ("", []),
+        ("[]\n", ["[]\n"]),
     ],
 )
 def test_a_forced_call_is_read_from_the_whole_output(text: str, pieces: list[Piece]) -> None:
