@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import gc
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -166,7 +167,7 @@ def test_triptychs_own_client_asks_with_files(url: str, client: openai.OpenAI, t
 
 
 @pytest.fixture
-def completion(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def completion(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """litellm's `completion`, set on the cluster."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
@@ -180,10 +181,12 @@ def completion(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             **{**GREEDY, **options},
         )
 
-    return complete
+    yield complete
+    gc.collect()  # the event loop that litellm leaves open is found here, not in another test
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_litellm_chats_streams_and_calls(completion: Callable[..., Any], client: openai.OpenAI) -> None:
     expected = _chat(client, _look()).choices[0].message.content
     assert completion(_look()).choices[0].message.content == expected
