@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
 import gc
+import io
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
