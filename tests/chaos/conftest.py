@@ -10,7 +10,6 @@ import pytest
 
 from support.checkpoints import build_checkpoint
 from support.cluster import Cluster, running_cluster, start_cluster
-from support.stages import REQUESTS
 from support.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 
 #: Small steps, so that prefill and streams last long enough to be met.
@@ -29,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cases() -> list[Case]:
-    return mixed_cases(REQUESTS, seed=15, sizes=((160, 160), (128, 192)))
+    return mixed_cases(40, seed=15, sizes=((160, 160), (128, 192)))
 
 
 @pytest.fixture(scope="session")

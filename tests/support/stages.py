@@ -15,9 +15,6 @@ from support.cluster import Cluster, wait_for
 
 #: Requests that must be unfinished when something is killed.
 UNFINISHED = 25
-#: Requests of one test. Three in four have pictures, and none of those ends before the gate is opened.
-REQUESTS = 48
-PICTURED = 36
 
 
 async def hold(what: str, holds: Callable[[], bool]) -> None:
@@ -29,9 +26,9 @@ def unfinished(cluster: Cluster) -> int:
     return int(cluster.total("proxy", "triptych_requests_in_flight"))
 
 
-async def gathered(cluster: Cluster, count: int = UNFINISHED) -> None:
-    """Waits until so many requests are under way."""
-    await hold(f"{count} requests in flight", lambda: unfinished(cluster) >= count)
+async def gathered(cluster: Cluster) -> None:
+    """Waits until UNFINISHED requests are under way."""
+    await hold(f"{UNFINISHED} requests in flight", lambda: unfinished(cluster) >= UNFINISHED)
 
 
 def assert_unfinished(cluster: Cluster) -> None:
@@ -40,28 +37,22 @@ def assert_unfinished(cluster: Cluster) -> None:
 
 
 def kill_unfinished(cluster: Cluster, name: str) -> None:
-    """Kills a worker that has requests under way: its pool is stopped first, so that none ends meanwhile."""
-    pool = name.partition("-")[0]
-    _stop(cluster, pool)
+    """Kills a process that has requests under way: it is stopped first, so that none ends meanwhile."""
+    cluster.kill(name, signal.SIGSTOP)
     assert_unfinished(cluster)
     cluster.kill(name)
-    _go_on(cluster, pool)
 
 
 def close_gate(cluster: Cluster) -> None:
     """Stops all encoders: requests with pictures gather in front of them."""
     for pool in ("encoder", "pd"):
         cluster.metrics(pool)  # a stopped worker cannot be looked up any more
-    _stop(cluster, "encoder")
+    for name in cluster.names("encoder"):
+        cluster.kill(name, signal.SIGSTOP)
 
 
 def open_gate(cluster: Cluster) -> None:
     _go_on(cluster, "encoder")
-
-
-def _stop(cluster: Cluster, pool: str) -> None:
-    for name in cluster.names(pool):
-        cluster.kill(name, signal.SIGSTOP)
 
 
 def _go_on(cluster: Cluster, pool: str) -> None:
@@ -71,7 +62,7 @@ def _go_on(cluster: Cluster, pool: str) -> None:
 
 
 async def _let_go(cluster: Cluster) -> None:
-    await gathered(cluster, PICTURED)
+    await gathered(cluster)
     open_gate(cluster)
 
 
@@ -100,7 +91,8 @@ async def kill_saved(cluster: Cluster) -> None:
         """Stops the PD workers while there is something that they have not loaded."""
         if not published():
             return False
-        _stop(cluster, "pd")
+        for name in cluster.names("pd"):
+            cluster.kill(name, signal.SIGSTOP)
         if published():
             return True
         _go_on(cluster, "pd")
