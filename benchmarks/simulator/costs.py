@@ -1,0 +1,143 @@
+"""What every stage costs on one machine, and the geometry of the model that it serves. Seconds and bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from triptych.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCosts:
+    """`prepare_item` and `prepare_pixel`: decoding and preprocessing; `tower_batch`, `tower_item` and
+    `tower_patch`: one call of the tower; `save_item` and `save_byte`: one embedding into the store.
+    """
+
+    prepare_item: float
+    prepare_pixel: float
+    tower_batch: float
+    tower_item: float
+    tower_patch: float
+    save_item: float
+    save_byte: float
+
+    def prepare(self, pixels: int) -> float:
+        """Seconds of one picture of width x height `pixels`."""
+        return self.prepare_item + self.prepare_pixel * pixels
+
+    def tower(self, items: int, patches: int) -> float:
+        """Seconds of one batch; nothing without items."""
+        if not items:
+            return 0.0
+        return self.tower_batch + self.tower_item * items + self.tower_patch * patches
+
+    def save(self, nbytes: int) -> float:
+        """Seconds until an embedding of `nbytes` has landed."""
+        return self.save_item + self.save_byte * nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PDCosts:
+    """`step`: a step whatever is in it; `prefill_token` and `prefill_context`: per prompt token, and per
+    prompt token and token before it; `decode_seq` and `context_token`: per sequence that decodes, and per
+    token that it looks back on; `load_item` and `load_byte`: one embedding out of the store.
+    """
+
+    step: float
+    prefill_token: float
+    decode_seq: float
+    context_token: float
+    prefill_context: float
+    load_item: float
+    load_byte: float
+
+    def step_seconds(
+        self, prefill_tokens: int, decode_seqs: int, context_tokens: int, prefill_context: float
+    ) -> float:
+        """Seconds of one step.
+
+        `context_tokens` sums the context lengths of the sequences that decode, `prefill_context` tokens
+        times mean context over the prefill chunks.
+        """
+        return (
+            self.step
+            + self.prefill_token * prefill_tokens
+            + self.decode_seq * decode_seqs
+            + self.context_token * context_tokens
+            + self.prefill_context * prefill_context
+        )
+
+    def load(self, nbytes: int) -> float:
+        """Seconds from the fetch of an embedding of `nbytes` to its host copy."""
+        return self.load_item + self.load_byte * nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyCosts:
+    """CPU seconds of the proxy: per request, per byte of its media, per token that it passes on."""
+
+    request: float
+    media_byte: float
+    token: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """`source` says where the figures come from; `rpc` is the latency of one message, one way."""
+
+    name: str
+    source: str
+    encoder: EncoderCosts
+    pd: PDCosts
+    proxy: ProxyCosts
+    rpc: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of the served model.
+
+    A picture is resized to multiples of `patch` x `merge` pixels between `min_pixels` and `max_pixels`;
+    `merge`² patches make one row of `row_bytes`. `prompt_overhead_tokens` is what the chat template adds to
+    a request, `item_overhead_tokens` what it adds around a picture.
+    """
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    row_bytes: int
+    kv_token_bytes: int
+    prompt_overhead_tokens: int
+    item_overhead_tokens: int = 2
+
+    def plan(self, width: int, height: int) -> tuple[int, int]:
+        """(patches, rows) of a picture, by the resize rule of Qwen's processors."""
+        side = self.patch * self.merge
+        w, h = max(side, round(width / side) * side), max(side, round(height / side) * side)
+        if w * h > self.max_pixels:
+            scale = math.sqrt(width * height / self.max_pixels)
+            w = max(side, math.floor(width / scale / side) * side)
+            h = max(side, math.floor(height / scale / side) * side)
+        elif w * h < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / (width * height))
+            w, h = math.ceil(width * scale / side) * side, math.ceil(height * scale / side) * side
+        patches = (w // self.patch) * (h // self.patch)
+        return patches, patches // self.merge**2
+
+
+def write_costs(path: Path, costs: CostModel) -> None:
+    """The model as JSON, for `read_costs`."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
+
+
+def read_costs(path: Path) -> CostModel:
+    """ConfigError when the file cannot be read or does not hold a cost model."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CostModel)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--costs {path} holds no cost model: {error}") from None
