@@ -13,8 +13,12 @@ from triptych.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EncoderCosts:
-    """`prepare_item` and `prepare_pixel`: decoding and preprocessing; `tower_batch`, `tower_item` and
-    `tower_patch`: one call of the tower; `save_item` and `save_byte`: one embedding into the store.
+    """`prepare_item` and `prepare_pixel`: decoding and preprocessing; `tower_batch`, `tower_item`,
+    `tower_patch` and `tower_pair`: one call of the tower; `save_item` and `save_byte`: one embedding into the
+    store.
+
+    `tower_pair` is per pair of patches of one item: attention grows with their square, which a picture of
+    1600 patches feels (a quarter of the FLOPs of Qwen3-VL-4B's tower) and a small one does not.
     """
 
     prepare_item: float
@@ -24,16 +28,20 @@ class EncoderCosts:
     tower_patch: float
     save_item: float
     save_byte: float
+    tower_pair: float = 0.0
 
     def prepare(self, pixels: int) -> float:
         """Seconds of one picture of width x height `pixels`."""
         return self.prepare_item + self.prepare_pixel * pixels
 
     def tower(self, items: int, patches: int) -> float:
-        """Seconds of one batch; nothing without items."""
+        """Seconds of one batch of `items` alike, `patches` together; nothing without items."""
         if not items:
             return 0.0
-        return self.tower_batch + self.tower_item * items + self.tower_patch * patches
+        pairs = patches * patches / items
+        return (
+            self.tower_batch + self.tower_item * items + self.tower_patch * patches + self.tower_pair * pairs
+        )
 
     def save(self, nbytes: int) -> float:
         """Seconds until an embedding of `nbytes` has landed."""
@@ -76,6 +84,11 @@ class PDCosts:
         return self.load_item + self.load_byte * nbytes
 
 
+def chunk_context(start: int, count: int) -> float:
+    """`prefill_context` of a chunk of `count` prompt tokens behind `start` others: tokens times mean context."""
+    return count * (start + count / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class ProxyCosts:
     """CPU seconds of the proxy: per request, per byte of its media, per token that it passes on."""
@@ -102,8 +115,9 @@ class ModelShape:
     """Sizes of the served model.
 
     A picture is resized to multiples of `patch` x `merge` pixels between `min_pixels` and `max_pixels`;
-    `merge`² patches make one row of `row_bytes`. `prompt_overhead_tokens` is what the chat template adds to
-    a request, `item_overhead_tokens` what it adds around a picture.
+    `merge`² patches make one row of `row_bytes`. Where `fixed_rows` is set, every picture has as many rows, and
+    `max_pixels` after its resize. `prompt_overhead_tokens` is what the chat template adds to a request,
+    `item_overhead_tokens` what it adds around a picture.
     """
 
     patch: int
@@ -114,11 +128,14 @@ class ModelShape:
     kv_token_bytes: int
     prompt_overhead_tokens: int
     item_overhead_tokens: int = 2
+    fixed_rows: int = 0
 
     def plan(self, width: int, height: int) -> tuple[int, int]:
-        """(patches, rows) of a picture, by the resize rule of Qwen's processors."""
+        """(patches, rows) of a picture, by the resize rule of Qwen's processors, or LLaVA's fixed size."""
+        if self.fixed_rows:
+            return self.max_pixels // self.patch**2, self.fixed_rows
         side = self.patch * self.merge
-        w, h = max(side, round(width / side) * side), max(side, round(height / side) * side)
+        w, h = round(width / side) * side, round(height / side) * side
         if w * h > self.max_pixels:
             scale = math.sqrt(width * height / self.max_pixels)
             w = max(side, math.floor(width / scale / side) * side)
