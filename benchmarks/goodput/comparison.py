@@ -45,8 +45,13 @@ class Ratio:
         return min(self.windows) >= 2 and (self.low > 1) == (self.high > 1) and self.low != 1 != self.high
 
 
-def ratio(metric: str, a: Sequence[float], b: Sequence[float], *, paired: bool) -> Ratio:
-    """`paired`: window i of both ran one after the other with the same requests; else all pairs count."""
+def ratio(
+    metric: str, a: Sequence[float], b: Sequence[float], *, paired: bool, more_is_better: bool | None = None
+) -> Ratio:
+    """`paired`: window i of both ran one after the other with the same requests; else all pairs count.
+
+    `more_is_better` is needed for a metric that COMPARED does not know.
+    """
     pairs = list(zip(a, b, strict=True)) if paired else [(one, other) for one in a for other in b]
     shares = [other / one for one, other in pairs if one > 0] or [math.nan]
     middle_a, middle_b = statistics.median(a), statistics.median(b)
@@ -58,7 +63,7 @@ def ratio(metric: str, a: Sequence[float], b: Sequence[float], *, paired: bool) 
         min(shares),
         max(shares),
         (len(a), len(b)),
-        COMPARED[metric],
+        COMPARED[metric] if more_is_better is None else more_is_better,
     )
 
 

@@ -20,45 +20,66 @@ from pathlib import Path
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
+from triptych.launch.shape import ClusterShape
 
-_SHAPE = re.compile(r"(\d+)E(\d+)PD", re.IGNORECASE)
+_SHAPE = re.compile(r"(?:(\d+)E(\d+)PD|(\d*)colocated)", re.IGNORECASE)
 _END_SECONDS = 90.0
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How many workers of each kind."""
-
-    encoders: int
-    pd_workers: int
-
-
-def parse_shape(text: str) -> Shape:
-    """ "1E3PD"; ConfigError for anything else."""
+def parse_shape(text: str) -> ClusterShape:
+    """ "1E3PD", "colocated", "2colocated"; ConfigError for anything else."""
     match = _SHAPE.fullmatch(text.strip())
-    if match is None or not int(match[1]) or not int(match[2]):
-        raise ConfigError(f"--launch {text!r} is no shape: write encoders and PD workers like 1E1PD or 2E2PD")
-    return Shape(int(match[1]), int(match[2]))
+    counts = [int(number or 1) for number in match.groups("1")] if match else [0]
+    if match is None or not all(counts):
+        raise ConfigError(
+            f"--launch {text!r} is no shape: write encoders and PD workers like 1E1PD or 2E2PD, or replicas "
+            "like colocated or 2colocated"
+        )
+    if match[1]:
+        return ClusterShape(encoders=counts[0], pd_workers=counts[1])
+    return ClusterShape(replicas=counts[2])
+
+
+def shape_words(shape: ClusterShape) -> list[str]:
+    """The flags of `triptych serve` for this shape."""
+    if shape.replicas:
+        return ["--topology", "colocated", "--replicas", str(shape.replicas)]
+    return ["--encoders", str(shape.encoders), "--pd-workers", str(shape.pd_workers)]
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A cluster that answers. `startup`: seconds from exec to ready, resident MB of all its processes."""
+    """A cluster that answers. `startup`: seconds from exec to ready, resident MB of all its processes.
+
+    `pid` is its supervisor's, `log` what it writes.
+    """
 
     url: str
     metrics_urls: tuple[str, ...]
     startup: dict[str, float]
+    pid: int
+    log: Path
 
 
 @contextlib.contextmanager
-def launched(shape: Shape, model: str, words: Sequence[str], patience: float = 600.0) -> Iterator[Launched]:
+def launched(
+    shape: ClusterShape, model: str, words: Sequence[str], patience: float = 600.0
+) -> Iterator[Launched]:
     """`model` may be empty for the demo model; `words` are further flags of `triptych serve`."""
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         run_dir, log_path = Path(folder) / "run", Path(folder) / "log"
         port, grpc_port = _free_ports()
         command = [sys.executable, "-m", "triptych.cli", "serve", *([model] if model else [])]
-        command += ["--encoders", str(shape.encoders), "--pd-workers", str(shape.pd_workers)]
-        command += ["--port", str(port), "--grpc-port", str(grpc_port), "--run-dir", str(run_dir), *words]
+        command += [
+            *shape_words(shape),
+            "--port",
+            str(port),
+            "--grpc-port",
+            str(grpc_port),
+            "--run-dir",
+            str(run_dir),
+            *words,
+        ]
         begun = time.monotonic()
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -67,7 +88,7 @@ def launched(shape: Shape, model: str, words: Sequence[str], patience: float = 6
             _wait_ready(process, url, shape, run_dir, log_path, begun + patience)
             seconds = time.monotonic() - begun
             startup = {"seconds_to_ready": seconds, "resident_mb": _resident_mb(run_dir)}
-            yield Launched(url, (f"{url}/metrics", *_worker_pages(run_dir)), startup)
+            yield Launched(url, (f"{url}/metrics", *_worker_pages(run_dir)), startup, process.pid, log_path)
         finally:
             _end(process)
 
@@ -80,10 +101,10 @@ def _free_ports() -> tuple[int, int]:
 
 
 def _wait_ready(
-    process: subprocess.Popen[bytes], url: str, shape: Shape, run_dir: Path, log: Path, deadline: float
+    process: subprocess.Popen[bytes], url: str, shape: ClusterShape, run_dir: Path, log: Path, deadline: float
 ) -> None:
     while process.poll() is None and time.monotonic() < deadline:
-        if _answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoders + shape.pd_workers:
+        if _answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoding + shape.decoding:
             return
         time.sleep(0.1)
     told = log.read_text(errors="replace").strip()[-1500:]
@@ -124,7 +145,8 @@ async def _registered(store_url: str) -> list[int]:
 
 
 def _worker_pages(run_dir: Path) -> list[str]:
-    return [f"http://127.0.0.1:{port}/metrics" for port in _workers(run_dir) if port]
+    # A colocated replica is registered twice and has one page.
+    return [f"http://127.0.0.1:{port}/metrics" for port in dict.fromkeys(_workers(run_dir)) if port]
 
 
 def _resident_mb(run_dir: Path) -> float:

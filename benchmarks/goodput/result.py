@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from triptych.errors import ConfigError
-from triptych.goodput.figures import PERCENTILES, Figures
+from triptych.goodput.figures import PERCENTILES, Figures, summarise
 from triptych.goodput.machine import Machine
 from triptych.goodput.record import RequestRecord
 from triptych.goodput.search import SearchResult
+from triptych.goodput.slo import Slo
 from triptych.goodput.window import Window
 
 FORMAT = "triptych-goodput/1"
@@ -63,6 +64,7 @@ def window_fields(window: Window) -> dict[str, Any]:
         "max_concurrency": settings.concurrency or None,
         "seed": window.seed,
         **scalar_fields(figures),
+        "by_kind": kind_fields(measured, settings.slo),
         "sustained": window.verdict.sustained,
         "why_not_sustained": window.verdict.why,
         "ttft_growth_ms": window.drift.growth * 1000,
@@ -114,6 +116,24 @@ def scalar_fields(figures: Figures) -> dict[str, Any]:
         **{f"p99_{name}_ms_with_failures": tail * 1000 for name, tail in figures.tails.items()},
         **{f"p{rank}_late_ms": value * 1000 for rank, value in zip(PERCENTILES, late, strict=True)},
     }
+
+
+def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, dict[str, Any]]:
+    """Latencies of requests without and with pictures apart, where a window has both; else nothing."""
+    kinds = {
+        "text": [record for record in measured if not record.images],
+        "images": [record for record in measured if record.images],
+    }
+    if not all(kinds.values()):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for kind, records in kinds.items():
+        figures = summarise(records, slo)
+        fields = scalar_fields(figures)
+        found[kind] = {"num_prompts": figures.sent, "failed": figures.failed} | {
+            name: value for name, value in fields.items() if name.endswith("_ms") or name.startswith("slo_")
+        }
+    return found
 
 
 def search_fields(search: SearchResult) -> dict[str, Any]:

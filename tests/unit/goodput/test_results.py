@@ -316,3 +316,17 @@ def test_a_ramp_keeps_its_steepness_at_another_rate():
     arrivals = replace(SETTINGS.arrivals, kind="ramp", rate=2.0, ramp_to=6.0)
     assert replace(SETTINGS, arrivals=arrivals).at(4.0).arrivals.ramp_to == pytest.approx(12.0)
     assert math.isfinite(SETTINGS.at(4.0).arrivals.rate)
+
+
+def test_requests_without_and_with_pictures_are_told_apart():
+    mixed = window(2.0)
+    fields = document([mixed], MACHINE)["windows"][0]["by_kind"]
+    assert (fields["text"]["num_prompts"], fields["images"]["num_prompts"]) == (14, 26)
+    assert fields["text"]["p99_tpot_ms"] == pytest.approx(10.0)
+    text = [record for record in mixed.report.records if not record.images]
+    alone = replace(mixed, report=replace(mixed.report, records=tuple(text)))
+    assert document([alone], MACHINE)["windows"][0]["by_kind"] == {}
+
+
+def test_a_ratio_of_an_unknown_metric_is_told_which_way_is_better():
+    assert not ratio("p90_tpot_ms", [2.0, 2.0], [1.0, 1.1], paired=True, more_is_better=False).more_is_better
