@@ -126,9 +126,11 @@ def _unpack(raw: bytes) -> WorkerInfo | None:
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         log.warning("a registration of %d bytes cannot be read", len(raw))
         return None
-    texts = (info.address, info.pool, info.incarnation, info.model_key, info.model, *info.namespaces)
+    texts = (info.address, info.pool, info.incarnation, info.model_key, info.model, info.modality)
     numbers = info.capacity.values() if isinstance(info.capacity, Mapping) else (None,)
-    if all(isinstance(text, str) for text in texts) and all(isinstance(n, int) for n in numbers):
+    if all(isinstance(text, str) for text in (*texts, *info.namespaces)) and all(
+        isinstance(n, int) for n in numbers
+    ):
         return info
     log.warning("a registration has fields of the wrong kind")
     return None

@@ -131,6 +131,34 @@ class Error(_message.Message):
     retry_after: float
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EncoderPrompt(_message.Message):
+    __slots__ = ("text", "token_ids")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+
+class Transcription(_message.Message):
+    __slots__ = ("language", "task", "prompt", "timestamps", "detect_language")
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    DETECT_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    language: str
+    task: str
+    prompt: str
+    timestamps: bool
+    detect_language: bool
+    def __init__(self, language: _Optional[str] = ..., task: _Optional[str] = ..., prompt: _Optional[str] = ..., timestamps: _Optional[bool] = ..., detect_language: _Optional[bool] = ...) -> None: ...
+
 class Ack(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

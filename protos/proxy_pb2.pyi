@@ -83,8 +83,36 @@ class ChatRequest(_message.Message):
     continue_final_message: bool
     def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., tools: _Optional[_Union[ChatTools, _Mapping]] = ..., chat_template_kwargs: _Optional[str] = ..., no_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
+class GenerateRequest(_message.Message):
+    __slots__ = ("model", "encoder_text", "encoder_token_ids", "audio", "decoder_text", "decoder_token_ids", "transcription", "sampling", "cache_salt", "return_token_ids", "timeout", "n")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_TEXT_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    DECODER_TEXT_FIELD_NUMBER: _ClassVar[int]
+    DECODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    encoder_text: str
+    encoder_token_ids: _common_pb2.TokenIds
+    audio: bytes
+    decoder_text: str
+    decoder_token_ids: _common_pb2.TokenIds
+    transcription: _common_pb2.Transcription
+    sampling: _common_pb2.SamplingParams
+    cache_salt: str
+    return_token_ids: bool
+    timeout: float
+    n: int
+    def __init__(self, model: _Optional[str] = ..., encoder_text: _Optional[str] = ..., encoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., audio: _Optional[bytes] = ..., decoder_text: _Optional[str] = ..., decoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ...) -> None: ...
+
 class ChatEvent(_message.Message):
-    __slots__ = ("text", "token_ids", "prompt_token_ids", "finish", "choice", "logprobs", "tool_calls")
+    __slots__ = ("text", "token_ids", "prompt_token_ids", "finish", "choice", "logprobs", "tool_calls", "encoder_prompt_token_ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +120,7 @@ class ChatEvent(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -99,7 +128,8 @@ class ChatEvent(_message.Message):
     choice: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[ChatFinish, _Mapping]] = ..., choice: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+    encoder_prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[ChatFinish, _Mapping]] = ..., choice: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., encoder_prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatFinish(_message.Message):
     __slots__ = ("reason", "prompt_tokens", "completion_tokens", "cached_tokens")

@@ -41,6 +41,11 @@ class ProxyServiceStub:
                 request_serializer=triptych_dot_protos_dot_proxy__pb2.ChatRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_proxy__pb2.ChatEvent.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/triptych.v1.ProxyService/Generate',
+                request_serializer=triptych_dot_protos_dot_proxy__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_proxy__pb2.ChatEvent.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/triptych.v1.ProxyService/ListModels',
                 request_serializer=triptych_dot_protos_dot_proxy__pb2.ListModelsRequest.SerializeToString,
@@ -61,6 +66,14 @@ class ProxyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """As Chat, for encoder-decoder models: what POST /v1/completions with `encoder_prompt` and
+        POST /v1/audio/transcriptions do. Audio of one window (30 s for Whisper) at most.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Models that can be asked.
         """
@@ -74,6 +87,11 @@ def add_ProxyServiceServicer_to_server(servicer, server):
             'Chat': grpc.unary_stream_rpc_method_handler(
                     servicer.Chat,
                     request_deserializer=triptych_dot_protos_dot_proxy__pb2.ChatRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_proxy__pb2.ChatEvent.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=triptych_dot_protos_dot_proxy__pb2.GenerateRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_proxy__pb2.ChatEvent.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
@@ -110,6 +128,33 @@ class ProxyService:
             target,
             '/triptych.v1.ProxyService/Chat',
             triptych_dot_protos_dot_proxy__pb2.ChatRequest.SerializeToString,
+            triptych_dot_protos_dot_proxy__pb2.ChatEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.ProxyService/Generate',
+            triptych_dot_protos_dot_proxy__pb2.GenerateRequest.SerializeToString,
             triptych_dot_protos_dot_proxy__pb2.ChatEvent.FromString,
             options,
             channel_credentials,

@@ -22,7 +22,7 @@ def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
 def prompt_to_proto(prompt: RawPrompt) -> pd_pb2.RawPrompt:
     if isinstance(prompt, str):
         return pd_pb2.RawPrompt(text=prompt)
-    return pd_pb2.RawPrompt(token_ids=pd_pb2.TokenIds(ids=prompt))
+    return pd_pb2.RawPrompt(token_ids=common_pb2.TokenIds(ids=prompt))
 
 
 def with_logprobs(delta: Delta, positions: Iterable[common_pb2.PositionLogprobs]) -> Delta:

@@ -52,7 +52,8 @@ class ItemPlan:
 
     `rows` x `width` elements of `dtype` are stored; `width` may exceed the hidden size (deepstack levels
     are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
-    `grid_thw` is the family's patch grid (frames, rows, columns), empty where it has none.
+    `grid_thw` is the family's patch grid (frames, rows, columns) or, for audio, (first frame, real frames of
+    the window, frames of the file); empty where there is none.
     """
 
     mm_hash: str
@@ -182,7 +183,8 @@ class WorkerInfo:
 
     `incarnation` is new for every process start; `namespaces` are those an encoder writes. `capacity`
     holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
-    `encoder_cache_bytes` (PD workers).
+    `encoder_cache_bytes` (PD workers); `encoder_decoder` is 1 for models whose items are consumed through
+    cross-attention. `modality` is that of the model's items: "image", "audio" or "text".
     """
 
     address: str
@@ -192,6 +194,7 @@ class WorkerInfo:
     model: str
     namespaces: tuple[str, ...] = ()
     capacity: dict[str, int] = field(default_factory=dict)
+    modality: str = "image"
 
 
 def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:

@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import msgpack
+
 from triptych.ec_connector import keys
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
@@ -45,6 +47,21 @@ async def test_a_restarted_worker_takes_the_place_of_its_former_self(store: Embe
     await registry.withdraw(dataclasses.replace(successor, capacity={"plan_credit": 3}))
     await registry.withdraw(successor)
     assert await registry.workers() == []
+
+
+async def test_a_registration_of_before_modalities_is_one_of_images(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    await registry.register(ENCODER)
+    name = "encoder 10.0.0.1:5000"
+    raw = await store.control.execute("HGET", keys.WORKERS, name)
+    head, _, packed = raw.partition(b"\n")
+    fields = msgpack.unpackb(packed)
+    del fields["modality"]
+    await store.control.execute("HSET", keys.WORKERS, name, head + b"\n" + msgpack.packb(fields))
+    assert await registry.workers() == [ENCODER]
+    assert ENCODER.modality == "image"
+    await registry.register(dataclasses.replace(ENCODER, modality="audio"))
+    assert [info.modality for info in await registry.workers()] == ["audio"]
 
 
 async def test_registrations_have_no_ttl(store: EmbeddingStore) -> None:

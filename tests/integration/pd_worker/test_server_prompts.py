@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from support.pd_serving import serving, tiny_model
 from triptych.pd_worker.service import LoadedModel
-from triptych.protos import pd_pb2
+from triptych.protos import common_pb2, pd_pb2
 
 TEXT = "<|im_start|>user\nGrüße 你好<|im_end|>"
 
@@ -34,7 +34,7 @@ async def test_a_text_and_its_token_ids_are_one_prompt(model, store_url):
     ids = ids_of(model, TEXT)
     async with serving(model, store_url) as (_, client):
         await client.submit(raw(client, "text", text=TEXT))
-        await client.submit(raw(client, "ids", token_ids=pd_pb2.TokenIds(ids=ids)))
+        await client.submit(raw(client, "ids", token_ids=common_pb2.TokenIds(ids=ids)))
         answers = [await client.until(name) for name in ("text", "ids")]
     assert [list(answer.admitted.prompt_token_ids) for answer in answers] == [ids, ids]
     assert answers[0].token_ids == answers[1].token_ids
