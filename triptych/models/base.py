@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -88,6 +88,60 @@ class DecoderGeometry:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossGeometry:
+    """Sizes of an encoder-decoder model's cross-attention; its keys and values live in the KV cache's blocks.
+
+    Layer i's are kept in layer i's tensors, so that layers, kv heads and head_dim are those of the decoder's
+    own attention. `width` are the columns of an encoder row, `max_rows` the encoder's positions (None: no
+    limit of the model's).
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    width: int
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDefaults:
+    """A decoder prompt where the request is silent: the token that begins all of them, and the whole."""
+
+    start: int
+    token_ids: tuple[int, ...]
+
+    def prepend_start(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """`token_ids` behind the start token, which is not said twice."""
+        given = tuple(token_ids)
+        return given if given[:1] == (self.start,) else (self.start, *given)
+
+
+class LogitsRule(Protocol):
+    """What a checkpoint or a task forbids or forces at one position; keeps no state between calls."""
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        """Changes the float32 `logits` [vocab_size] of the token after `output_ids` in place.
+
+        `output_ids` are all output tokens so far, those of earlier attempts included.
+        """
+        ...
+
+
+class AttentionBias(Protocol):
+    """What a model adds to the scores of its own attention, after scaling and before the softmax."""
+
+    def key(self, module: torch.nn.Module) -> object:
+        """Attention modules with equal keys have the same bias; None: this module has none."""
+        ...
+
+    def of(
+        self, module: torch.nn.Module, query_positions: torch.Tensor, key_positions: torch.Tensor
+    ) -> torch.Tensor:
+        """[..., heads, q, k] of the positions [..., q] and [..., k]; a value depends on its two positions only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class MergedEmbeds:
     """Encoder rows that meet this batch: `index` [N] are batch token indices, `rows` [N, width]."""
 
@@ -121,6 +175,12 @@ class DecoderSide(ABC):
     module: torch.nn.Module
     #: The token that a chat template puts once per image, and that the placeholder repeats.
     image_token_id: int | None
+    #: What the model's items are: "image", "audio" or "text".
+    modality: ClassVar[str] = "image"
+    #: Set by encoder-decoder models; their attention modules towards the encoder carry `is_cross = True`.
+    cross: CrossGeometry | None = None
+    #: What the model's own attention adds to its scores; None for most.
+    bias: AttentionBias | None = None
 
     @classmethod
     @abstractmethod
@@ -168,3 +228,20 @@ class DecoderSide(ABC):
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, vocab_size] of hidden [N, hidden_size], in the model's dtype."""
+
+    def project_cross(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, cross keys and values [R, num_kv_heads, head_dim] of one item's rows [R, width].
+
+        Called once per item, outside of `forward`, whose cross modules compute queries only.
+        """
+        raise NotImplementedError("only encoder-decoder models have cross-attention")
+
+    def prompt_defaults(self, options: Mapping[str, Any]) -> PromptDefaults:
+        """The decoder prompt of a task (`options` by the family); InvalidRequest for what it cannot do."""
+        raise NotImplementedError("only encoder-decoder models have a decoder prompt of their own")
+
+    def logits_rules(
+        self, defaults: GenerationDefaults, options: Mapping[str, Any]
+    ) -> tuple[LogitsRule, ...]:
+        """The rules of one request, in their order, from the checkpoint's defaults and the task."""
+        return ()
