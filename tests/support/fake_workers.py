@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,15 @@ async def until(condition: Any, what: str = "the condition", seconds: float = 10
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"{what} did not come about"
         await asyncio.sleep(0.01)
+
+
+async def within(what: str, work: Awaitable[Any], seconds: float = 15.0) -> None:
+    """Awaits `work`; AssertionError that names it after `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        raise AssertionError(f"{what} did not come within {seconds:g} s") from None
 
 
 class StallingHealth(health.aio.HealthServicer):

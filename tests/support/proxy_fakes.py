@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from support.fake_workers import MODEL, FakeEncoder, FakePD, until
+from support.fake_workers import MODEL, FakeEncoder, FakePD, until, within
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
@@ -85,7 +85,9 @@ class FakeCluster:
         await self.grpc_server.start()
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
-        self.client = AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0)
+        self.client = AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0, timeout=40.0
+        )
         return self
 
     @property
@@ -93,14 +95,14 @@ class FakeCluster:
         return sum(len(worker.attaches) > 0 for worker in self.pd_workers)
 
     async def __aexit__(self, *_: object) -> None:
-        await self.client.close()
-        await self.dispatcher.close()
-        await self.http.stop(self.http_task)
+        await within("the client's end", self.client.close())
+        await within("the dispatcher's end", self.dispatcher.close())
+        await within("the HTTP server's end", self.http.stop(self.http_task))
         self.listener.close()
-        await self.grpc_server.stop(None)
-        await self.pool.stop()
+        await within("the gRPC server's end", self.grpc_server.stop(None))
+        await within("the pool's end", self.pool.stop())
         for worker in (*self.encoders, *self.pd_workers):
-            await worker.kill()
+            await within(f"the end of {worker.address}", worker.kill())
 
     @property
     def received(self) -> int:

@@ -35,8 +35,10 @@ async def test_a_picture_that_ends_three_encoders_is_refused_and_the_others_go_o
 
 
 async def test_an_encoder_that_cannot_be_reached_says_nothing_about_the_picture(
-    store: EmbeddingStore,
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A health check in between would take the encoder from the pool, and end the tries.
+    monkeypatch.setattr("triptych.proxy.pool.HEALTH_INTERVAL", 60.0)
     async with FakeCluster(store) as cluster:
         encoder = cluster.encoders[0]
         await encoder.kill()
