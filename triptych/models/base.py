@@ -137,7 +137,7 @@ class AttentionBias(Protocol):
     def of(
         self, module: torch.nn.Module, query_positions: torch.Tensor, key_positions: torch.Tensor
     ) -> torch.Tensor:
-        """[..., heads, q, k] of the positions [..., q] and [..., k]; a value depends on its two positions only."""
+        """[..., heads, q, k] of positions [..., q] and [..., k]; each value is that of its two positions."""
         ...
 
 
