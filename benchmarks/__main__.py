@@ -11,14 +11,21 @@ _FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Every module of this folder that has a `main`."""
-    return sorted(path.stem for path in _FOLDER.glob("[a-z]*.py") if "def main(" in path.read_text())
+    """Every module of this folder that has a `main`, and every package whose `__main__.py` has one."""
+    modules = [path for path in _FOLDER.glob("[a-z]*.py") if "def main(" in path.read_text()]
+    packages = [path.parent for path in _FOLDER.glob("*/__main__.py")]
+    return sorted(path.stem for path in (*modules, *packages))
 
 
 def summary(name: str) -> str:
     """The first line of the module's docstring; the module is not imported."""
-    text = ast.get_docstring(ast.parse((_FOLDER / f"{name}.py").read_text()))
+    text = ast.get_docstring(ast.parse(_source(name).read_text()))
     return (text or "").partition("\n")[0]
+
+
+def _source(name: str) -> Path:
+    package = _FOLDER / name / "__main__.py"
+    return package if package.exists() else _FOLDER / f"{name}.py"
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +37,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"no benchmark {arguments[0]!r}: use one of {', '.join(names())}\n")
         return 2
     sys.argv = [f"python -m benchmarks {arguments[0]}", *arguments[1:]]
-    module = import_module(f"benchmarks.{arguments[0]}")
+    path = _source(arguments[0]).relative_to(_FOLDER.parent).with_suffix("")
+    module = import_module(".".join(path.parts))
     result = module.main()
     return int(result or 0)
 

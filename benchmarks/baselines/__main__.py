@@ -1,0 +1,67 @@
+"""Systems side by side on the same loads, cell by cell; finished cells are skipped.
+
+    python -m benchmarks baselines FILE.toml --results DIR [--only 'fixed.mix.*'] [--minutes N]
+
+DIR gets a JSON file per cell; `python -m benchmarks baselines_report DIR` makes the report of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.baselines.cell import chosen, plan_cells
+from benchmarks.baselines.cell_files import CellFiles
+from benchmarks.baselines.matrix import read_matrix
+from benchmarks.baselines.pace import seconds_left, told
+from benchmarks.baselines.runner import Options, Run
+from triptych.errors import ConfigError
+from triptych.goodput.display import Display
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("file", type=Path, help="TOML: systems, loads, cells")
+    found.add_argument("--results", type=Path, required=True, help="folder of the cells")
+    found.add_argument("--repeats", type=int, default=0, help="of every cell; the file's by default")
+    found.add_argument("--only", action="append", default=[], help="pattern of cell names; again for more")
+    found.add_argument("--minutes", type=float, default=0.0, help="stop before a cell that would not fit")
+    found.add_argument("--restart-each", action="store_true", help="a new server for every cell")
+    found.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
+    found.add_argument("--lock", type=Path, help="file to hold an exclusive lock on while a cell is measured")
+    found.add_argument("--want", type=Path, help="file that is there while the lock is waited for: LOCK.want")
+    found.add_argument("--list", action="store_true", help="only say which cells there are")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when every cell that was asked for is done, 1 when some failed or are left, 2 for bad input."""
+    options = parser().parse_args(arguments)
+    # So that servers end with this process, however it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    display = Display(Console(soft_wrap=True))
+    try:
+        matrix = read_matrix(options.file)
+        everything = plan_cells(matrix, options.repeats)
+        cells = chosen(everything, options.only)
+        files = CellFiles(options.results, matrix.name)
+        if options.list:
+            for cell in cells:
+                display.say(f"{cell.name:40} {'there' if files.path(cell).exists() else ''}".rstrip())
+            display.say(f"{len(cells)} cells, about {told(seconds_left(cells, files.read(everything)))}")
+            return 0
+        told_ = Options(
+            options.minutes, options.restart_each, options.retry_failed, options.lock, options.want
+        )
+        return 0 if Run(matrix, cells, files, told_, display).run(everything) else 1
+    except ConfigError as error:
+        display.warn(str(error))
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""Measures one cell with the harness of `triptych bench`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.baselines.cell import Cell, seed_of
+from benchmarks.baselines.matrix import Matrix
+from benchmarks.baselines.processes import cpu_shares, machine_time, others_share, usages
+from benchmarks.baselines.rates import Found, fixed_rate, search_start, window_requests
+from benchmarks.baselines.servers import Server
+from triptych.errors import TriptychError
+from triptych.goodput.arrivals import Arrivals
+from triptych.goodput.display import Display
+from triptych.goodput.job import Target
+from triptych.goodput.presets import preset
+from triptych.goodput.result import search_fields, window_fields
+from triptych.goodput.run import Bench, ready
+from triptych.goodput.search import SearchLimits
+from triptych.goodput.settings import Settings
+
+#: After a start: as many requests with pictures, so that what is compiled or imported late is there.
+_SETTLE_REQUESTS = 12
+_SETTLE_SEED = 1_999_993
+#: Of one request each, or of all its tokens: kept for no window, or for none of a search.
+_BULKY = ("itls", "queue_depths")
+_PER_REQUEST = (
+    *("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "errors", "images"),
+    *("stages", "caches"),
+)
+
+
+class CellFailed(TriptychError):
+    """A cell without a figure; the text says why."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a cell's file gets of its windows."""
+
+    rate: float | None = None
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    search: dict[str, Any] | None = None
+    cpu_shares: dict[str, float] = field(default_factory=dict)
+    memory_mb: float = 0.0
+    others_share: float = 0.0
+
+
+def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: float | None) -> Settings:
+    """Of the cell's windows; `rate` is that of the fixed window, or the first of the search."""
+    base = Settings(
+        target=target,
+        workload=preset(cell.load).workload,
+        workload_name=cell.load,
+        slo=matrix.slo(cell.load),
+        seed=seed,
+    )
+    if cell.kind == "capacity":
+        asked = matrix.capacity
+        return replace(base, concurrency=asked.concurrency, requests=asked.requests)
+    assert rate is not None
+    if cell.kind == "fixed":
+        return replace(
+            base,
+            arrivals=Arrivals(rate=rate),
+            requests=window_requests(matrix, rate),
+            warm_up=matrix.fixed.warm_up,
+        )
+    return replace(
+        base, arrivals=Arrivals(rate=rate), seconds=matrix.search.seconds, warm_up=matrix.search.warm_up
+    )
+
+
+def rate_of(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | None:
+    """None for a closed loop. CellFailed when what the rate comes from is not measured."""
+    if cell.kind == "capacity":
+        return None
+    if cell.kind == "fixed":
+        rate = fixed_rate(matrix, cell.load, finished)
+    else:
+        rate = search_start(matrix, cell, finished)
+    if rate is None:
+        raise CellFailed(
+            f"no rate: the capacity of {matrix.capacity.of} on {cell.load} is not measured "
+            f"(--retry-failed, or rates.{cell.load} in the file)"
+        )
+    return rate
+
+
+def settle(server: Server, display: Display) -> None:
+    """A short closed loop with pictures that nobody counts."""
+    load = "images-4"
+    asked = ready(
+        Settings(
+            target=Target(server.url, ""),
+            workload=preset(load).workload,
+            workload_name=load,
+            slo=preset(load).slo,
+            concurrency=4,
+            requests=_SETTLE_REQUESTS,
+            seed=_SETTLE_SEED,
+        )
+    )
+    window = Bench(asked, display).window(asked)
+    if not window.figures.completed:
+        raise CellFailed(f"answers no request: {window.report.records[0].error}")
+
+
+def measure_cell(
+    matrix: Matrix,
+    cell: Cell,
+    server: Server,
+    attempt: int,
+    rate: float | None,
+    display: Display,
+) -> Measured:
+    """Fills and returns Measured. CellFailed when no request was answered."""
+    target = Target(server.url, "")
+    settings = ready(settings_of(matrix, cell, target, seed_of(cell, attempt), rate))
+    bench = Bench(settings, display)
+    found = Measured(rate)
+    before, busy, begun = usages(server.pids), machine_time(), time.monotonic()
+    if cell.kind == "search":
+        assert rate is not None
+        limits = SearchLimits(
+            start=rate,
+            resolution=matrix.search.resolution,
+            windows=matrix.search.windows,
+            confirmations=matrix.search.confirmations,
+        )
+        found.search = search_fields(bench.search(limits))
+    else:
+        bench.window(settings)
+    wall = time.monotonic() - begun
+    found.others_share = others_share(busy, machine_time())
+    after = usages(server.pids, memory=True)
+    found.cpu_shares = cpu_shares(before, after, wall)
+    found.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
+    found.windows = [slim(window_fields(window), cell.kind == "search") for window in bench.windows]
+    if not any(window["completed"] for window in found.windows):
+        raise CellFailed(f"no request was answered: {found.windows[0]['errors'][:1]}")
+    return found
+
+
+def slim(window: Mapping[str, Any], short: bool) -> dict[str, Any]:
+    """Without what no report reads; `short` leaves out all that is of single requests but the first error."""
+    dropped = _BULKY + (_PER_REQUEST if short else ())
+    kept = {name: value for name, value in window.items() if name not in dropped}
+    errors = [error for error in window["errors"] if error]
+    return kept | ({"first_error": errors[0]} if short and errors else {})

@@ -1,0 +1,217 @@
+"""The systems' servers: started, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.baselines.matrix import System, expand, expand_system
+from benchmarks.baselines.processes import alive, usages
+from triptych.errors import ConfigError, TriptychError
+from triptych.goodput.launch import launched, parse_shape
+
+_END_SECONDS = 20.0
+_TAIL = 2000
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A system that answers. `seconds_to_ready` from exec on; `command` as it was started."""
+
+    url: str
+    pids: tuple[int, ...]
+    logs: tuple[Path, ...]
+    command: str
+    seconds_to_ready: float
+    scratch: Path | None = None
+
+    def alive(self) -> bool:
+        return all(alive(pid) for pid in self.pids)
+
+    def log_tail(self) -> str:
+        return _tail(self.logs)
+
+    def empty_scratch(self) -> None:
+        """What it has left between two cells in the folder that is lent to it."""
+        for entry in self.scratch.iterdir() if self.scratch else ():
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def serving(system: System, model: str) -> Iterator[Server]:
+    """ConfigError with the log's tail when it does not answer in time."""
+    with _launched(system, model) if system.launch else _commanded(system, model) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _launched(system: System, model: str) -> Iterator[Server]:
+    with launched(parse_shape(system.launch), model, system.words, system.timeout) as cluster:
+        command = " ".join(["triptych serve", f"({system.launch})", *system.words])
+        seconds = cluster.startup["seconds_to_ready"]
+        yield Server(cluster.url, (cluster.pid,), (cluster.log,), command, seconds)
+
+
+@contextlib.contextmanager
+def _commanded(system: System, model: str) -> Iterator[Server]:
+    """Every command in a process group of its own, which is what is ended."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-baselines-")))
+        memory = _MEMORY if _MEMORY.is_dir() else None
+        scratch = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-scratch-", dir=memory))
+        )
+        values = {"MODEL": model, "SCRATCH": str(scratch)} | _free_ports(system.ports)
+        told = expand_system(system, lambda text, where: expand(text, values, where))
+        environment = os.environ | told.env
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, processes)
+        begun, logs = time.monotonic(), []
+        for index, command in enumerate(told.commands):
+            logs.append(folder / f"log-{index}")
+            processes.append(_start(command, environment, told.cwd, logs[-1]))
+        _wait_ready(told, processes, logs, begun + told.timeout)
+        yield Server(
+            told.url,
+            tuple(process.pid for process in processes),
+            tuple(logs),
+            "; ".join(" ".join(command) for command in system.commands),
+            time.monotonic() - begun,
+            scratch,
+        )
+
+
+def _start(
+    command: tuple[str, ...], environment: Mapping[str, str], cwd: str, log: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                cwd=cwd or None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot start {command[0]}: {error.strerror}") from error
+
+
+def _wait_ready(
+    system: System, processes: list[subprocess.Popen[bytes]], logs: list[Path], deadline: float
+) -> None:
+    pages = [page if "://" in page else f"{system.url.rstrip('/')}{page}" for page in system.ready]
+    while time.monotonic() < deadline:
+        ended = [process for process in processes if process.poll() is not None]
+        if ended:
+            raise ConfigError(
+                f"system {system.name!r} ended with {ended[0].returncode} before it was ready:\n{_tail(logs)}"
+            )
+        pages = [page for page in pages if not _answers(page)]
+        if not pages:
+            return
+        time.sleep(0.1)
+    raise ConfigError(
+        f"system {system.name!r}: {pages[0]} does not answer within {system.timeout:g} s:\n{_tail(logs)}"
+    )
+
+
+def _answers(page: str) -> bool:
+    try:
+        with urllib.request.urlopen(page, timeout=2.0) as reply:
+            return bool(reply.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _tail(logs: tuple[Path, ...] | list[Path]) -> str:
+    texts = [path.read_text(errors="replace").strip()[-_TAIL:] for path in logs if path.exists()]
+    return "\n---\n".join(text for text in texts if text)
+
+
+def _free_ports(names: tuple[str, ...]) -> dict[str, str]:
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for name in names:
+            taken = stack.enter_context(socket.socket())
+            taken.bind(("127.0.0.1", 0))
+            found[name] = str(taken.getsockname()[1])
+        return found
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Last started, first ended; what a group leaves behind is killed by its number."""
+    for process in reversed(processes):
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + _END_SECONDS
+    for process in reversed(processes):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(deadline - time.monotonic(), 0.1))
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    # The group outlives its leader as long as one of its processes does.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+class Fleet:
+    """Servers that stay up between cells. `after_start` is called with every server that has been started."""
+
+    def __init__(self, model: str, after_start: Callable[[System, Server], None]) -> None:
+        self._model = model
+        self._after_start = after_start
+        self._up: dict[str, tuple[Server, contextlib.ExitStack]] = {}
+
+    def get(self, system: System) -> Server:
+        """Running and ready; a dead one is started again."""
+        if system.name in self._up and not self._up[system.name][0].alive():
+            self.end(system.name)
+        if system.name not in self._up:
+            with contextlib.ExitStack() as stack:
+                server = stack.enter_context(serving(system, self._model))
+                try:
+                    self._after_start(system, server)
+                except TriptychError as error:
+                    raise ConfigError(f"system {system.name!r}: {error}\n{server.log_tail()}") from error
+                self._up[system.name] = (server, stack.pop_all())
+        return self._up[system.name][0]
+
+    def running(self) -> dict[str, Server]:
+        return {name: server for name, (server, _) in self._up.items()}
+
+    def end(self, name: str) -> None:
+        if name in self._up:
+            self._up.pop(name)[1].close()
+
+    def close(self) -> None:
+        for name in list(self._up):
+            self.end(name)
+
+
+def idle_shares(servers: Mapping[str, Server], seconds: float = 5.0) -> dict[str, float]:
+    """Cores that each takes while nobody asks anything, over `seconds`."""
+    before = {name: _cpu(server) for name, server in servers.items()}
+    begun = time.monotonic()
+    time.sleep(seconds)
+    wall = time.monotonic() - begun
+    return {name: (_cpu(server) - before[name]) / wall for name, server in servers.items()}
+
+
+def _cpu(server: Server) -> float:
+    return sum(usage.cpu for usage in usages(server.pids).values())
