@@ -1,4 +1,4 @@
-"""The in-process connector: a dictionary for a store. For unit tests and one-process topologies."""
+"""The in-process connector: for the colocated topology's only replica, and for unit tests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from triptych.ec_connector.base import (
     EncoderCacheMap,
     EncoderOutput,
 )
-from triptych.ec_connector.metadata import HostCopy, TransferMetadata
+from triptych.ec_connector.device_copy import DeviceCopier
+from triptych.ec_connector.memory_store import DEFAULT_BYTES, MemoryStore
+from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.reports import Reports
 from triptych.ec_connector.table_scheduler import TableScheduler
 
-#: One dictionary per `store_url`, shared by all connectors of this process.
-_STORES: dict[str, dict[str, EncoderOutput]] = {}
+#: One store per `store_url`, shared by all connectors of this process.
+_STORES: dict[str, MemoryStore] = {}
 
 
-def memory_store(url: str) -> dict[str, EncoderOutput]:
-    """The items by mm_hash that connectors with this `store_url` share."""
-    return _STORES.setdefault(url, {})
+def memory_store(url: str, max_bytes: int = DEFAULT_BYTES) -> MemoryStore:
+    """What connectors with this `store_url` share; `max_bytes` counts for the first who asks."""
+    return _STORES.setdefault(url, MemoryStore(max_bytes))
 
 
 class MemoryConnectorScheduler(TableScheduler):
@@ -30,13 +32,14 @@ class MemoryConnectorScheduler(TableScheduler):
 
 
 class MemoryConnectorWorker(ECConnectorWorker):
-    """Every transfer has finished when its call returns."""
+    """Every transfer has finished when its call returns. On a CPU nothing is copied."""
 
     def __init__(self, config: ECTransferConfig, on_progress: Callable[[], None] | None = None) -> None:
         super().__init__(config, on_progress)
         self._store = memory_store(config.store_url)
         self._reports = Reports(self.on_progress)
         self._copies: dict[HostCopy, EncoderOutput] = {}
+        self._copier = DeviceCopier(config.device)
 
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
         if not isinstance(metadata, TransferMetadata):
@@ -45,28 +48,39 @@ class MemoryConnectorWorker(ECConnectorWorker):
             self._copies.pop(copy, None)
             self._reports.forget(copy)
         for fetch in metadata.fetches:
-            copy = HostCopy(fetch.plan.mm_hash, fetch.generation)
-            entry = self._store.get(copy.mm_hash)
-            if not self.config.is_consumer:
-                self._reports.not_loaded_by_a_producer(copy)
-            elif entry is None:
-                self._reports.failed(copy, "no such key")
-            else:
-                self._copies[copy] = entry
-                self._reports.fetched(copy, 0.0)
+            self._fetch(fetch)
         for copy in metadata.moves:
-            if copy.mm_hash not in encoder_cache and copy not in self._copies:
+            self._move(copy, encoder_cache)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        copy = HostCopy(fetch.plan.mm_hash, fetch.generation)
+        if not self.config.is_consumer:
+            self._reports.not_loaded_by_a_producer(copy)
+            return
+        entry = self._store.load(fetch.plan)
+        if entry is None:
+            self._reports.failed(copy, "no such key, or stored with another plan")
+            return
+        self._copies[copy] = entry
+        self._reports.fetched(copy, 0.0)
+
+    def _move(self, copy: HostCopy, encoder_cache: EncoderCacheMap) -> None:
+        if copy.mm_hash not in encoder_cache:
+            entry = self._copies.get(copy)
+            if entry is None:
                 self._reports.failed(copy, "its host copy is gone")
-                continue
-            if copy.mm_hash not in encoder_cache:
-                encoder_cache[copy.mm_hash] = self._copies[copy]
-            self._reports.loaded(copy)
+                return
+            data, wait = self._copier.to_device(entry.data)
+            if wait is not None:
+                wait()
+            encoder_cache[copy.mm_hash] = entry if data is entry.data else EncoderOutput(entry.plan, data)
+        self._reports.loaded(copy)
 
     def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
         if not self.config.is_producer:
             self._reports.not_saved_by_a_consumer(mm_hash)
             return
-        self._store.setdefault(mm_hash, encoder_cache[mm_hash])
+        self._store.publish(encoder_cache[mm_hash])
         self._reports.saved(mm_hash)
 
     def get_finished(self) -> ECConnectorOutput:

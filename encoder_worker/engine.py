@@ -7,13 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from triptych.ec_connector.base import EncoderOutput
+from triptych.ec_connector.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
-from triptych.encoder_worker.output_cache import OutputCache
 from triptych.encoder_worker.saver import Saver
 from triptych.errors import InternalError
 from triptych.models.base import EncoderSide, PreparedItem
@@ -85,7 +86,10 @@ _Order = Sequence[TowerItem] | _SaveOrder | None
 
 
 class EncoderEngine:
-    """Owns the tower and the saves. `emit` is called from its thread and must not block."""
+    """Owns the tower and the saves. `emit` is called from its thread and must not block.
+
+    `turn` is held while the tower computes, where others use the same device.
+    """
 
     def __init__(
         self,
@@ -93,11 +97,14 @@ class EncoderEngine:
         saver: Saver,
         outputs: OutputCache,
         emit: Callable[[EngineEvent], None],
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self._encoder = encoder
         self._saver = saver
         self._outputs = outputs
         self._emit = emit
+        self._turn = turn or nullcontext()
+        self._waited = 0.0
         self._to_host = HostCopy(encoder.device)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._stopping = False
@@ -148,10 +155,10 @@ class EncoderEngine:
 
     def _step(self, batch: Sequence[TowerItem]) -> None:
         start = self._busy_since = time.monotonic()
-        self._calls = 0
+        self._calls, self._waited = 0, 0.0
         fresh = [item for item in batch if item.output is None]
         results = dict(zip((i.plan.mm_hash for i in fresh), self._encode_isolated(fresh), strict=True))
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - start - self._waited
         self._busy_since = None
         for item in batch:
             self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
@@ -178,7 +185,10 @@ class EncoderEngine:
             return []
         prepared = [item.prepared for item in items if item.prepared is not None]
         self._calls += 1
-        with torch.inference_mode():
+        asked = time.monotonic()
+        with self._turn, torch.inference_mode():
+            self._busy_since = time.monotonic()
+            self._waited += self._busy_since - asked
             rows = self._to_host(self._encoder.encode(prepared))
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")

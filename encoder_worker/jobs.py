@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from triptych.ec_connector.leases import OwnedBy
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store import StoreUnavailable
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,
@@ -38,6 +38,12 @@ from triptych.types import ItemPlan
 logger = logging.getLogger(__name__)
 
 
+class LookUp(Protocol):
+    """What is asked of the store that outputs are saved in; see `EmbeddingStore.look_up`."""
+
+    async def look_up(self, keys_: Sequence[tuple[str, str]], /) -> list[ItemPlan | None]: ...
+
+
 class JobTable:
     """One `ItemJob` per mm_hash; every method runs in the event loop.
 
@@ -53,7 +59,7 @@ class JobTable:
         scheduler: EncoderScheduler,
         preparer: Preparer,
         engine: EncoderEngine,
-        store: EmbeddingStore,
+        store: LookUp,
         leases: LeaseKeeper,
         metrics: JobMetrics,
     ) -> None:

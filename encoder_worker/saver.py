@@ -12,7 +12,7 @@ from triptych.ec_connector.mixin import (
     get_ec_transfer,
     shutdown_ec_transfer,
 )
-from triptych.encoder_worker.output_cache import OutputCache
+from triptych.ec_connector.output_cache import OutputCache
 
 
 class Saver(Protocol):

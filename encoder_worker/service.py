@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from pathlib import Path
 
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from PIL import Image
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
-from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads
+from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity, model_identity
@@ -24,7 +22,7 @@ from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
-from triptych.worker_process import bind, metrics_server, stop_signal
+from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ async def run(config: EncoderConfig) -> None:
     torch.set_num_threads(torch_threads(config))
     store = await connect_configured(config.store)
     try:
-        encoder, model = await asyncio.to_thread(_load, config)
+        encoder, model = await asyncio.to_thread(load, config)
         await _serve(config, encoder, model, store, stop)
     finally:
         await store.close()
@@ -58,28 +56,26 @@ async def _serve(
 ) -> None:
     server = make_server(config.internal_token)
     address = bind(server, config)
-    name = config.served_model_name or Path(config.model).resolve().name
-    identity = WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex)
-    metrics = EncoderMetrics(name)
-    metrics.parameter_bytes.set(_parameter_bytes(encoder))
+    identity = worker_identity(config, model, address)
+    metrics = EncoderMetrics(identity.model_name)
+    metrics.parameter_bytes.set(parameter_bytes(encoder))
     worker = EncoderWorker(config, identity, encoder, store, metrics=metrics)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
         worker.servicer, server
     )
-    healths = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(healths, server)
+    health = Health(server)
     try:
         with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
             heartbeat = Heartbeat(Registry(store), worker_info(config, identity, metrics_port))
             worker.start()
             await server.start()
-            await healths.set("", health_pb2.HealthCheckResponse.SERVING)
+            await health.serving()
             heartbeat.start()
-            logger.info("ready: encoder %s %s", address, name)
+            logger.info("ready: encoder %s %s", address, identity.model_name)
             await stop.wait()
             logger.info("draining: %d open jobs", len(worker.jobs))
             await heartbeat.stop()
-            await healths.enter_graceful_shutdown()
+            await health.leaving()
             await worker.drain(DRAIN_SECONDS)
             await server.stop(1.0)
     finally:
@@ -103,8 +99,8 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
     )
 
 
-def _load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
-    """The tower, warm, and whose embeddings it makes."""
+def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
+    """The tower, warm, and whose embeddings it makes. ConfigError for a checkpoint that cannot be served."""
     start = time.monotonic()
     path = Path(config.model)
     device = resolve_device(config.device)
@@ -112,7 +108,7 @@ def _load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     encoder = load_encoder(path, device=device, dtype=dtype)
     model = model_identity(path, dtype=dtype, revision=config.model_revision)
     warm_up(encoder)
-    size = format_size(_parameter_bytes(encoder))
+    size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
     return encoder, model
 
@@ -124,5 +120,6 @@ def warm_up(encoder: EncoderSide) -> None:
         encoder.encode([item])
 
 
-def _parameter_bytes(encoder: EncoderSide) -> int:
+def parameter_bytes(encoder: EncoderSide) -> int:
+    """Bytes of the tower's parameters."""
     return sum(p.numel() * p.element_size() for p in encoder.module.parameters())

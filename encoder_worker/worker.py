@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from triptych.config import MIB, EncoderConfig
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.leases import Leases
+from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.output_cache import OutputCache
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.job_metrics import JobMetrics
 from triptych.encoder_worker.jobs import JobTable
 from triptych.encoder_worker.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.limits import ItemFormat, JobLimits
-from triptych.encoder_worker.output_cache import OutputCache
 from triptych.encoder_worker.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
+from triptych.models.identity import ModelIdentity
 
 #: Latest outputs kept on the host.
 OUTPUT_CACHE_BYTES = 64 * MIB
@@ -41,8 +46,18 @@ class WorkerIdentity:
     incarnation: str
 
 
+def worker_identity(config: EncoderConfig, model: ModelIdentity, address: str) -> WorkerIdentity:
+    """Who a worker of this checkpoint is from now on, at `address`."""
+    name = config.served_model_name or Path(config.model).resolve().name
+    return WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex)
+
+
 class EncoderWorker:
-    """Everything between the gRPC server and the store; belongs to the running event loop."""
+    """Everything between the gRPC server and the store; belongs to the running event loop.
+
+    `transfer` says where outputs are saved, in the store by default: in a memory store they are looked up
+    too, and it takes the place of the output cache. `turn` is held while the tower computes.
+    """
 
     def __init__(
         self,
@@ -54,13 +69,17 @@ class EncoderWorker:
         metrics: EncoderMetrics,
         saver: Saver | None = None,
         lease_term: float = 5.0,
+        transfer: ECTransferConfig | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._own_saver = ConnectorSaver(transfer_config(config, identity)) if saver is None else None
-        outputs = OutputCache(OUTPUT_CACHE_BYTES)
+        transfer = transfer or transfer_config(config, identity)
+        self._own_saver = ConnectorSaver(transfer) if saver is None else None
+        memory = memory_store(transfer.store_url) if transfer.connector == "memory" else None
+        outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
         self._preparer = Preparer(
             encoder, max_pixels=config.max_image_pixels, threads=max(1, config.decode_threads)
         )
-        self._engine = EncoderEngine(encoder, saver or self._saver_made(), outputs, self._emitter())
+        self._engine = EncoderEngine(encoder, saver or self._saver_made(), outputs, self._emitter(), turn)
         self._leases = LeaseKeeper(
             Leases(store),
             address=identity.address,
@@ -80,7 +99,7 @@ class EncoderWorker:
             ),
             preparer=self._preparer,
             engine=self._engine,
-            store=store,
+            store=store if memory is None else memory,
             leases=self._leases,
             metrics=JobMetrics(metrics, identity.model_name),
         )

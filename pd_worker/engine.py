@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from triptych.config import PDConfig
 from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
@@ -33,7 +34,8 @@ class Engine:
     """`submit`, `items_ready` and `cancel` come from any thread; `emit` is called from the engine's.
 
     `emit` gets all events of one step at once, in order, and must not block. `connector_worker` has to be
-    made with an `on_progress` that calls `wake`.
+    made with an `on_progress` that calls `wake`. `turn` is held while the decoder computes, where others use
+    the same device.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Engine:
         metrics: PDMetrics,
         *,
         model_name: str = "",
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self.max_model_len = max_model_len(config, decoder.geometry)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
@@ -61,6 +64,8 @@ class Engine:
             decoder, connector_worker, num_blocks=num_blocks, block_size=config.block_size
         )
         self._emit = emit
+        self._turn = turn or nullcontext()
+        self._idle: AbstractContextManager[object] = nullcontext()
         self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
         self._condition = threading.Condition()
@@ -127,7 +132,8 @@ class Engine:
         for command in commands:
             command()
         output = self.scheduler.schedule(time.monotonic())
-        result = self.runner.execute(output)
+        with self._turn if output.chunks else self._idle:
+            result = self.runner.execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
         self._metrics.record(output, events)
         self._tell(events)

@@ -10,11 +10,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
@@ -40,7 +40,7 @@ from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
-from triptych.worker_process import bind, metrics_server, stop_signal
+from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
 log = logging.getLogger(__name__)
 
@@ -88,19 +88,18 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
         worker = PDWorker(config, model, metrics)
         info = worker.info(address, metrics_port)
         heartbeat = Heartbeat(Registry(store), info)
-        healths = health.aio.HealthServicer()
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(healths, server)
+        health = Health(server)
         worker.start()
         try:
             await server.start()
-            await healths.set("", health_pb2.HealthCheckResponse.SERVING)
+            await health.serving()
             heartbeat.start()
             log.info("ready: pd %s %s", address, model.name)
             await stop.wait()
             log.info("draining: %d requests", worker.outbox.unfinished)
             await heartbeat.stop()
-            await healths.enter_graceful_shutdown()
+            await health.leaving()
             await worker.drain(DRAIN_SECONDS)
         finally:
             worker.outbox.shut_down()
@@ -109,19 +108,24 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
 
 
 class PDWorker:
-    """Engine, connector, intake and outbox of one model, wired together in the running event loop."""
+    """Engine, connector, intake and outbox of one model, wired together in the running event loop.
 
-    def __init__(self, config: PDConfig, model: LoadedModel, metrics: PDMetrics) -> None:
+    `transfer` says where embeddings are loaded from, the store by default; `turn` is held while the decoder
+    computes.
+    """
+
+    def __init__(
+        self,
+        config: PDConfig,
+        model: LoadedModel,
+        metrics: PDMetrics,
+        *,
+        transfer: ECTransferConfig | None = None,
+        turn: AbstractContextManager[object] | None = None,
+    ) -> None:
         self._config = config
         self._model = model
-        transfer = ECTransferConfig(
-            store_url=config.store,
-            model_key=model.identity.model_key,
-            namespace=model.identity.namespace,
-            device=config.device,
-            host_buffer_bytes=config.encoder_cache_memory,
-            ec_role="consumer",
-        )
+        transfer = transfer or transfer_config(config, model.identity)
         self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
         self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
@@ -136,6 +140,7 @@ class PDWorker:
             self.outbox.emit,
             metrics,
             model_name=model.name,
+            turn=turn,
         )
         intake = Intake(
             model_key=model.identity.model_key,
@@ -201,6 +206,18 @@ class PDWorker:
         # An engine that is stopping ends all its requests anyway.
         with contextlib.suppress(Unavailable):
             self.engine.cancel(request_ids, proxy_id)
+
+
+def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
+    """How this worker's connector reaches the store."""
+    return ECTransferConfig(
+        store_url=config.store,
+        model_key=model.model_key,
+        namespace=model.namespace,
+        device=config.device,
+        host_buffer_bytes=config.encoder_cache_memory,
+        ec_role="consumer",
+    )
 
 
 def default_threads(hidden_size: int) -> int:

@@ -112,6 +112,23 @@ class PDConfig(WorkerConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class ColocatedConfig:
+    """Both sides of one replica; what they have in common is equal in both."""
+
+    encoder: EncoderConfig
+    pd: PDConfig
+    connector: str = flag(
+        "redis",
+        "where embeddings go from tower to decoder: redis, the store that replicas share; memory, this "
+        "process, where it is the only one",
+        choices=("redis", "memory"),
+    )
+    store_memory: int = flag(
+        512 * MIB, "memory for embeddings in this process by --connector memory", size=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyConfig(ServiceConfig):
     host: str = flag("127.0.0.1", "address to bind HTTP and gRPC to")
     port: int = flag(8000, "HTTP port")

@@ -56,9 +56,17 @@ def _makers(registry: CollectorRegistry, model_name: str) -> _Makers:
 
 
 class PDMetrics:
-    """Metrics of one PD worker. `model_name` labels all of them."""
+    """Metrics of one PD worker. `model_name` labels all of them.
 
-    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
+    `parameter_bytes` is that of the process where an encoder worker shares process and registry.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        registry: CollectorRegistry | None = None,
+        parameter_bytes: Gauge | None = None,
+    ) -> None:
         self.registry = registry or CollectorRegistry()
         gauge, counter, histogram = _makers(self.registry, model_name)
         self.requests_running = gauge("vllm:num_requests_running", "requests in the running batch")
@@ -106,7 +114,9 @@ class PDMetrics:
             ["model_name", "result"],
             registry=self.registry,
         )
-        self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
+        self.parameter_bytes = parameter_bytes or gauge(
+            "triptych_parameter_bytes", "bytes of this process's parameters"
+        )
 
 
 class EncoderMetrics:

@@ -1,4 +1,4 @@
-"""What the processes of both kinds of worker share: address, metrics page, stop signal."""
+"""What the processes of all kinds of worker share: address, health, metrics page, stop signal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from triptych.config import WorkerConfig, check_advertise
@@ -33,6 +34,21 @@ def bind(server: aio.Server, config: WorkerConfig) -> str:
     address = config.advertise or f"{host}:{port}"
     check_advertise(address)
     return address
+
+
+class Health:
+    """gRPC's health service of a worker: not serving until `serving`, and again from `leaving` on."""
+
+    def __init__(self, server: aio.Server) -> None:
+        self._servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def serving(self) -> None:
+        await self._servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def leaving(self) -> None:
+        """From now on proxies send nothing new; they still see a live worker."""
+        await self._servicer.enter_graceful_shutdown()
 
 
 @contextmanager

@@ -70,16 +70,8 @@ def launched(
         run_dir, log_path = Path(folder) / "run", Path(folder) / "log"
         port, grpc_port = _free_ports()
         command = [sys.executable, "-m", "triptych.cli", "serve", *([model] if model else [])]
-        command += [
-            *shape_words(shape),
-            "--port",
-            str(port),
-            "--grpc-port",
-            str(grpc_port),
-            "--run-dir",
-            str(run_dir),
-            *words,
-        ]
+        command += [*shape_words(shape), "--run-dir", str(run_dir)]
+        command += ["--port", str(port), "--grpc-port", str(grpc_port), *words]
         begun = time.monotonic()
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

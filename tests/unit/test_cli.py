@@ -184,6 +184,20 @@ def test_the_cluster_makes_up_a_token_of_its_own_and_keeps_client_keys_from_the_
     assert plans[0].worker_secrets["TRIPTYCH_API_KEY"] == ""
 
 
+@pytest.mark.parametrize(("replicas", "connector"), [(1, "memory"), (2, "redis")])
+def test_a_replica_alone_keeps_its_embeddings_and_several_share_them(tmp_path, replicas, connector):
+    words = ["--topology", "colocated", "--replicas", str(replicas), "--encoder-batch-patches", "7"]
+    values = app.commands["serve"].make_context("serve", words).params
+    plan = plan_cluster(DEMO_MODEL, "demo", values, tmp_path, 1 << 20)
+    assert [name for name, _ in plan.workers] == [f"colocated-{index}" for index in range(replicas)]
+    assert plan.pools == {"encoder": replicas, "pd": replicas}
+    command = plan.workers[0][1]
+    assert command[3] == "colocated"
+    given = app.commands["colocated"].make_context("colocated", list(command[4:])).params
+    assert (given["connector"], given["store_memory"]) == (connector, 1 << 20)
+    assert (given["encoder_batch_patches"], given["served_model_name"]) == (7, "demo")
+
+
 def test_the_token_may_come_from_a_file(tmp_path):
     path = tmp_path / "token"
     path.write_text("hush\n")

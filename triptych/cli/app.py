@@ -7,15 +7,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from triptych import __version__
 from triptych.cli.bench import bench
 from triptych.cli.options import build, config_options
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig
+from triptych.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
+
+C = TypeVar("C")
 
 MODEL_HELP = (
     "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
@@ -43,7 +45,7 @@ def _start(service: str, values: dict[str, Any]) -> None:
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), values["log_level"])
 
 
-def _worker(config: type[Any], values: dict[str, Any]) -> Any:
+def _worker(config: type[C], values: dict[str, Any]) -> C:
     from triptych.config import check_advertise, check_bind, read_internal_token
     from triptych.errors import ConfigError
     from triptych.launch.model_path import model_name, resolve_model
@@ -59,6 +61,11 @@ def _worker(config: type[Any], values: dict[str, Any]) -> Any:
     path = resolve_model(values["model"])
     name = values["served_model_name"] or model_name(path)
     return build(config, values, model=str(path), served_model_name=name, internal_token=token)
+
+
+def _colocated(values: dict[str, Any]) -> ColocatedConfig:
+    sides = {"encoder": _worker(EncoderConfig, values), "pd": _worker(PDConfig, values)}
+    return build(ColocatedConfig, values, **sides)
 
 
 @contextmanager
@@ -115,6 +122,18 @@ def pd(**values: Any) -> None:
     asyncio.run(run(config))
 
 
+@app.command(help=f"Does the work of an encoder and of a PD worker in one process. {MODEL_HELP}")
+@click.argument("model", default="", envvar="TRIPTYCH_MODEL")
+@config_options(EncoderConfig, PDConfig, ColocatedConfig)
+def colocated(**values: Any) -> None:
+    _start("colocated", values)
+    config = _colocated(values)
+    with _imports(config.pd.model):
+        from triptych.colocated.service import run
+
+    asyncio.run(run(config))
+
+
 @app.command(help=f"Starts a whole cluster on this machine and watches over it. {MODEL_HELP}")
 @click.argument("model", default="", envvar="TRIPTYCH_MODEL")
 @config_options(EncoderConfig, PDConfig, ProxyConfig, without=("advertise", "store", "store_memory"))
@@ -135,6 +154,24 @@ def pd(**values: Any) -> None:
     show_envvar=True,
     type=click.IntRange(1, 64),
     help="PD workers",
+)
+@click.option(
+    "--topology",
+    default="epd",
+    show_default=True,
+    envvar="TRIPTYCH_TOPOLOGY",
+    show_envvar=True,
+    type=click.Choice(["epd", "colocated"]),
+    help="epd: encoders and PD workers; colocated: replicas that are both in one process",
+)
+@click.option(
+    "--replicas",
+    default=1,
+    show_default=True,
+    envvar="TRIPTYCH_REPLICAS",
+    show_envvar=True,
+    type=click.IntRange(1, 64),
+    help="replicas of --topology colocated",
 )
 @click.option(
     "--store",
@@ -217,6 +254,14 @@ def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int, api_k
 )
 @click.option("--encoders", default=1, show_default=True, type=click.IntRange(1, 64), help="encoder workers")
 @click.option("--pd-workers", default=1, show_default=True, type=click.IntRange(1, 64), help="PD workers")
+@click.option(
+    "--topology",
+    default="epd",
+    show_default=True,
+    type=click.Choice(["epd", "colocated"]),
+    help="as in serve",
+)
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 64), help="replicas")
 @click.option("--store-memory", default="512 MiB", show_default=True, help="memory of the store")
 def check(**values: Any) -> None:
     from triptych.cli.check import check_model

@@ -8,6 +8,7 @@ from typing import Any
 from triptych.config import format_size, parse_size
 from triptych.launch.memory import available_memory, check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
+from triptych.launch.shape import shape_of
 
 
 def check_model(values: dict[str, Any]) -> None:
@@ -40,8 +41,7 @@ def check_model(values: dict[str, Any]) -> None:
     plan = plan_memory(
         sum(counts.values()),
         dtype=str(dtype).removeprefix("torch."),
-        encoders=values["encoders"],
-        pd_workers=values["pd_workers"],
+        shape=shape_of(values),
         kv_memory=values["kv_memory"],
         encoder_cache_memory=values["encoder_cache_memory"],
         prepared_memory=values["prepared_memory"],

@@ -55,12 +55,14 @@ def option(name: str, default: Any, metadata: dict[str, Any]) -> Callable[[F], F
     return click.option(flag, **common, type=type(default))
 
 
+def _flags(configs: Iterable[type[Any]]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Default and metadata by field name; those of a later config win."""
+    return {name: (default, metadata) for config in configs for name, default, metadata in flags_of(config)}
+
+
 def config_options(*configs: type[Any], without: Iterable[str] = ()) -> Callable[[F], F]:
     """All flags of the configs, each once; a later config's default of the same flag wins."""
-    table: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for config in configs:
-        for name, default, metadata in flags_of(config):
-            table[name] = (default, metadata)
+    table = _flags(configs)
 
     def decorate(function: F) -> F:
         for name, (default, metadata) in reversed(table.items()):
@@ -77,10 +79,10 @@ def build(config: type[C], values: dict[str, Any], **given: Any) -> C:
     return config(**{k: v for k, v in (values | given).items() if k in names})
 
 
-def arguments(config: type[Any], values: dict[str, Any]) -> list[str]:
-    """The command line that gives a process of our own these values of the config's flags, but secrets."""
+def arguments(config: type[Any] | Iterable[type[Any]], values: dict[str, Any]) -> list[str]:
+    """The command line that gives a process of our own these values of the configs' flags, but secrets."""
     words: list[str] = []
-    for name, default, metadata in flags_of(config):
+    for name, (default, metadata) in _flags((config,) if isinstance(config, type) else config).items():
         if metadata["secret"]:
             continue
         value = values.get(name, default)

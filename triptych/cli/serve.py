@@ -13,6 +13,7 @@ from typing import Any
 
 from triptych.cli.options import arguments, secrets_of
 from triptych.config import (
+    ColocatedConfig,
     EncoderConfig,
     PDConfig,
     ProxyConfig,
@@ -24,6 +25,7 @@ from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
+from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
@@ -62,8 +64,7 @@ def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None
     plan = plan_memory(
         weight_elements(path),
         dtype="float32" if values["dtype"] == "auto" else values["dtype"],
-        encoders=values["encoders"],
-        pd_workers=values["pd_workers"],
+        shape=shape_of(values),
         kv_memory=values["kv_memory"] if on_cpu else 0,
         encoder_cache_memory=values["encoder_cache_memory"],
         prepared_memory=values["prepared_memory"],
@@ -83,26 +84,41 @@ def plan_cluster(
     worker["served_model_name"] = name
     # What the proxy's clients send is nothing that a worker needs to know.
     worker_secrets = dict.fromkeys(secrets_of(ProxyConfig, {}), "") | secrets_of(PDConfig, worker)
-    encoder = (*_triptych("encoder"), str(path), *arguments(EncoderConfig, worker))
-    pd = (*_triptych("pd"), str(path), *arguments(PDConfig, worker))
+    shape = shape_of(values)
+    # Alone, a replica keeps embeddings to itself; several share them through the store.
+    alone = shape.replicas == 1 and store is not None
+    worker |= {"connector": "memory" if alone else "redis", "store_memory": store_memory}
     proxy = (
         *_triptych("proxy"),
         *arguments(ProxyConfig, values | {"store": url, "store_memory": store_memory}),
     )
     return ClusterPlan(
-        workers=(
-            *((f"encoder-{index}", encoder) for index in range(values["encoders"])),
-            *((f"pd-{index}", pd) for index in range(values["pd_workers"])),
-        ),
+        workers=_workers(shape, path, worker),
         worker_secrets=worker_secrets,
         proxy=proxy,
         proxy_secrets=secrets_of(ProxyConfig, values),
         proxy_address=(values["host"] if values["host"] != "0.0.0.0" else "127.0.0.1", values["port"]),
-        pools={"encoder": values["encoders"], "pd": values["pd_workers"]},
+        pools={"encoder": shape.encoding, "pd": shape.decoding},
         run_dir=run_dir,
         store_url=url,
         store=store,
         zygote=_zygote(path) if Zygote.possible(values["device"]) else (),
+    )
+
+
+def _workers(
+    shape: ClusterShape, path: Path, values: dict[str, Any]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Name and command of each worker."""
+    kinds: tuple[tuple[str, int, tuple[type[Any], ...]], ...] = (
+        ("encoder", shape.encoders, (EncoderConfig,)),
+        ("pd", shape.pd_workers, (PDConfig,)),
+        ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig)),
+    )
+    return tuple(
+        (f"{kind}-{index}", (*_triptych(kind), str(path), *arguments(configs, values)))
+        for kind, count, configs in kinds
+        for index in range(count)
     )
 
 

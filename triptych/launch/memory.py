@@ -8,6 +8,7 @@ from pathlib import Path
 
 from triptych.config import MIB, format_size
 from triptych.errors import ConfigError
+from triptych.launch.shape import ClusterShape
 from triptych.types import DTYPE_BYTES
 
 #: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. Workers that are forked
@@ -73,17 +74,19 @@ def plan_memory(
     elements: int,
     *,
     dtype: str,
-    encoders: int,
-    pd_workers: int,
+    shape: ClusterShape,
     kv_memory: int,
     encoder_cache_memory: int,
     prepared_memory: int,
     store_memory: int,
     weights_in_ram: bool = True,
 ) -> MemoryPlan:
-    """The cluster's memory on one machine; each worker counts with the whole checkpoint: an upper bound."""
+    """The cluster's memory on one machine; each worker counts with the whole checkpoint: an upper bound.
+
+    The embeddings of a colocated replica that is alone are in it instead of in the store: they count once.
+    """
     weights = elements * DTYPE_BYTES[dtype] if weights_in_ram else 0
-    workers = encoders + pd_workers
+    workers, encoders, pd_workers = shape.workers, shape.encoding, shape.decoding
     return MemoryPlan(
         (
             ("processes", PROXY_BASE_BYTES + workers * WORKER_BASE_BYTES),

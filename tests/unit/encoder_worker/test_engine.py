@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from triptych.ec_connector.base import ECConnectorOutput
+from triptych.ec_connector.output_cache import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,
@@ -21,7 +22,6 @@ from triptych.encoder_worker.engine import (
     TowerItem,
     Unsaved,
 )
-from triptych.encoder_worker.output_cache import OutputCache
 from triptych.errors import InternalError
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan

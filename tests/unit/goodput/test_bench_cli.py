@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from triptych.cli.app import app
 from triptych.errors import ConfigError
-from triptych.goodput.launch import Shape, parse_shape
+from triptych.goodput.launch import parse_shape, shape_words
+from triptych.launch.shape import ClusterShape
 
 SERVER = ("--target", "http://127.0.0.1:9")
 
@@ -31,6 +32,7 @@ def test_the_workloads_are_listed():
         ((*SERVER, "--launch", "1E1PD"), "--launch"),
         (("--launch", "E1PD"), "--launch"),
         (("--launch", "0E1PD"), "--launch"),
+        (("--launch", "0colocated"), "--launch"),
         (("--launch", "1E1PD", "--rate", "-1"), "--rate"),
         (("--launch", "1E1PD", "--trace", "t", "--rate", "1"), "--trace"),
         (("--target", "127.0.0.1:9"), "http://"),
@@ -65,4 +67,6 @@ def test_without_its_extra_the_command_says_what_to_install(monkeypatch):
 
 
 def test_a_shape_is_read_in_either_case():
-    assert parse_shape("2e3pd") == Shape(2, 3)
+    assert parse_shape("2e3pd") == ClusterShape(encoders=2, pd_workers=3)
+    assert parse_shape("Colocated") == ClusterShape(replicas=1)
+    assert shape_words(parse_shape("2colocated")) == ["--topology", "colocated", "--replicas", "2"]

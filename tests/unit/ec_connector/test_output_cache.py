@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from triptych.ec_connector.base import EncoderOutput
-from triptych.encoder_worker.output_cache import OutputCache
+from triptych.ec_connector.output_cache import OutputCache
 from triptych.types import ItemPlan
 
 

@@ -1,4 +1,4 @@
-"""The encoder cache of a worker: its latest outputs on the host, bounded in bytes."""
+"""Latest encoder outputs on the host, bounded in bytes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+"""A colocated replica answers as the separated workers do, and alone it keeps its embeddings to itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.checkpoints import build_checkpoint
+from support.cluster import Cluster, start_cluster, wait_for
+from support.oracle import assert_exact
+from support.traffic import ask, ask_all, expected, mixed_cases
+
+TOKENS = 64
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Replica:
+    cluster: Cluster
+    checkpoint: Path
+
+    @property
+    def tower_items(self) -> float:
+        return self.cluster.total("encoder", "triptych_encoder_tower_items_total")
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    folder = tmp_path_factory.mktemp("colocated")
+    path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
+    words = ("--topology", "colocated", "--threads", "1", "--max-num-batched-tokens", "48")
+    cluster = start_cluster(path, folder / "run", *words)
+    try:
+        yield Replica(cluster, path)
+    finally:
+        cluster.stop()
+
+
+async def test_text_and_pictures_at_once_are_exact(replica):
+    cases = mixed_cases(8, seed=41)
+    reference = expected(replica.checkpoint, cases, TOKENS)
+    answers = await ask_all(replica.cluster.url, cases, TOKENS)
+    assert_exact(reference, [answer.token_ids for answer in answers])
+    assert [a.prompt_token_ids for a in answers] == [r.prompt_token_ids for r in reference]
+
+
+async def test_the_second_user_of_an_image_costs_no_tower_call_though_the_store_has_no_embedding(replica):
+    case = mixed_cases(2, seed=43)[1]
+    first = await ask(replica.cluster.url, case, 8)
+    before = replica.tower_items
+    second = await ask(replica.cluster.url, case, 8)
+    assert second.token_ids == first.token_ids
+    assert replica.tower_items == before > 0
+    assert first.timings["items"][0]["cache"] == "encoded"
+    assert replica.cluster.total("encoder", "triptych_encoder_already_stored_total") > 0
+
+
+async def test_a_killed_replica_comes_back_and_its_requests_go_on(replica):
+    cluster = replica.cluster
+    cases = mixed_cases(4, seed=47)
+    reference = expected(replica.checkpoint, cases, 200)
+    killed = cluster.pid("colocated-0")
+    answering = [asyncio.create_task(ask(cluster.url, case, 200)) for case in cases]
+    await asyncio.to_thread(
+        wait_for, "requests in the batch", lambda: cluster.total("pd", "vllm:num_requests_running") > 0
+    )
+    cluster.kill("colocated-0")
+    answers = await asyncio.gather(*answering)
+    assert_exact(reference, [answer.token_ids for answer in answers])
+    assert cluster.pid("colocated-0") != killed

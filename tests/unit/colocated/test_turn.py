@@ -1,0 +1,67 @@
+"""Two engines on one device: each in its turn."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from support.cluster import wait_for
+from triptych.colocated.turn import Turn
+from triptych.errors import InternalError
+
+PATIENCE = 30.0
+
+
+def test_engines_that_both_want_the_device_alternate():
+    turn, taken = Turn(), []
+    both = threading.Barrier(2)
+
+    def engine(name: str) -> None:
+        both.wait(PATIENCE)
+        for _ in range(50):
+            with turn:
+                taken.append(name)
+                # The step lasts until the other one asks for the device, as two busy engines' steps do.
+                wait_for("the other engine", lambda: turn.waiting or done.is_set(), PATIENCE)
+        done.set()
+
+    done = threading.Event()
+    threads = [threading.Thread(target=engine, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(taken) == 100
+    while_both = taken[: 2 * min(len(taken) // 2, 49)]
+    assert all(one != other for one, other in zip(while_both, while_both[1:], strict=False))
+
+
+def test_an_engine_alone_takes_every_turn_and_an_error_gives_it_back():
+    turn = Turn(patience=0.0)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="step"), turn:
+            raise ValueError("step")
+    with turn:
+        assert turn.waiting == 0
+
+
+def test_a_step_that_hangs_is_an_error_for_the_other_engine_and_nobody_is_left_waiting():
+    turn = Turn(patience=0.001)
+    errors: list[Exception] = []
+
+    def other() -> None:
+        try:
+            with turn:
+                raise AssertionError("two at once")
+        except InternalError as error:
+            errors.append(error)
+
+    with turn:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(PATIENCE)
+    assert "not free" in str(errors[0])
+    assert turn.waiting == 0
+    with turn:
+        pass

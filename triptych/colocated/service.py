@@ -1,0 +1,158 @@
+"""A replica: tower and decoder in one process on one device, at one address, registered in both pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from triptych.colocated.turn import Turn
+from triptych.config import ColocatedConfig, check_advertise, check_bind
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.heartbeat import Heartbeat
+from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.encoder_worker import service as encoder_service
+from triptych.encoder_worker import worker as encoder_worker
+from triptych.metrics import EncoderMetrics, PDMetrics
+from triptych.models.base import EncoderSide
+from triptych.models.identity import ModelIdentity
+from triptych.pd_worker import service as pd_service
+from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
+from triptych.rpc import make_server
+from triptych.types import WorkerInfo
+from triptych.worker_process import Health, bind, metrics_server, stop_signal
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the requests held get after SIGTERM; what is left then goes on at another replica.
+DRAIN_SECONDS = 30.0
+MEMORY_URL = "memory://replica"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReplica:
+    """Both sides of one checkpoint."""
+
+    encoder: EncoderSide
+    encoder_model: ModelIdentity
+    decoder: pd_service.LoadedModel
+
+
+async def run(config: ColocatedConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
+    check_bind(config.pd.host, config.pd.internal_token)
+    if config.pd.advertise:
+        check_advertise(config.pd.advertise)
+    stop = stop_signal()
+    store = await connect_configured(config.pd.store)
+    try:
+        model = await asyncio.to_thread(load, config)
+        await _serve(config, model, store, stop)
+    finally:
+        await store.close()
+
+
+def load(config: ColocatedConfig) -> LoadedReplica:
+    """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
+    encoder, identity = encoder_service.load(config.encoder)
+    decoder = pd_service.load_model(config.pd)
+    # One device: both sides use all of its threads, each in its turn.
+    torch.set_num_threads(
+        config.pd.threads or pd_service.default_threads(decoder.decoder.geometry.hidden_size)
+    )
+    return LoadedReplica(encoder, identity, decoder)
+
+
+async def _serve(
+    config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, stop: asyncio.Event
+) -> None:
+    server = make_server(config.pd.internal_token)
+    address = bind(server, config.pd)
+    replica = Replica(config, model, store, address)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        replica.encoder.servicer, server
+    )
+    pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)  # type: ignore[no-untyped-call]
+    health = Health(server)
+    with metrics_server(config.pd.host, config.pd.metrics_port, replica.registry) as metrics_port:
+        beats = [Heartbeat(Registry(store), info) for info in replica.infos(metrics_port)]
+        replica.start()
+        try:
+            await server.start()
+            await health.serving()
+            for beat in beats:
+                beat.start()
+            log.info("ready: colocated %s %s", address, model.decoder.name)
+            await stop.wait()
+            log.info(
+                "draining: %d requests, %d jobs", replica.pd.outbox.unfinished, len(replica.encoder.jobs)
+            )
+            for beat in beats:
+                await beat.stop()
+            await health.leaving()
+            await replica.drain(DRAIN_SECONDS)
+        finally:
+            replica.pd.outbox.shut_down()
+            await server.stop(1.0)
+            await replica.stop()
+
+
+class Replica:
+    """An EncoderWorker and a PDWorker as they are, with one turn; belongs to the running event loop."""
+
+    def __init__(
+        self, config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, address: str
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._identity = encoder_worker.worker_identity(config.encoder, model.encoder_model, address)
+        self.registry = CollectorRegistry()
+        metrics = EncoderMetrics(model.decoder.name, self.registry)
+        saving, loading = _transfers(config, self._identity, model.decoder.identity)
+        turn = Turn()
+        self.encoder = encoder_worker.EncoderWorker(
+            config.encoder, self._identity, model.encoder, store, metrics=metrics, transfer=saving, turn=turn
+        )
+        pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
+        self.pd = pd_service.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, turn=turn)
+        metrics.parameter_bytes.inc(encoder_service.parameter_bytes(model.encoder))
+
+    def infos(self, metrics_port: int) -> tuple[WorkerInfo, WorkerInfo]:
+        """Its registrations, one in each pool."""
+        return (
+            encoder_service.worker_info(self._config.encoder, self._identity, metrics_port),
+            self.pd.info(self._address, metrics_port),
+        )
+
+    def start(self) -> None:
+        self.encoder.start()
+        self.pd.start()
+
+    async def drain(self, grace: float) -> None:
+        """Finishes what is held, for at most `grace` seconds; everything new is refused."""
+        await asyncio.gather(self.pd.drain(grace), self.encoder.drain(grace))
+
+    async def stop(self) -> None:
+        """Ends both engines and gives everything back."""
+        await self.encoder.stop()
+        await self.pd.stop()
+
+
+def _transfers(
+    config: ColocatedConfig, identity: encoder_worker.WorkerIdentity, model: ModelIdentity
+) -> tuple[ECTransferConfig, ECTransferConfig]:
+    """How embeddings are saved, and how they are loaded."""
+    both = (
+        encoder_worker.transfer_config(config.encoder, identity),
+        pd_service.transfer_config(config.pd, model),
+    )
+    if config.connector == "redis":
+        return both
+    memory_store(MEMORY_URL, config.store_memory)
+    saving, loading = (replace(one, connector=config.connector, store_url=MEMORY_URL) for one in both)
+    return saving, loading
