@@ -9,18 +9,20 @@ import pytest
 from support import stages
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.traffic import STREAM_TOKENS, ask_all
+from support.streams import Streams
+from support.traffic import STREAM_TOKENS
 
 pytestmark = pytest.mark.timeout(300)
 
 
-async def _break_at(kill, cluster, cases, reference):
-    stages.close_gate(cluster)
-    # The salt makes every picture and prompt new to a cluster that has seen them.
-    answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS, cache_salt=kill.__name__))
-    await kill(cluster)
-    got = await answers
-    assert_exact(reference, [answer.token_ids for answer in got])
+async def _break_at(kill, cluster, cases, reference, crowds=1):
+    """`crowds`: how often all cases are asked, each time with a salt that makes them new to the cluster."""
+    salts = [f"{kill.__name__} {number}" for number in range(crowds)]
+    with stages.closed_gate(cluster):
+        async with Streams(cluster.url, cases, STREAM_TOKENS, salts) as streams:
+            await kill(cluster, streams)
+            got = await streams.all()
+    assert_exact([*reference] * crowds, [answer.token_ids for answer in got])
     assert {answer.finish_reason for answer in got} == {"length"}
     await asyncio.to_thread(assert_at_rest, cluster)
 
@@ -41,4 +43,5 @@ async def test_a_pd_worker_killed_in_its_streams_loses_no_token(shared_cluster, 
     ids=["queued", "encoding", "saved", "prefill", "midstream"],
 )
 async def test_a_kill_at_any_stage_loses_nothing(make_cluster, slow_steps, cases, reference, workers, kill):
-    await _break_at(kill, make_cluster(workers, *slow_steps), cases, reference)
+    # Two workers of a kind are through a crowd twice as soon as one.
+    await _break_at(kill, make_cluster(workers, *slow_steps), cases, reference, crowds=workers)

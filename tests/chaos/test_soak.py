@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster, free_port, start_cluster, wait_for
+from support.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
 from support.relay import Relay
 from support.rest import assert_at_rest
 from support.soak import TOKENS, Clients, Faults, Memory, table
 from support.traffic import expected, mixed_cases
+from support.waiting import within
 from triptych.launch.embedded_store import EmbeddedStore
 
 SECONDS = float(os.environ.get("TRIPTYCH_SOAK_SECONDS", "600"))
@@ -92,7 +93,7 @@ async def test_nothing_is_lost_or_wrong_while_everything_breaks(relayed: Relayed
     asking = asyncio.create_task(clients.run(CLIENTS))
     await faults.run(SECONDS, FAULT_SECONDS, seed=6)
     clients.end()
-    await asking
+    await within("the last answers of the clients", asking, 2 * PATIENCE)
     await asyncio.to_thread(assert_at_rest, cluster)
     memory.look()
     watching.cancel()

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from support.cluster import PATIENCE
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.stages import gathered, hold
+from support.stages import assert_unfinished, closed_gate, gathered, hold, open_gate, stopped
+from support.streams import Streams
 from support.traffic import STREAM_TOKENS, ask_all
 from triptych.launch.embedded_store import EmbeddedStore
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def _flush(url: str) -> None:
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(url, socket_timeout=PATIENCE) as client:
         client.flushall()
 
 
@@ -32,11 +34,16 @@ def _tower_items(cluster):
 async def test_a_flushed_store_changes_no_answer(shared_cluster, cases, reference):
     cluster = shared_cluster
     before = _tower_items(cluster)
-    answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS, cache_salt="flush"))
-    await hold("an embedding", lambda: _tower_items(cluster) > before + 1)
-    await gathered(cluster)
-    await asyncio.to_thread(_flush, cluster.store_url)
-    assert_exact(reference, [answer.token_ids for answer in await answers])
+    with closed_gate(cluster):
+        async with Streams(cluster.url, cases, STREAM_TOKENS, ["flush"]) as streams:
+            await gathered(cluster, streams, streams.pictured)
+            open_gate(cluster)
+            await hold("an embedding", lambda: _tower_items(cluster) > before + 1, streams)
+            with stopped(cluster, "pd"):
+                assert_unfinished(cluster)
+                _flush(cluster.store_url)
+            got = await streams.all()
+    assert_exact(reference, [answer.token_ids for answer in got])
     await asyncio.to_thread(assert_at_rest, cluster)
 
 
@@ -46,13 +53,14 @@ async def test_a_store_that_hangs_and_is_killed_loses_nothing_and_stops_no_text(
 ):
     cluster = make_cluster(1, "--encoder-batch-patches", "1")
     texts = [index for index, case in enumerate(cases) if not case.images]
-    answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
-    await hold("an embedding", lambda: _tower_items(cluster) > 1)
-    cluster.kill("store", signal.SIGSTOP)
-    alone = await ask_all(cluster.url, [cases[index] for index in texts], STREAM_TOKENS)
-    assert_exact([reference[index] for index in texts], [answer.token_ids for answer in alone])
-    cluster.kill("store")
-    assert_exact(reference, [answer.token_ids for answer in await answers])
+    async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
+        await hold("an embedding", lambda: _tower_items(cluster) > 1, streams)
+        cluster.kill("store", signal.SIGSTOP)
+        alone = await ask_all(cluster.url, [cases[index] for index in texts], STREAM_TOKENS)
+        assert_exact([reference[index] for index in texts], [answer.token_ids for answer in alone])
+        cluster.kill("store")
+        got = await streams.all()
+    assert_exact(reference, [answer.token_ids for answer in got])
     await asyncio.to_thread(assert_at_rest, cluster)
 
 
@@ -62,14 +70,15 @@ async def test_a_store_that_is_gone_for_five_seconds_loses_nothing(make_cluster,
         store = EmbeddedStore(Path(folder), 128 << 20)
         store.start()
         cluster = make_cluster(1, "--encoder-batch-patches", "1", "--store", store.url)
-        answers = asyncio.create_task(ask_all(cluster.url, cases, STREAM_TOKENS))
         try:
-            await hold("an embedding", lambda: _tower_items(cluster) > 1)
-            os.kill(store.pid, signal.SIGKILL)
-            await asyncio.sleep(5.0)
-            assert not store.running
-            store.start()
-            assert_exact(reference, [answer.token_ids for answer in await answers])
+            async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
+                await hold("an embedding", lambda: _tower_items(cluster) > 1, streams)
+                os.kill(store.pid, signal.SIGKILL)
+                await asyncio.sleep(5.0)
+                assert not store.running
+                store.start()
+                got = await streams.all()
+            assert_exact(reference, [answer.token_ids for answer in got])
             await asyncio.to_thread(assert_at_rest, cluster)
             cluster.stop()
         finally:

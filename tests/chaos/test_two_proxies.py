@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import free_port, scrape, wait_for
+from support.cluster import PATIENCE, free_port, scrape, wait_for
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.stages import close_gate, hold, open_gate
+from support.stages import closed_gate, hold, stopped
 from support.traffic import STREAM_TOKENS, ask, ask_all
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,7 +31,7 @@ def second(shared_cluster, tmp_path_factory):
     wait_for("the second proxy", lambda: _ready(process.url))
     yield process
     process.kill()
-    process.wait()
+    process.wait(PATIENCE)
 
 
 def _ready(url: str) -> bool:
@@ -48,15 +48,14 @@ async def test_a_picture_that_two_proxies_ask_for_goes_through_the_tower_once(
     cluster = shared_cluster
     index = next(i for i, case in enumerate(cases) if len(case.images) == 1)
     before = cluster.total("encoder", "triptych_encoder_tower_items_total")
-    close_gate(cluster)
-    asked = [
-        asyncio.create_task(ask(url, cases[index], STREAM_TOKENS, cache_salt="two proxies"))
-        for url in (cluster.url, second.url)
-    ]
-    # Neither finds the picture in the store.
-    for url in (cluster.url, second.url):
-        await hold("a waiting item", lambda url=url: scrape(f"{url}/metrics")["triptych_waiting_items"])
-    open_gate(cluster)
+    with closed_gate(cluster):
+        asked = [
+            asyncio.create_task(ask(url, cases[index], STREAM_TOKENS, cache_salt="two proxies"))
+            for url in (cluster.url, second.url)
+        ]
+        # Neither finds the picture in the store.
+        for url in (cluster.url, second.url):
+            await hold("a waiting item", lambda url=url: scrape(f"{url}/metrics")["triptych_waiting_items"])
     for answer in await asyncio.gather(*asked):
         assert_exact([reference[index]], [answer.token_ids])
     assert cluster.total("encoder", "triptych_encoder_tower_items_total") == before + 1
@@ -70,16 +69,16 @@ async def test_what_a_killed_proxy_had_under_way_is_freed_and_the_others_streams
     chosen = [index for index, case in enumerate(cases) if case.images][:16]
     some, in_flight = [cases[index] for index in chosen], "triptych_requests_in_flight"
     before = cluster.total("pd", "vllm:generation_tokens_total")
-    close_gate(cluster)
-    doomed = [asyncio.create_task(ask(second.url, case, 350, cache_salt="doomed")) for case in some]
-    whole = asyncio.create_task(ask_all(cluster.url, some, STREAM_TOKENS, cache_salt="whole"))
-    for url in (cluster.url, second.url):
-        await hold("all requests", lambda url=url: scrape(f"{url}/metrics")[in_flight] == len(some))
-    open_gate(cluster)
+    with closed_gate(cluster):
+        doomed = [asyncio.create_task(ask(second.url, case, 350, cache_salt="doomed")) for case in some]
+        whole = asyncio.create_task(ask_all(cluster.url, some, STREAM_TOKENS, cache_salt="whole"))
+        for url in (cluster.url, second.url):
+            await hold("all requests", lambda url=url: scrape(f"{url}/metrics")[in_flight] == len(some))
     # Of both; a doomed stream alone has more.
     await hold("streams", lambda: cluster.total("pd", "vllm:generation_tokens_total") > before + 300)
-    assert scrape(f"{second.url}/metrics")[in_flight]
-    second.kill()
+    with stopped(cluster, "pd"):
+        assert scrape(f"{second.url}/metrics")[in_flight]
+        second.kill()
     assert_exact([reference[index] for index in chosen], [answer.token_ids for answer in await whole])
     ends = await asyncio.gather(*doomed, return_exceptions=True)
     assert any(isinstance(end, Exception) for end in ends)

@@ -84,9 +84,12 @@ class Cluster:
 
     def names(self, pool: str) -> list[str]:
         """Names of the pool's processes that live now."""
-        return [
-            name for name, pid in self._state()["processes"].items() if pid and name.startswith(f"{pool}-")
-        ]
+        return list(self.pids(pool))
+
+    def pids(self, pool: str) -> dict[str, int]:
+        """Process ids of the pool's processes that live now, by name; never waits for one."""
+        processes = self._state()["processes"].items()
+        return {name: int(pid) for name, pid in processes if pid and name.startswith(f"{pool}-")}
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(name), number)

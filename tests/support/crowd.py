@@ -9,15 +9,16 @@ import os
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from support.cluster import PATIENCE, Cluster, scrape
+from support.cluster import Cluster, scrape
 from support.traffic import Case
+from support.waiting import within
 
 _BATCH = 500
 
@@ -48,9 +49,9 @@ def body_of(case: Case, tokens: int, **extra: Any) -> bytes:
 async def post_all(url: str, bodies: Iterable[bytes]) -> list[Reply]:
     """Every body on a connection of its own, all at once."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(PATIENCE)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        return list(await asyncio.gather(*(_post(session, url, body) for body in bodies)))
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as session:
+        replies = asyncio.gather(*(_post(session, url, body) for body in bodies))
+        return list(await within("the replies to a crowd", replies))
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> Reply:
@@ -67,14 +68,15 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> Reply:
         return reply
 
 
-async def most(cluster: Cluster, name: str) -> AsyncIterator[float]:
-    """The highest value so far of a gauge of the proxy, at every look."""
+async def most(cluster: Cluster, name: str, done: asyncio.Event) -> float:
+    """The highest value of a gauge of the proxy that was seen until `done`."""
     highest = 0.0
-    while True:
+    while not done.is_set():
         samples = await asyncio.to_thread(scrape, f"{cluster.url}/metrics")
         highest = max(highest, samples.get(name, 0.0))
-        yield highest
-        await asyncio.sleep(0.1)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), 0.1)
+    return highest
 
 
 def files(pid: int) -> int:
@@ -110,7 +112,7 @@ class BadClients:
         sock = socket.socket()
         self._socks.append(sock)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, self._where)
+        await within("a connection", asyncio.get_running_loop().sock_connect(sock, self._where))
         return sock
 
     async def idle(self, count: int) -> None:
@@ -122,7 +124,8 @@ class BadClients:
         """Half a body, then a reset or the end of it."""
         sock = await self._connect()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
-        await asyncio.get_running_loop().sock_sendall(sock, head + b"x" * 1_000_000)
+        upload = asyncio.get_running_loop().sock_sendall(sock, head + b"x" * 1_000_000)
+        await within("half an upload to be taken", upload)
         if reset:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
@@ -149,7 +152,7 @@ class BadClients:
         loop = asyncio.get_running_loop()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-        await loop.sock_sendall(sock, head + body)
+        await within("a request to be taken", loop.sock_sendall(sock, head + body))
 
         async def sip() -> None:
             with contextlib.suppress(OSError):

@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 import openai
 import redis
 
-from support.cluster import Cluster
+from support.cluster import PATIENCE, Cluster
 from support.oracle import OracleResult, first_difference
 from support.relay import Relay
 from support.traffic import Case, ask_with, client_of
+from support.waiting import within
 
 TOKENS = 48
 #: A client gives up a request that was refused so often.
@@ -84,6 +85,9 @@ class Clients:
                 await asyncio.sleep(float(wait))
             except openai.APIError as error:
                 self.tally.lost.append(f"case {number}: {type(error).__name__} {error}"[:300])
+                return
+            except AssertionError as error:
+                self.tally.lost.append(f"case {number}: {error}")
                 return
             else:
                 self.tally.seconds.append(time.monotonic() - began)
@@ -159,7 +163,7 @@ class Faults:
 
     async def _flush(self) -> None:
         def flush() -> None:
-            with redis.Redis.from_url(self._store) as client:
+            with redis.Redis.from_url(self._store, socket_timeout=PATIENCE) as client:
                 client.flushall()
 
         await asyncio.to_thread(flush)
@@ -181,15 +185,16 @@ class Faults:
         where = urlsplit(self._clients._url)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         for _ in range(3):
-            reader, writer = await asyncio.open_connection(where.hostname, where.port)
+            opening = asyncio.open_connection(where.hostname, where.port)
+            reader, writer = await within("a connection to the proxy", opening)
             writer.write(head.encode() + body)
-            await reader.readline()
+            await within("the first line of a reply", reader.readline())
             sock = writer.get_extra_info("socket")
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
             self._clients.tally.abandoned += 1
             with contextlib.suppress(OSError):
-                await reader.read()
+                await within("the end of a connection that its client has half closed", reader.read())
             writer.close()
 
 

@@ -1,123 +1,171 @@
 """Holding a cluster open at one stage of its requests' lives, to break it just there.
 
-Every stage begins with all encoders stopped (SIGSTOP) until enough requests have gathered, so that none is
-over before the stage is reached.
+Every stage begins with all encoders stopped (SIGSTOP) until all requests with pictures have gathered, so that
+none of them is over before the stage is reached. Nothing is killed in motion: the whole pool is stopped
+first, then what is unfinished is counted by the proxy, which needs no worker for it, then one worker is
+killed and the others go on. A stop of some seconds makes the proxy take the stopped for dead (health checks
+and registrations last 5 s): their requests then go on elsewhere, or wait, and end as they should.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from support.cluster import Cluster, wait_for
+from support.cluster import PATIENCE, Cluster
+from support.streams import Streams
 
 #: Requests that must be unfinished when something is killed.
 UNFINISHED = 25
+#: Streams that must have shown a token, and not their last one, when a stream is broken.
+IN_THE_MIDDLE = 5
 
 
-async def hold(what: str, holds: Callable[[], bool]) -> None:
-    """Waits for a stage without stopping the clients, which share this event loop."""
-    await asyncio.to_thread(wait_for, what, holds)
+async def hold(what: str, holds: Callable[[], Any], streams: Streams | None = None) -> None:
+    """Waits for a stage without stopping the clients, which share this event loop.
+
+    AssertionError at the end of the test's patience, and at once when one of `streams` has failed or all
+    are over: then the stage will not come any more.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while not await asyncio.to_thread(holds):
+        if streams is not None:
+            streams.assert_under_way(what)
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
+        await asyncio.sleep(0.02)
 
 
 def unfinished(cluster: Cluster) -> int:
     return int(cluster.total("proxy", "triptych_requests_in_flight"))
 
 
-async def gathered(cluster: Cluster) -> None:
-    """Waits until UNFINISHED requests are under way."""
-    await hold(f"{UNFINISHED} requests in flight", lambda: unfinished(cluster) >= UNFINISHED)
+async def gathered(cluster: Cluster, streams: Streams, count: int = UNFINISHED) -> None:
+    """Waits until `count` requests are under way."""
+    await hold(f"{count} requests in flight", lambda: unfinished(cluster) >= count, streams)
 
 
 def assert_unfinished(cluster: Cluster) -> None:
     """At least UNFINISHED requests are still under way."""
-    assert unfinished(cluster) >= UNFINISHED
+    left = unfinished(cluster)
+    assert left >= UNFINISHED, f"{left} requests are unfinished, and the test wants {UNFINISHED}"
 
 
-def kill_unfinished(cluster: Cluster, name: str) -> None:
-    """Kills a process that has requests under way: it is stopped first, so that none ends meanwhile."""
-    cluster.kill(name, signal.SIGSTOP)
-    assert_unfinished(cluster)
-    cluster.kill(name)
+def _signal(cluster: Cluster, pool: str, number: int) -> None:
+    for pid in cluster.pids(pool).values():
+        with contextlib.suppress(ProcessLookupError):  # the one that was killed
+            os.kill(pid, number)
 
 
-def close_gate(cluster: Cluster) -> None:
-    """Stops all encoders: requests with pictures gather in front of them."""
+@contextlib.contextmanager
+def stopped(cluster: Cluster, pool: str) -> Iterator[None]:
+    """All processes of the pool stand still; whatever happens, those that live go on afterwards."""
+    _signal(cluster, pool, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(cluster, pool, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def closed_gate(cluster: Cluster) -> Iterator[None]:
+    """Encoders stand still, and requests with pictures gather before them, until `open_gate` or the end."""
     for pool in ("encoder", "pd"):
         cluster.metrics(pool)  # a stopped worker cannot be looked up any more
-    for name in cluster.names("encoder"):
-        cluster.kill(name, signal.SIGSTOP)
+    with stopped(cluster, "encoder"):
+        yield
 
 
 def open_gate(cluster: Cluster) -> None:
-    _go_on(cluster, "encoder")
+    _signal(cluster, "encoder", signal.SIGCONT)
 
 
-def _go_on(cluster: Cluster, pool: str) -> None:
-    for name in cluster.names(pool):
-        with contextlib.suppress(ProcessLookupError):  # the one that was killed
-            cluster.kill(name, signal.SIGCONT)
+async def _gather_all(cluster: Cluster, streams: Streams) -> None:
+    await gathered(cluster, streams, streams.pictured)
 
 
-async def _let_go(cluster: Cluster) -> None:
-    await gathered(cluster)
-    open_gate(cluster)
-
-
-async def kill_queued(cluster: Cluster) -> None:
+async def kill_queued(cluster: Cluster, streams: Streams) -> None:
     """Items wait for encoders that have stopped."""
-    await hold("items waiting", lambda: cluster.total("proxy", "triptych_waiting_items") > 0)
-    await gathered(cluster)
+    await hold("items waiting", lambda: cluster.total("proxy", "triptych_waiting_items") > 0, streams)
+    await _gather_all(cluster, streams)
     cluster.kill("encoder-0")
     open_gate(cluster)
 
 
-async def kill_encoding(cluster: Cluster) -> None:
+async def kill_encoding(cluster: Cluster, streams: Streams) -> None:
     """The tower has an item."""
-    await _let_go(cluster)
-    await hold("the tower at work", lambda: cluster.total("encoder", "triptych_encoder_inflight") > 0)
-    kill_unfinished(cluster, "encoder-0")
+    await _gather_all(cluster, streams)
+    open_gate(cluster)
+    await hold(
+        "the tower at work", lambda: cluster.total("encoder", "triptych_encoder_inflight") > 0, streams
+    )
+    with stopped(cluster, "encoder"):
+        assert_unfinished(cluster)
+        assert cluster.total("proxy", "triptych_waiting_items"), "the encoders had nothing left to do"
+        cluster.kill("encoder-0")
 
 
-async def kill_saved(cluster: Cluster) -> None:
+async def kill_saved(cluster: Cluster, streams: Streams) -> None:
     """Embeddings are in the store, and the PD workers that should load them have stopped."""
 
     def published() -> float:
         return cluster.total("proxy", "triptych_published_bytes")
 
+    def saves() -> float:
+        return cluster.total("encoder", "triptych_ec_save_seconds_count")
+
     def caught() -> bool:
         """Stops the PD workers while there is something that they have not loaded."""
         if not published():
             return False
-        for name in cluster.names("pd"):
-            cluster.kill(name, signal.SIGSTOP)
+        _signal(cluster, "pd", signal.SIGSTOP)
         if published():
             return True
-        _go_on(cluster, "pd")
+        _signal(cluster, "pd", signal.SIGCONT)
         return False
 
-    await _let_go(cluster)
-    await hold("embeddings that nobody has loaded", caught)
-    await hold("them to be saved", lambda: not cluster.total("encoder", "triptych_encoder_inflight"))
-    assert published()
-    assert_unfinished(cluster)
-    cluster.kill("pd-0")
-    _go_on(cluster, "pd")
+    await _gather_all(cluster, streams)
+    open_gate(cluster)
+    try:
+        await hold("embeddings that nobody has loaded", caught, streams)
+        before = await asyncio.to_thread(saves)
+        await hold(
+            "one of them to be saved",
+            lambda: saves() > before or not cluster.total("encoder", "triptych_encoder_inflight"),
+            streams,
+        )
+        assert published(), "what was published is not there any more"
+        assert_unfinished(cluster)
+        cluster.kill("pd-0")
+    finally:
+        _signal(cluster, "pd", signal.SIGCONT)
 
 
-async def kill_prefill(cluster: Cluster) -> None:
+async def _metric_rises(cluster: Cluster, streams: Streams, what: str, metric: str, more: int) -> None:
+    """Opens the gate and waits until the PD workers' metric has risen by more than `more` since then."""
+    await _gather_all(cluster, streams)
+    before = await asyncio.to_thread(cluster.total, "pd", metric)
+    open_gate(cluster)
+    await hold(what, lambda: cluster.total("pd", metric) > before + more, streams)
+
+
+async def kill_prefill(cluster: Cluster, streams: Streams) -> None:
     """Prompts with pictures are computed in chunks."""
-    before = cluster.total("pd", "triptych_pd_chunked_prefills_total")
-    await _let_go(cluster)
-    await hold("a prefill", lambda: cluster.total("pd", "triptych_pd_chunked_prefills_total") > before)
-    kill_unfinished(cluster, "pd-0")
+    await _metric_rises(cluster, streams, "a prefill", "triptych_pd_chunked_prefills_total", 0)
+    with stopped(cluster, "pd"):
+        assert_unfinished(cluster)
+        cluster.kill("pd-0")
 
 
-async def kill_midstream(cluster: Cluster) -> None:
-    """Tokens flow."""
-    before = cluster.total("pd", "vllm:generation_tokens_total")
-    await _let_go(cluster)
-    await hold("tokens", lambda: cluster.total("pd", "vllm:generation_tokens_total") > before + 50)
-    kill_unfinished(cluster, "pd-0")
+async def kill_midstream(cluster: Cluster, streams: Streams) -> None:
+    """Tokens flow, and streams of requests with pictures are in their middle."""
+    await _metric_rises(cluster, streams, "tokens", "vllm:generation_tokens_total", 50)
+    await hold("streams in the middle", lambda: streams.in_the_middle >= IN_THE_MIDDLE, streams)
+    with stopped(cluster, "pd"):
+        assert_unfinished(cluster)
+        assert streams.in_the_middle >= IN_THE_MIDDLE
+        cluster.kill("pd-0")

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from PIL import Image
 
 from support.cluster import PATIENCE, data_url
+from support.waiting import within
 
 WORDS = ("import", "os", "return", "self", "value", "name", "list", "while", "print", "class", "open")
 
@@ -94,14 +95,29 @@ def client_of(url: str) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
-async def ask(url: str, case: Case, tokens: int, model: str = "", **extra: Any) -> Answer:
-    """Streams one greedy answer of exactly `tokens` tokens, on a connection of its own."""
+async def ask(
+    url: str, case: Case, tokens: int, model: str = "", into: Answer | None = None, **extra: Any
+) -> Answer:
+    """Streams one greedy answer of exactly `tokens` tokens, on a connection of its own.
+
+    `into` grows while the answer comes. AssertionError when the whole takes longer than a test's patience.
+    """
     async with client_of(url) as client:
-        return await ask_with(client, case, tokens, model, **extra)
+        return await ask_with(client, case, tokens, model, into, **extra)
 
 
-async def ask_with(client: AsyncOpenAI, case: Case, tokens: int, model: str = "", **extra: Any) -> Answer:
+async def ask_with(
+    client: AsyncOpenAI, case: Case, tokens: int, model: str = "", into: Answer | None = None, **extra: Any
+) -> Answer:
     """The same with a client that is there already."""
+    answer = Answer() if into is None else into
+    await within("a whole answer", _stream(client, case, tokens, model, answer, extra))
+    return answer
+
+
+async def _stream(
+    client: AsyncOpenAI, case: Case, tokens: int, model: str, answer: Answer, extra: dict[str, Any]
+) -> None:
     stream = await client.chat.completions.create(
         model=model,
         messages=case.client_messages(),  # type: ignore[arg-type]
@@ -111,7 +127,6 @@ async def ask_with(client: AsyncOpenAI, case: Case, tokens: int, model: str = ""
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True, "return_token_ids": True, "triptych_timings": True} | extra,
     )
-    answer = Answer()
     async for chunk in stream:
         more = chunk.model_extra or {}
         answer.prompt_token_ids += more.get("prompt_token_ids") or []
@@ -121,7 +136,6 @@ async def ask_with(client: AsyncOpenAI, case: Case, tokens: int, model: str = ""
             answer.text += choice.delta.content or ""
             answer.token_ids += (choice.model_extra or {}).get("token_ids") or []
             answer.finish_reason = choice.finish_reason or answer.finish_reason
-    return answer
 
 
 async def ask_all(
