@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from triptych.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +88,32 @@ class PDCosts:
 
 
 def chunk_context(start: int, count: int) -> float:
-    """`prefill_context` of a chunk of `count` prompt tokens behind `start` others: tokens times mean context."""
+    """`prefill_context` of `count` prompt tokens behind `start` others: tokens times mean context."""
     return count * (start + count / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyCosts:
-    """CPU seconds of the proxy: per request, per byte of its media, per token that it passes on."""
+    """CPU seconds of a proxy: per request, per picture and per byte of it, per token that it passes on.
+
+    `prompt_token` is 0 for ours, which leaves the prompt's text to the PD worker: it is for servers whose
+    front door tokenises and preprocesses for all their replicas.
+    """
 
     request: float
     media_byte: float
     token: float
+    item: float = 0.0
+    prompt_token: float = 0.0
+
+    def take(self, items: int, media_bytes: int, prompt_tokens: int) -> float:
+        """Seconds until a request with so many pictures and tokens of text is on its way."""
+        return (
+            self.request
+            + self.item * items
+            + self.media_byte * media_bytes
+            + self.prompt_token * prompt_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +133,7 @@ class ModelShape:
     """Sizes of the served model.
 
     A picture is resized to multiples of `patch` x `merge` pixels between `min_pixels` and `max_pixels`;
-    `merge`² patches make one row of `row_bytes`. Where `fixed_rows` is set, every picture has as many rows, and
+    `merge`² patches make one row of `row_bytes`. Where `fixed_rows` is set, every picture has so many, and
     `max_pixels` after its resize. `prompt_overhead_tokens` is what the chat template adds to a request,
     `item_overhead_tokens` what it adds around a picture.
     """
@@ -152,9 +170,35 @@ def write_costs(path: Path, costs: CostModel) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
 
 
+class _WithShape(msgspec.Struct):
+    """What `triptych profile` writes beside the costs."""
+
+    shape: ModelShape
+
+
 def read_costs(path: Path) -> CostModel:
-    """ConfigError when the file cannot be read or does not hold a cost model."""
+    """The costs in a file of `write_costs` or of `triptych profile`.
+
+    ConfigError when it cannot be read, holds no cost model, or one with a cost that cannot be.
+    """
+    costs = _decode(path, CostModel, "cost model: write one with `triptych profile`")
+    stages = (("encoder", costs.encoder), ("pd", costs.pd), ("proxy", costs.proxy))
+    found = {f"{stage}.{name}": value for stage, part in stages for name, value in asdict(part).items()}
+    for name, value in (*found.items(), ("rpc", costs.rpc)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"--costs {path}: {name} is {value}, but must be seconds of 0 and above")
+    return costs
+
+
+def read_shape(path: Path) -> ModelShape:
+    """The model's sizes in a file of `triptych profile`; ConfigError when there are none."""
+    return _decode(path, _WithShape, "model shape: write one with `triptych profile`").shape
+
+
+def _decode(path: Path, kind: type[T], wanted: str) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CostModel)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"--costs {path} holds no cost model: {error}") from None
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"--costs {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--costs {path} holds no {wanted} ({error})") from None

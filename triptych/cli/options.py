@@ -15,6 +15,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
 
 ENV_PREFIX = "TRIPTYCH_"
+MODEL_HELP = (
+    "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
+)
 
 
 class SizeType(click.ParamType[int]):
@@ -79,11 +82,13 @@ def build(config: type[C], values: dict[str, Any], **given: Any) -> C:
     return config(**{k: v for k, v in (values | given).items() if k in names})
 
 
-def arguments(config: type[Any] | Iterable[type[Any]], values: dict[str, Any]) -> list[str]:
+def arguments(
+    config: type[Any] | Iterable[type[Any]], values: dict[str, Any], without: Iterable[str] = ()
+) -> list[str]:
     """The command line that gives a process of our own these values of the configs' flags, but secrets."""
     words: list[str] = []
     for name, (default, metadata) in _flags((config,) if isinstance(config, type) else config).items():
-        if metadata["secret"]:
+        if metadata["secret"] or name in set(without):
             continue
         value = values.get(name, default)
         flag = "--" + name.replace("_", "-")

@@ -1,0 +1,230 @@
+"""`triptych profile`: what each stage costs on this machine, measured with the real parts, fitted, judged."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from triptych.config import EncoderConfig, PDConfig
+from triptych.goodput.machine import Machine, describe, load_average
+from triptych.simulator.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
+from triptych.simulator.fit import TERMS, Fit, Sample, fit_costs
+
+if TYPE_CHECKING:
+    import torch
+
+    from triptych.models.base import EncoderSide
+    from triptych.simulator.timing import Effort
+
+FORMAT = "triptych-profile/1"
+#: Of the memory that is free, the share that the KV cache of the measurement may take.
+_KV_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """`model` is a checkpoint folder; `threads` 0 means: as the workers choose."""
+
+    model: Path
+    name: str
+    device: str = "cpu"
+    dtype: str = "auto"
+    threads: int = 0
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was measured, beside the model."""
+
+    model: str
+    device: str
+    dtype: str
+    encoder_threads: int
+    pd_threads: int
+    quick: bool
+    max_num_batched_tokens: int
+    encoder_batch_patches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Costs and sizes, and all that they were made of."""
+
+    costs: CostModel
+    shape: ModelShape
+    settings: Settings
+    machine: Machine
+    fits: dict[str, Fit]
+    samples: dict[str, list[Sample]]
+
+
+def write_profile(path: Path, found: Profile) -> None:
+    """JSON with the costs on top, as `read_costs` takes them."""
+    document = (
+        {"format": FORMAT}
+        | asdict(found.costs)
+        | {
+            "shape": asdict(found.shape),
+            "settings": asdict(found.settings),
+            "machine": asdict(found.machine) | {"loaded": found.machine.loaded},
+            "fits": {stage: asdict(fit) for stage, fit in found.fits.items()},
+            "samples": {stage: [asdict(one) for one in taken] for stage, taken in found.samples.items()},
+        }
+    )
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: None) -> Profile:
+    """Measures this machine; `say` hears of every stage as it begins.
+
+    ConfigError for a model or a device that cannot be served.
+    """
+    load_before = load_average()
+    import torch
+
+    from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
+
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.model, device, options.dtype)
+    served = _Served(options, device, dtype)
+    samples: dict[str, list[Sample]] = {}
+    say("the proxy and its messages")
+    samples["proxy"], trips = _proxy(served.effort)
+    say("saves and loads")
+    samples["save"], samples["load"] = _transfers(served.effort)
+    threads_before = torch.get_num_threads()
+    try:
+        say("the encoder: preprocessing and tower")
+        encoder = load_encoder(options.model, device=device, dtype=dtype)
+        samples["prepare"], samples["tower"] = served.encoder(encoder)
+        say("the decoder's steps")
+        samples["step"], shape = served.decoder(encoder)
+    finally:
+        torch.set_num_threads(threads_before)
+    fits = {stage: fit_costs(taken, TERMS[stage]) for stage, taken in samples.items()}
+    machine = describe(load_before)
+    settings = served.settings()
+    when = datetime.date.today().isoformat()
+    source = f"`triptych profile` of {options.name} ({settings.dtype}) on {machine.chip}, {when}"
+    costs = _costs(f"{options.name} on {machine.chip}", source, fits, trips)
+    return Profile(costs, shape, settings, machine, fits, samples)
+
+
+class _Served:
+    """The two sides under the settings with which they are served."""
+
+    def __init__(self, options: ProfileOptions, device: torch.device, dtype: torch.dtype) -> None:
+        from triptych.simulator.timing import FULL, QUICK
+
+        self._options, self._device, self._dtype = options, device, dtype
+        self._encoder = EncoderConfig(model=str(options.model), threads=options.threads)
+        self._pd = PDConfig(model=str(options.model), threads=options.threads, device=options.device)
+        self._threads = [0, 0]
+        self.effort: Effort = QUICK if options.quick else FULL
+
+    def encoder(self, encoder: EncoderSide) -> tuple[list[Sample], list[Sample]]:
+        """(preprocessing, tower)."""
+        import torch
+
+        from triptych.encoder_worker.worker import torch_threads
+        from triptych.simulator.profile_encoder import prepare_samples, tower_samples
+
+        self._threads[0] = torch_threads(self._encoder)
+        torch.set_num_threads(self._threads[0])
+        prepared = prepare_samples(encoder, self.effort)
+        return prepared, tower_samples(encoder, self.effort, self._encoder.encoder_batch_patches)
+
+    def decoder(self, encoder: EncoderSide) -> tuple[list[Sample], ModelShape]:
+        """(steps, the checkpoint's sizes)."""
+        import torch
+
+        from triptych.models.registry import generation_defaults, load_decoder
+        from triptych.pd_worker.attention import ATTENTION_NAME
+        from triptych.pd_worker.prompt import open_checkpoint
+        from triptych.pd_worker.service import default_threads
+        from triptych.simulator import profile_pd
+        from triptych.simulator.checkpoint_shape import shape_of
+
+        path = self._options.model
+        decoder = load_decoder(
+            path, device=self._device, dtype=self._dtype, attn_implementation=ATTENTION_NAME
+        )
+        self._threads[1] = self._options.threads or default_threads(decoder.geometry.hidden_size)
+        torch.set_num_threads(self._threads[1])
+        length = profile_pd.model_len(decoder)
+        prompts, tokenizer = open_checkpoint(path, decoder, length)
+        shape = shape_of(path, encoder, decoder, prompts)
+        grid = profile_pd.scenarios(
+            self._pd,
+            length,
+            quick=self._options.quick,
+            most_tokens=int(_KV_SHARE * self._memory()) // shape.kv_token_bytes // 4,
+        )
+        config = profile_pd.pd_config(self._pd, decoder, grid)
+        bench = profile_pd.StepBench(config, decoder, tokenizer, generation_defaults(path))
+        try:
+            return profile_pd.step_samples(bench, grid, self.effort), shape
+        finally:
+            bench.close()
+
+    def settings(self) -> Settings:
+        return Settings(
+            model=self._options.name,
+            device=self._device_name(),
+            dtype=str(self._dtype).removeprefix("torch."),
+            encoder_threads=self._threads[0],
+            pd_threads=self._threads[1],
+            quick=self._options.quick,
+            max_num_batched_tokens=self._pd.max_num_batched_tokens,
+            encoder_batch_patches=self._encoder.encoder_batch_patches,
+        )
+
+    def _device_name(self) -> str:
+        import torch
+
+        if self._device.type == "cuda":
+            return str(torch.cuda.get_device_name(self._device))
+        return self._device.type
+
+    def _memory(self) -> int:
+        """Bytes that are free where the KV cache lies."""
+        import torch
+
+        from triptych.launch.memory import available_memory
+
+        if self._device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self._device)[0])
+        return available_memory()
+
+
+def _proxy(effort: Effort) -> tuple[list[Sample], list[float]]:
+    from triptych.simulator.profile_proxy import proxy_samples
+
+    return proxy_samples(effort)
+
+
+def _transfers(effort: Effort) -> tuple[list[Sample], list[Sample]]:
+    from triptych.simulator.profile_store import transfer_samples
+
+    return transfer_samples(effort)
+
+
+def _costs(name: str, source: str, fits: dict[str, Fit], trips: list[float]) -> CostModel:
+    def of(*stages: str) -> dict[str, Any]:
+        return {term: cost for stage in stages for term, cost in fits[stage].costs.items()}
+
+    return CostModel(
+        name=name,
+        source=source,
+        encoder=EncoderCosts(**of("prepare", "tower", "save")),
+        pd=PDCosts(**of("step", "load")),
+        proxy=ProxyCosts(**of("proxy")),
+        rpc=statistics.median(trips) / 2,
+    )
