@@ -22,6 +22,7 @@ from triptych.goodput.machine import describe, load_average
 
 #: Cores that all idle servers together may take before it is told who they are.
 IDLE_LIMIT = 0.02
+IDLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Run:
 
     def _check_idle(self) -> None:
         with turn(self._options.lock, self._options.want):
-            shares = idle_shares(self._fleet.running())
+            shares = idle_shares(self._fleet.running(), IDLE_SECONDS)
         text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         if sum(shares.values()) > IDLE_LIMIT:
             self._display.warn(f"idle servers take {sum(shares.values()):.1%} of a core: {text}")
@@ -171,7 +172,11 @@ def _figures(found: dict[str, Any], tail: int) -> str:
 def _server_fields(server: Server | None) -> dict[str, Any] | None:
     if server is None:
         return None
-    return {"command": server.command, "seconds_to_ready": round(server.seconds_to_ready, 2)}
+    return {
+        "command": server.command,
+        "pids": list(server.pids),
+        "seconds_to_ready": round(server.seconds_to_ready, 2),
+    }
 
 
 def _key(found: dict[str, Any]) -> str:

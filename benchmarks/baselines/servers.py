@@ -204,7 +204,7 @@ class Fleet:
             self.end(name)
 
 
-def idle_shares(servers: Mapping[str, Server], seconds: float = 5.0) -> dict[str, float]:
+def idle_shares(servers: Mapping[str, Server], seconds: float) -> dict[str, float]:
     """Cores that each takes while nobody asks anything, over `seconds`."""
     before = {name: _cpu(server) for name, server in servers.items()}
     begun = time.monotonic()

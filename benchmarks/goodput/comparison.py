@@ -44,6 +44,13 @@ class Ratio:
         """Whether the whole range is on one side of 1, with at least two windows each."""
         return min(self.windows) >= 2 and (self.low > 1) == (self.high > 1) and self.low != 1 != self.high
 
+    @property
+    def reading(self) -> str:
+        """ "better", "worse" or "open"."""
+        if not self.certain:
+            return "open"
+        return "better" if (self.ratio > 1) == self.more_is_better else "worse"
+
 
 def ratio(
     metric: str, a: Sequence[float], b: Sequence[float], *, paired: bool, more_is_better: bool | None = None

@@ -103,15 +103,9 @@ class Display:
                 f"{one.ratio:.3f}",
                 f"{one.low:.3f} – {one.high:.3f}",
                 f"{one.windows[0]}, {one.windows[1]}",
-                _reading(one),
+                one.reading,
             )
         self._console.print(table)
-
-
-def _reading(one: Ratio) -> str:
-    if not one.certain:
-        return "open"
-    return "better" if (one.ratio > 1) == one.more_is_better else "worse"
 
 
 def _title(windows: Sequence[Window]) -> str:

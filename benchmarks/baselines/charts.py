@@ -1,0 +1,127 @@
+"""The report's pictures: tail latencies by system and load, goodput of searches."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.baselines.shelf import Shelf
+from triptych.goodput.plots import COLOURS
+from triptych.goodput.slo import parse_slo
+
+#: Bars whose neighbour is so many times as high would be invisible on a linear axis.
+_LINEAR_RANGE = 20.0
+
+
+def save_charts(shelf: Shelf, folder: Path) -> list[Path]:
+    """baselines-NAME-latency.png and so on, those that there is data for."""
+    paths = []
+    for name, draw in (("latency", latency), ("goodput", goodput), ("capacity", capacity)):
+        figure = draw(shelf)
+        if figure is not None:
+            paths.append(folder / f"baselines-{shelf.matrix['name']}-{name}.png")
+            figure.savefig(paths[-1], dpi=110)
+            plt.close(figure)
+    return paths
+
+
+def latency(shelf: Shelf) -> Figure | None:
+    """Tails of TTFT and TPOT at the fixed rate, with the objectives."""
+    loads = shelf.measured_loads("fixed")
+    if not loads:
+        return None
+    figure: Figure
+    figure, axes = plt.subplots(2, 1, figsize=(max(7.0, 1.9 * len(loads)), 7.0), layout="constrained")
+    share = shelf.matrix["fixed"]["share"]
+    figure.suptitle(f"{shelf.matrix['name']}: at {share:.0%} of colocated's capacity{_mark(shelf)}")
+    systems = _systems(shelf, "fixed", loads)
+    for axis, metric in zip(axes, ("ttft", "tpot"), strict=True):
+        _bars(axis, shelf, metric, loads, systems)
+        for place, load in enumerate(loads):
+            limit = dict(parse_slo([shelf.matrix["loads"][load]]).limits).get(metric)
+            if limit is not None:
+                label = "SLO" if not place else None
+                axis.hlines(limit, place - 0.45, place + 0.45, color="#333333", linestyle="--", label=label)
+        _dress(axis, shelf.metrics[metric].title, loads)
+    axes[0].legend(fontsize=8, ncols=3)
+    return figure
+
+
+def goodput(shelf: Shelf) -> Figure | None:
+    """Highest sustained rates; whiskers are the range of repeats."""
+    return _single(shelf, "goodput", "search", "Goodput by search (c)")
+
+
+def capacity(shelf: Shelf) -> Figure | None:
+    """Throughput of the closed loop, colocated's other settings included."""
+    return _single(
+        shelf, "capacity", "capacity", f"{shelf.matrix['capacity']['concurrency']} requests at once"
+    )
+
+
+def _single(shelf: Shelf, metric: str, kind: str, title: str) -> Figure | None:
+    loads = shelf.measured_loads(kind)
+    if not loads:
+        return None
+    systems = _systems(shelf, kind, loads)
+    width = max(5.5, 0.32 * len(loads) * len(systems) + 2.0)
+    figure: Figure
+    figure, axis = plt.subplots(figsize=(width, 4.0), layout="constrained")
+    figure.suptitle(f"{shelf.matrix['name']}: {title}{_mark(shelf)}")
+    _bars(axis, shelf, metric, loads, systems)
+    _dress(axis, shelf.metrics[metric].title, loads)
+    axis.legend(fontsize=8, ncols=2)
+    return figure
+
+
+def _systems(shelf: Shelf, kind: str, loads: Sequence[str]) -> list[str]:
+    return [name for name in shelf.systems if any(shelf.by_repeat(kind, load, name) for load in loads)]
+
+
+def _bars(axis: Axes, shelf: Shelf, metric: str, loads: Sequence[str], systems: Sequence[str]) -> None:
+    width, heights = 0.84 / len(systems), []
+    every = list(shelf.systems)
+    for index, system in enumerate(systems):
+        colour = COLOURS[every.index(system) % len(COLOURS)]
+        hatch = "//" if every.index(system) >= len(COLOURS) else None
+        label: str | None = system
+        for place, load in enumerate(loads):
+            values = list(shelf.values(metric, load, system).values())
+            if not values:
+                continue
+            at, middle = place + (index - (len(systems) - 1) / 2) * width, statistics.median(values)
+            axis.bar(at, middle, width * 0.92, color=colour, hatch=hatch, label=label)
+            axis.vlines(at, min(values), max(values), color="black", linewidth=1)
+            axis.annotate(
+                f"{middle:.3g}",
+                (at, max(values)),
+                ha="center",
+                va="bottom",
+                fontsize=6,
+                rotation=90,
+                xytext=(0, 2),
+                textcoords="offset points",
+            )
+            heights.append(middle)
+            label = None
+    positive = [height for height in heights if height > 0]
+    if positive and max(positive) > _LINEAR_RANGE * min(positive):
+        axis.set_yscale("log")
+    axis.margins(y=0.25)
+
+
+def _dress(axis: Axes, title: str, loads: Sequence[str]) -> None:
+    axis.set_xticks(range(len(loads)), loads)
+    axis.set_ylabel(title)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+
+
+def _mark(shelf: Shelf) -> str:
+    return " – LOADED MACHINE" if shelf.loaded() else ""

@@ -1,0 +1,276 @@
+"""The report's text, in Markdown, from shelves of cells. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+
+from benchmarks.baselines.shelf import OTHERS_LIMIT, Shelf, cell_name
+from benchmarks.baselines.verdicts import (
+    BEFORE_FIRST_TOKEN,
+    Line,
+    best_setting,
+    blame,
+    busiest,
+    comparisons,
+    cores_used,
+    judge_target,
+    lost,
+    others,
+    planned_targets,
+    stage_table,
+    won,
+)
+
+_FIXED = ("attainment", "ttft", "tpot", "text_tpot")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
+    """A Markdown table; the columns in `texts` are text, the others numbers."""
+    rules = ("---" if index in texts else "---:" for index in range(len(head)))
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(rules) + " |"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, and the range where there are several."""
+    if not values:
+        return "–"
+    middle = number(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({number(min(values))} – {number(max(values))})"
+
+
+def report(shelves: Sequence[Shelf], pictures: Sequence[str] = (), command: str = "") -> str:
+    """The whole text; `pictures` are file names beside it."""
+    lines = ["# Baselines", ""]
+    lines += _machine(shelves, command)
+    for shelf in shelves:
+        lines += ["", f"## {shelf.matrix['name']}: {shelf.matrix['about']}", ""]
+        lines += _systems(shelf)
+        for title, part in (
+            ("Targets", _targets(shelf)),
+            ("Wins and losses", _wins_and_losses(shelf)),
+            ("Goodput by search (definition c)", _searches(shelf)),
+            ("At a fixed rate", _fixed(shelf)),
+            ("Ratios", _ratios(shelf)),
+            ("Closed loop", _capacity(shelf)),
+            ("Where the time goes", _stages(shelf)),
+            ("What is missing or doubtful", _doubts(shelf)),
+        ):
+            if part:
+                lines += ["", f"### {title}", "", *part]
+        mine = [name for name in pictures if name.startswith(f"baselines-{shelf.matrix['name']}-")]
+        lines += ["", *(f"![{name.removesuffix('.png')}]({name})" for name in mine)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _machine(shelves: Sequence[Shelf], command: str) -> list[str]:
+    cells = [cell for shelf in shelves for cell in shelf.cells]
+    if not cells:
+        return ["Nothing is measured yet."]
+    machines = [cell["machine"] for cell in cells]
+    last = machines[-1]
+    dates = sorted(cell["date"] for cell in cells)
+    commits = sorted({machine["commit"] or "unknown" for machine in machines})
+    starts = [machine["load_at_start"] for machine in machines]
+    versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
+    lines = [
+        f"{last['chip']}, {last['cores']} cores, {last['memory_gib']:g} GiB; {dates[0]} to {dates[-1]} UTC; "
+        f"commit {', '.join(commits)}; {versions}.",
+        f"Load average when a run began: at most {max(starts):g}. Made by `python -m benchmarks baselines` "
+        "with the TOML files in `benchmarks/baselines/`"
+        + (f", written by `{command}`" if command else "")
+        + ". Cells are interleaved: repeat by repeat, load by load, system by system, every other repeat in "
+        "reverse.",
+        "Figures are medians over repeats with their range; a comparison is `better` or `worse` only when "
+        "every repeat says so. Latencies are of completed requests, failures count as missed objectives.",
+    ]
+    return lines
+
+
+def _systems(shelf: Shelf) -> list[str]:
+    rows = []
+    for name, system in shelf.systems.items():
+        cells = [cell for cell in shelf.cells if cell["cell"]["system"] == name and cell["server"]]
+        starts = sorted({cell["server"]["seconds_to_ready"] for cell in cells})
+        memory = [cell["memory_mb"] for cell in cells if cell["memory_mb"]]
+        flags = f" `{' '.join(system['words'])}`" if system["words"] else ""
+        rows.append((f"**{name}**", f"{system['about']}{flags}", spread(starts), spread(memory)))
+    return table(("system", "what", "seconds to ready", "memory, MB"), rows, (0, 1))
+
+
+def _targets(shelf: Shelf) -> list[str]:
+    rows, blames = [], []
+    for target in planned_targets(shelf):
+        outcome = judge_target(shelf, target)
+        metric = shelf.metrics[target.metric]
+        against = shelf.role(target.against)
+        sign = "≥" if metric.more_is_better else "≤"
+        seen = "–"
+        if not math.isnan(outcome.ratio):
+            seen = f"{outcome.ratio:.2f} ({outcome.low:.2f} – {outcome.high:.2f})"
+        rows.append(
+            (target.title, f"{sign} {target.need:g} x {against}", seen, f"**{outcome.state}**", outcome.by)
+        )
+        if outcome.state == "missed":
+            why = blame(shelf, target.load, target.metric, against)
+            blames.append(f"- {target.title}: to blame is {why or 'not told: no stage times on this load'}.")
+    if not rows:
+        return []
+    found = table(("target", "wanted", "measured", "", "distance"), rows, (0, 1, 3, 4))
+    return found + (["", *blames] if blames else [])
+
+
+def _wins_and_losses(shelf: Shelf) -> list[str]:
+    lines = comparisons(shelf)
+    if not lines:
+        return ["Nothing to compare yet."]
+    ours, found = shelf.role("ours"), []
+    for title, some in (("better", won(lines)), ("worse", lost(lines))):
+        count = f"in {len(some)} of {len(lines)} comparisons:" if some else "in none."
+        found += [f"{ours} is {title} {count}", ""]
+        found += [_line(shelf, line, title == "worse") for line in some] + [""] * bool(some)
+    found.append(f"Open: {len(others(lines))}.")
+    return found
+
+
+def _line(shelf: Shelf, line: Line, blamed: bool) -> str:
+    why = blame(shelf, line.load, line.metric, line.against) if blamed else ""
+    text = f"- {line.load}, {shelf.metrics[line.metric].title}: {line.ratio:.2f} x {line.against} "
+    return text + f"({line.low:.2f} – {line.high:.2f})" + (f"; {why}" if why else "")
+
+
+def _searches(shelf: Shelf) -> list[str]:
+    rows = []
+    for load in shelf.measured_loads("search"):
+        for system in shelf.measured_systems("search", load):
+            values = shelf.values("goodput", load, system)
+            cells = shelf.by_repeat("search", load, system).values()
+            drifted = sum(cell["search"]["drifted"] for cell in cells)
+            rows.append((f"{load}, {system}", spread(list(values.values())), str(len(values)), str(drifted)))
+    return table(("load, system", "requests/s", "repeats", "of them drifted"), rows) if rows else []
+
+
+def _fixed(shelf: Shelf) -> list[str]:
+    lines: list[str] = []
+    for load in shelf.measured_loads("fixed"):
+        systems = shelf.measured_systems("fixed", load)
+        cells = [cell for name in systems for cell in shelf.by_repeat("fixed", load, name).values()]
+        names = [name for name in _FIXED if any(shelf.values(name, load, system) for system in systems)]
+        lines += [f"**{load}** at {cells[0]['rate']:.3g} requests/s, SLO {shelf.matrix['loads'][load]}", ""]
+        head = ("system", *(shelf.metrics[name].title for name in names), "req/s", "sent", "failed")
+        rows = []
+        for system in systems:
+            windows = [cell["windows"][0] for cell in shelf.by_repeat("fixed", load, system).values()]
+            figures = [spread(list(shelf.values(name, load, system).values())) for name in names]
+            throughput = spread([window["request_throughput"] for window in windows])
+            counts = [str(sum(window[field] for window in windows)) for field in ("num_prompts", "failed")]
+            rows.append((system, *figures, throughput, *counts))
+        lines += [*table(head, rows), ""]
+    return lines[:-1]
+
+
+def _ratios(shelf: Shelf) -> list[str]:
+    ours = shelf.role("ours")
+    rows = [
+        (
+            f"{line.load}, {shelf.metrics[line.metric].title}",
+            f"{ours} / {line.against}",
+            f"{number(line.ratio)} ({number(line.low)} – {number(line.high)})",
+            line.reading,
+        )
+        for line in comparisons(shelf)
+    ]
+    return table(("load, figure", "of", "ratio", ""), rows, (0, 1, 3)) if rows else []
+
+
+def _capacity(shelf: Shelf) -> list[str]:
+    loads = shelf.measured_loads("capacity")
+    if not loads:
+        return []
+    names = [name for name in shelf.systems if any(shelf.values("capacity", load, name) for load in loads)]
+    rows = [
+        (name, *(spread(list(shelf.values("capacity", load, name).values())) for load in loads))
+        for name in names
+    ]
+    lines = [
+        f"Requests/s with {shelf.matrix['capacity']['concurrency']} at once.",
+        "",
+        *table(("system", *loads), rows),
+    ]
+    for load in loads:
+        found = best_setting(shelf, load)
+        if found is not None:
+            best, share = found
+            within = "within" if share >= 0.9 else "NOT within"
+            base = shelf.role("colocated")
+            lines += ["", f"{load}: {base} reaches {share:.0%} of its best setting ({best}): {within} 10 %."]
+    return lines
+
+
+def _stages(shelf: Shelf) -> list[str]:
+    lines: list[str] = []
+    tail = shelf.matrix["tail"]
+    for load in shelf.measured_loads("fixed"):
+        rows = []
+        for system in shelf.measured_systems("fixed", load):
+            told = stage_table(shelf, load, system)
+            times = [
+                f"{told[stage][0] * 1000:.1f} / {told[stage][1] * 1000:.1f}" if stage in told else "–"
+                for stage in (*BEFORE_FIRST_TOKEN, "decode")
+            ]
+            shares = ", ".join(f"{name} {share:.2f}" for name, share in busiest(shelf, load, system))
+            rows.append((system, *times, number(cores_used(shelf, load, system)), shares))
+        head = ("system", *BEFORE_FIRST_TOKEN, "decode", "cores used", "busiest processes")
+        lines += [f"**{load}**, ms, median / P{tail}", "", *table(head, rows), ""]
+    return lines[:-1]
+
+
+def _doubts(shelf: Shelf) -> list[str]:
+    lines = []
+    missing, failed, loaded = shelf.missing(), shelf.failed(), shelf.loaded()
+    done = len(shelf.planned) - len(missing) - len(failed)
+    lines.append(f"- {done} of {len(shelf.planned)} cells are measured.")
+    if missing:
+        lines.append(f"- Not measured ({len(missing)}): {', '.join(_grouped(missing))}.")
+    for cell in failed:
+        lines.append(f"- Failed: {cell_name(cell)}: {_one_line(cell['why'])}")
+    if loaded:
+        most = max(cell["others_share"] for cell in loaded)
+        lines.append(
+            f"- LOADED MACHINE: during {len(loaded)} cells others took more than {OTHERS_LIMIT:.0%} of a "
+            f"core (at most {most:.2f} cores): their figures are no claim."
+        )
+    if unlike := shelf.unlike_requests():
+        lines.append(f"- Requests of other lengths, by the server's usage: {', '.join(unlike)}.")
+    windows = [window for cell in shelf.cells for window in cell["windows"]]
+    if windows:
+        late = max(window["p99_late_ms"] or 0.0 for window in windows)
+        share = max(window["client_cpu_share"] for window in windows)
+        lines.append(
+            f"- The load generator sent at most {late:.1f} ms late at P99 and took at most {share:.0%} of a "
+            "core."
+        )
+    return lines
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+    """kind.load.system with its repeats together."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        cell, _, repeat = name.rpartition(".")
+        groups.setdefault(cell, []).append(repeat)
+    return [f"{cell} ({', '.join(repeats)})" for cell, repeats in groups.items()]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,49 @@
+"""The report on the baselines, made of the cells that `python -m benchmarks baselines` has measured.
+
+    python -m benchmarks baselines_report DIR [DIR …] [--write]
+
+Without --write it goes to standard output; with it, to baselines.md in benchmarks/results, with pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.baselines.cell_files import read_folder
+from benchmarks.baselines.shelf import Shelf
+from benchmarks.baselines.tables import report
+from triptych.errors import ConfigError
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """2 when a folder holds no cells."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("folders", type=Path, nargs="+", help="what --results was")
+    found.add_argument("--write", action="store_true", help="write baselines.md and its pictures")
+    found.add_argument("--to", type=Path, default=RESULTS, help="folder to write to: benchmarks/results")
+    options = found.parse_args(arguments)
+    try:
+        shelves = [Shelf(plan, cells) for folder in options.folders for plan, cells in read_folder(folder)]
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if not options.write:
+        sys.stdout.write(report(shelves))
+        return 0
+    from benchmarks.baselines.charts import save_charts
+
+    paths = [path for shelf in shelves for path in save_charts(shelf, options.to)]
+    text = report(shelves, [path.name for path in paths], "python -m benchmarks baselines_report DIR --write")
+    target = options.to / "baselines.md"
+    target.write_text(text)
+    for path in (target, *paths):
+        sys.stdout.write(f"wrote {path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
