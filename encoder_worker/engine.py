@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.cpus import lower_priority
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
@@ -88,7 +89,8 @@ _Order = Sequence[TowerItem] | _SaveOrder | None
 class EncoderEngine:
     """Owns the tower and the saves. `emit` is called from its thread and must not block.
 
-    `turn` is held while the tower computes, where others use the same device.
+    `turn` is held while the tower computes, where others use the same device. `nice` is the niceness of the
+    engine's thread and of the torch threads that it starts.
     """
 
     def __init__(
@@ -98,12 +100,14 @@ class EncoderEngine:
         outputs: OutputCache,
         emit: Callable[[EngineEvent], None],
         turn: AbstractContextManager[object] | None = None,
+        nice: int = 0,
     ) -> None:
         self._encoder = encoder
         self._saver = saver
         self._outputs = outputs
         self._emit = emit
         self._turn = turn or nullcontext()
+        self._nice = nice
         self._waited = 0.0
         self._to_host = HostCopy(encoder.device)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
@@ -145,6 +149,7 @@ class EncoderEngine:
         return time.monotonic() if (since := self._busy_since) is None else since
 
     def _run(self) -> None:
+        lower_priority(self._nice)
         while not self._stopping:
             order = self._orders.get()
             if isinstance(order, _SaveOrder):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from triptych import hashing
+from triptych.cpus import lower_priority
 from triptych.encoder_worker.job import JobSpec, VerifiedMedia
 from triptych.encoder_worker.media import decode_image
 from triptych.errors import InvalidRequest
@@ -17,12 +18,14 @@ INLINE_BYTES = 1 << 20
 
 
 class Preparer:
-    """Runs media work in `threads` threads beside the event loop."""
+    """Runs media work in `threads` threads of this niceness beside the event loop."""
 
-    def __init__(self, encoder: EncoderSide, *, max_pixels: int, threads: int) -> None:
+    def __init__(self, encoder: EncoderSide, *, max_pixels: int, threads: int, nice: int = 0) -> None:
         self._encoder = encoder
         self._max_pixels = max_pixels
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media")
+        self._pool = ThreadPoolExecutor(
+            threads, thread_name_prefix="media", initializer=lower_priority, initargs=(nice,)
+        )
 
     async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
         """The whole media; InvalidRequest(param "mm_hash") when they are not what the key was made of."""

@@ -11,9 +11,11 @@ import torch
 from PIL import Image
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
+from triptych.core_page import CorePage
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.encoder_worker.tower_layers import before_each_layer
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
@@ -59,7 +61,9 @@ async def _serve(
     identity = worker_identity(config, model, address)
     metrics = EncoderMetrics(identity.model_name)
     metrics.parameter_bytes.set(parameter_bytes(encoder))
-    worker = EncoderWorker(config, identity, encoder, store, metrics=metrics)
+    worker = EncoderWorker(
+        config, identity, encoder, store, metrics=metrics, turn=_core_page(config, encoder)
+    )
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
         worker.servicer, server
     )
@@ -80,6 +84,15 @@ async def _serve(
             await server.stop(1.0)
     finally:
         await worker.stop()
+
+
+def _core_page(config: EncoderConfig, encoder: EncoderSide) -> CorePage | None:
+    """The page in which this tower sees who is ahead of it, looked at before each layer."""
+    if not config.core_page:
+        return None
+    page = CorePage(config.core_page, config.core_slot, torch_threads(config), config.give_way)
+    before_each_layer(encoder.module, page.give_way)
+    return page
 
 
 def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: int) -> WorkerInfo:

@@ -77,9 +77,14 @@ class EncoderWorker:
         memory = memory_store(transfer.store_url) if transfer.connector == "memory" else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
         self._preparer = Preparer(
-            encoder, max_pixels=config.max_image_pixels, threads=max(1, config.decode_threads)
+            encoder,
+            max_pixels=config.max_image_pixels,
+            threads=max(1, config.decode_threads),
+            nice=config.nice,
         )
-        self._engine = EncoderEngine(encoder, saver or self._saver_made(), outputs, self._emitter(), turn)
+        self._engine = EncoderEngine(
+            encoder, saver or self._saver_made(), outputs, self._emitter(), turn, config.nice
+        )
         self._leases = LeaseKeeper(
             Leases(store),
             address=identity.address,
@@ -149,5 +154,6 @@ def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransf
 
 
 def torch_threads(config: EncoderConfig) -> int:
-    """Threads of the tower on a CPU: half of the cores unless the flag says otherwise."""
-    return config.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+    """Threads of the tower on a CPU: all of its own cores, or half of those that it shares."""
+    cores = len(os.sched_getaffinity(0))
+    return config.threads or (cores if config.cpus else max(1, cores // 2))

@@ -18,6 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
+from triptych.core_page import CorePage
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.heartbeat import Heartbeat
@@ -85,7 +86,7 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
     address = bind(server, config)
     metrics = PDMetrics(model.name)
     with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-        worker = PDWorker(config, model, metrics)
+        worker = PDWorker(config, model, metrics, turn=_core_page(config, model))
         info = worker.info(address, metrics_port)
         heartbeat = Heartbeat(Registry(store), info)
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
@@ -208,6 +209,13 @@ class PDWorker:
             self.engine.cancel(request_ids, proxy_id)
 
 
+def _core_page(config: PDConfig, model: LoadedModel) -> CorePage | None:
+    """The page in which others see this worker's steps."""
+    if not config.core_page:
+        return None
+    return CorePage(config.core_page, config.core_slot, torch_threads(config, model.decoder))
+
+
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
     """How this worker's connector reaches the store."""
     return ECTransferConfig(
@@ -225,6 +233,11 @@ def default_threads(hidden_size: int) -> int:
     return 1 if hidden_size < _WIDE else max(1, len(os.sched_getaffinity(0)))
 
 
+def torch_threads(config: PDConfig, decoder: DecoderSide) -> int:
+    """Torch threads of this decoder: those of the flag, or chosen."""
+    return config.threads or default_threads(decoder.geometry.hidden_size)
+
+
 def load_model(config: PDConfig) -> LoadedModel:
     """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured."""
     start = time.monotonic()
@@ -232,7 +245,7 @@ def load_model(config: PDConfig) -> LoadedModel:
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    torch.set_num_threads(config.threads or default_threads(decoder.geometry.hidden_size))
+    torch.set_num_threads(torch_threads(config, decoder))
     num_kv_blocks(config, decoder.geometry, dtype)
     prompts, tokenizer = open_checkpoint(path, decoder, max_model_len(config, decoder.geometry))
     identity = model_identity(path, dtype=dtype, revision=config.model_revision)

@@ -87,6 +87,9 @@ class WorkerConfig(ServiceConfig):
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     threads: int = flag(0, "torch threads; 0 chooses")
+    cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
+    core_page: str = flag("", "file by which workers of one machine give way to each other")
+    core_slot: int = flag(0, "this worker's place in --core-page, the most important first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,10 @@ class EncoderConfig(WorkerConfig):
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed pixels", size=True)
     decode_threads: int = flag(2, "threads that decode media")
+    nice: int = flag(0, "niceness, 0 to 19, of the threads that run the tower and decode media")
+    give_way: float = flag(
+        0.02, "seconds that the tower waits before a layer, at most, for more important workers' steps"
+    )
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
 
 
@@ -109,6 +116,10 @@ class PDConfig(WorkerConfig):
     kv_memory: int = flag(512 * MIB, "memory for the KV cache", size=True)
     encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+
+
+#: How encoders give way to PD workers, by flag; a replica's sides take turns.
+SHARING_FLAGS = ("nice", "core_page", "core_slot", "give_way")
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,40 @@ def test_a_replica_alone_keeps_its_embeddings_and_several_share_them(tmp_path, r
     assert (given["encoder_batch_patches"], given["served_model_name"]) == (7, "demo")
 
 
+def _planned(tmp_path, *words: str) -> dict[str, dict[str, object]]:
+    """The parsed flags of each worker that `triptych serve` with these words would start."""
+    values = app.commands["serve"].make_context("serve", list(words)).params
+    plan = plan_cluster(DEMO_MODEL, "demo", values, tmp_path, 1 << 20)
+    return {
+        name: app.commands[command[3]].make_context(name, list(command[4:])).params
+        for name, command in plan.workers
+    }
+
+
+def test_pinned_workers_get_cores_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    workers = _planned(tmp_path, "--cpus-per-worker", "2")
+    assert {name: flags["cpus"] for name, flags in workers.items()} == {"pd-0": "0,1", "encoder-0": "2,3"}
+    workers = _planned(tmp_path, "--cpus-per-worker", "1", "--topology", "colocated", "--replicas", "2")
+    assert [flags["cpus"] for flags in workers.values()] == ["0", "1"]
+
+
+def test_encoders_that_give_way_are_niced_or_stand_behind_the_pd_workers_in_the_page(tmp_path):
+    words = ("--encoders", "2", "--encoder-threads", "2", "--threads", "1", "--encoder-nice", "7")
+    niced = _planned(tmp_path, "--cpu-sharing", "nice", *words)
+    encoders = [niced["encoder-0"], niced["encoder-1"]]
+    assert [(flags["nice"], flags["threads"]) for flags in encoders] == [(7, 2)] * 2
+    assert niced["pd-0"]["threads"] == 1
+    turns = _planned(tmp_path, "--cpu-sharing", "turn", *words)
+    assert {name: flags["core_slot"] for name, flags in turns.items()} == {
+        "pd-0": 0,
+        "encoder-0": 1,
+        "encoder-1": 2,
+    }
+    assert {flags["core_page"] for flags in turns.values()} == {str(tmp_path / "cores")}
+    assert {flags["nice"] for flags in turns.values() if "nice" in flags} == {0}
+
+
 def test_the_token_may_come_from_a_file(tmp_path):
     path = tmp_path / "token"
     path.write_text("hush\n")

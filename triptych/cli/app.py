@@ -13,15 +13,12 @@ import click
 
 from triptych import __version__
 from triptych.cli.bench import bench
-from triptych.cli.options import build, config_options
-from triptych.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
+from triptych.cli.options import MODEL_HELP, build, config_options
+from triptych.cli.profile import profile
+from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
 
 C = TypeVar("C")
-
-MODEL_HELP = (
-    "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -38,11 +35,13 @@ def thread_environment() -> None:
 
 
 def _start(service: str, values: dict[str, Any]) -> None:
+    from triptych.cpus import pin
     from triptych.launch.parent import die_with_parent
 
     thread_environment()
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), values["log_level"])
+    pin(values.get("cpus", ""))
 
 
 def _worker(config: type[C], values: dict[str, Any]) -> C:
@@ -79,6 +78,7 @@ def _imports(model: str) -> Iterator[None]:
 
 
 app.add_command(bench)
+app.add_command(profile)
 
 
 @app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")
@@ -124,7 +124,7 @@ def pd(**values: Any) -> None:
 
 @app.command(help=f"Does the work of an encoder and of a PD worker in one process. {MODEL_HELP}")
 @click.argument("model", default="", envvar="TRIPTYCH_MODEL")
-@config_options(EncoderConfig, PDConfig, ColocatedConfig)
+@config_options(EncoderConfig, PDConfig, ColocatedConfig, without=SHARING_FLAGS)
 def colocated(**values: Any) -> None:
     _start("colocated", values)
     config = _colocated(values)
@@ -136,7 +136,12 @@ def colocated(**values: Any) -> None:
 
 @app.command(help=f"Starts a whole cluster on this machine and watches over it. {MODEL_HELP}")
 @click.argument("model", default="", envvar="TRIPTYCH_MODEL")
-@config_options(EncoderConfig, PDConfig, ProxyConfig, without=("advertise", "store", "store_memory"))
+@config_options(
+    EncoderConfig,
+    PDConfig,
+    ProxyConfig,
+    without=("advertise", "store", "store_memory", "cpus", *SHARING_FLAGS),
+)
 @click.option(
     "--encoders",
     default=1,
@@ -172,6 +177,52 @@ def colocated(**values: Any) -> None:
     show_envvar=True,
     type=click.IntRange(1, 64),
     help="replicas of --topology colocated",
+)
+@click.option(
+    "--cpus-per-worker",
+    default=0,
+    show_default=True,
+    envvar="TRIPTYCH_CPUS_PER_WORKER",
+    show_envvar=True,
+    type=click.IntRange(0, 1024),
+    help="cores of its own for each worker; 0: all share all",
+)
+@click.option(
+    "--cpu-sharing",
+    default="free",
+    show_default=True,
+    envvar="TRIPTYCH_CPU_SHARING",
+    show_envvar=True,
+    type=click.Choice(["free", "nice", "turn"]),
+    help="free: all alike; nice: encoders by --encoder-nice; turn: towers wait, between layers, for "
+    "decode steps that need the cores",
+)
+@click.option(
+    "--encoder-nice",
+    default=10,
+    show_default=True,
+    envvar="TRIPTYCH_ENCODER_NICE",
+    show_envvar=True,
+    type=click.IntRange(0, 19),
+    help="niceness of encoders with --cpu-sharing nice",
+)
+@click.option(
+    "--give-way",
+    default=0.02,
+    show_default=True,
+    envvar="TRIPTYCH_GIVE_WAY",
+    show_envvar=True,
+    type=click.FloatRange(0, 10),
+    help="seconds that a tower waits before a layer, at most, with --cpu-sharing turn",
+)
+@click.option(
+    "--encoder-threads",
+    default=0,
+    show_default="--threads",
+    envvar="TRIPTYCH_ENCODER_THREADS",
+    show_envvar=True,
+    type=click.IntRange(0, 1024),
+    help="torch threads of an encoder",
 )
 @click.option(
     "--store",
@@ -249,7 +300,7 @@ def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int, api_k
     PDConfig,
     without=(
         *("store", "internal_token", "internal_token_file", "log_level"),
-        *("metrics_port", "host", "port", "advertise"),
+        *("metrics_port", "host", "port", "advertise", "cpus", *SHARING_FLAGS),
     ),
 )
 @click.option("--encoders", default=1, show_default=True, type=click.IntRange(1, 64), help="encoder workers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from triptych.cli.options import arguments, secrets_of
 from triptych.config import (
+    SHARING_FLAGS,
     ColocatedConfig,
     EncoderConfig,
     PDConfig,
@@ -22,6 +24,7 @@ from triptych.config import (
     read_internal_token,
 )
 from triptych.errors import ConfigError
+from triptych.launch.cores import assign_cores, check_sharing
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
@@ -93,7 +96,7 @@ def plan_cluster(
         *arguments(ProxyConfig, values | {"store": url, "store_memory": store_memory}),
     )
     return ClusterPlan(
-        workers=_workers(shape, path, worker),
+        workers=_workers(shape, path, worker, run_dir),
         worker_secrets=worker_secrets,
         proxy=proxy,
         proxy_secrets=secrets_of(ProxyConfig, values),
@@ -107,19 +110,35 @@ def plan_cluster(
 
 
 def _workers(
-    shape: ClusterShape, path: Path, values: dict[str, Any]
+    shape: ClusterShape, path: Path, values: dict[str, Any], run_dir: Path
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Name and command of each worker."""
-    kinds: tuple[tuple[str, int, tuple[type[Any], ...]], ...] = (
-        ("encoder", shape.encoders, (EncoderConfig,)),
-        ("pd", shape.pd_workers, (PDConfig,)),
-        ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig)),
+    """Name and command of each worker, with the cores that it gets."""
+    check_sharing(
+        values["cpu_sharing"], cpus_per_worker=values["cpus_per_worker"], topology=values["topology"]
     )
-    return tuple(
-        (f"{kind}-{index}", (*_triptych(kind), str(path), *arguments(configs, values)))
-        for kind, count, configs in kinds
-        for index in range(count)
+    # In the order of importance: decoding goes first where cores are shared.
+    kinds: tuple[tuple[str, int, tuple[type[Any], ...], dict[str, Any]], ...] = (
+        ("pd", shape.pd_workers, (PDConfig,), {}),
+        ("encoder", shape.encoders, (EncoderConfig,), _encoder_values(values)),
+        ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig), {}),
     )
+    cpus = assign_cores(os.sched_getaffinity(0), shape.workers, values["cpus_per_worker"])
+    page = str(run_dir / "cores") if values["cpu_sharing"] == "turn" else ""
+    workers: list[tuple[str, tuple[str, ...]]] = []
+    for kind, count, configs, own in kinds:
+        for index in range(count):
+            slot = len(workers)
+            given = values | own | {"cpus": cpus[slot], "core_page": page, "core_slot": slot}
+            without = SHARING_FLAGS if kind == "colocated" else ()
+            command = (*_triptych(kind), str(path), *arguments(configs, given, without))
+            workers.append((f"{kind}-{index}", command))
+    return tuple(workers)
+
+
+def _encoder_values(values: dict[str, Any]) -> dict[str, Any]:
+    """What encoders get otherwise than PD workers."""
+    threads = values["encoder_threads"] or values["threads"]
+    return {"threads": threads, "nice": values["encoder_nice"] if values["cpu_sharing"] == "nice" else 0}
 
 
 def internal_token(values: dict[str, Any]) -> str:

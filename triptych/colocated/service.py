@@ -62,9 +62,7 @@ def load(config: ColocatedConfig) -> LoadedReplica:
     encoder, identity = encoder_service.load(config.encoder)
     decoder = pd_service.load_model(config.pd)
     # One device: both sides use all of its threads, each in its turn.
-    torch.set_num_threads(
-        config.pd.threads or pd_service.default_threads(decoder.decoder.geometry.hidden_size)
-    )
+    torch.set_num_threads(pd_service.torch_threads(config.pd, decoder.decoder))
     return LoadedReplica(encoder, identity, decoder)
 
 

@@ -1,0 +1,78 @@
+"""Who gives way to whom, and for how long."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from support.cluster import wait_for
+from triptych.core_page import SLOTS, CorePage, fits
+from triptych.errors import ConfigError
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "own", "cores", "runs"),
+    [
+        (b"\0\0", 2, 2, True),
+        (b"\1\0", 1, 2, True),
+        (b"\1\0", 2, 2, False),
+        (b"\1\1", 1, 2, False),
+        (b"", 8, 2, True),
+        (b"\4", 4, 16, True),
+    ],
+)
+def test_a_tower_runs_where_cores_are_left_or_nobody_is_ahead(ahead, own, cores, runs):
+    assert fits(ahead, own, cores) is runs
+
+
+def test_a_tower_waits_for_the_step_ahead_and_goes_on_when_it_ends(tmp_path):
+    path = str(tmp_path / "cores")
+    decoder = CorePage(path, 0, CORES)
+    tower = CorePage(path, 1, 1, patience=30.0)
+    behind = CorePage(path, 2, CORES, patience=30.0)
+    waited: list[float] = []
+    done = threading.Event()
+
+    def encode() -> None:
+        with tower:
+            waited.append(tower.give_way())
+            done.wait(30)
+
+    def page() -> bytes:
+        return Path(path).read_bytes()[:3]
+
+    thread = threading.Thread(target=encode)
+    with decoder:
+        thread.start()
+        # It computes nothing while it waits.
+        wait_for("the tower to give way", lambda: page() == bytes([CORES, 0, 0]))
+    wait_for("the tower to go on", lambda: page() == b"\0\1\0")
+    done.set()
+    thread.join(30)
+    assert waited and behind.give_way() == 0.0
+
+
+def test_a_step_that_never_ends_slows_a_tower_down_and_does_not_stop_it(tmp_path):
+    path = str(tmp_path / "cores")
+    tower = CorePage(path, 1, 1, patience=0.001)
+    with CorePage(path, 0, CORES), tower:
+        assert tower.give_way() >= 0.001
+
+
+def test_a_worker_started_again_takes_back_what_its_killed_forerunner_left(tmp_path):
+    path = str(tmp_path / "cores")
+    CorePage(path, 0, CORES).__enter__()
+    CorePage(path, 0, CORES)
+    assert CorePage(path, 1, CORES, patience=30.0).give_way() == 0.0
+
+
+def test_a_page_that_cannot_be_is_an_error_of_its_flag(tmp_path):
+    with pytest.raises(ConfigError, match="--core-page"):
+        CorePage(str(tmp_path / "none" / "cores"), 0, 1)
+    with pytest.raises(ConfigError, match="--core-slot"):
+        CorePage(str(tmp_path / "cores"), SLOTS, 1)
