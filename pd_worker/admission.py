@@ -54,6 +54,10 @@ class Admission:
             self._keys.setdefault(request_id, set()).add(key)
         return True
 
+    def holds(self, request_id: str, key: str) -> bool:
+        """Room for the key is promised to the request."""
+        return key in self._keys.get(request_id, ())
+
     def release(self, request_id: str, key: str) -> None:
         """The request needs the key no more. Idempotent."""
         keys = self._keys.get(request_id)

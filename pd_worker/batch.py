@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from triptych.ec_connector.base import EncoderCacheMap
-from triptych.models.base import MergedEmbeds
-from triptych.pd_worker.attention import AttentionMetadata, PagedKVCache, PrefillSpan
+from triptych.models.base import AttentionBias, MergedEmbeds
+from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossTables, PrefillSpan
 from triptych.pd_worker.outputs import ScheduledChunk
+from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.request import EngineRequest
 
 
@@ -31,12 +32,21 @@ class BatchBuilder:
     """Builds batches for one device; on CUDA through pinned memory, without waiting for the copy."""
 
     def __init__(
-        self, cache: PagedKVCache, position_rows: int, device: torch.device, dtype: torch.dtype
+        self,
+        cache: PagedKVCache,
+        position_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        bias: AttentionBias | None = None,
+        backend: str = "sdpa",
     ) -> None:
         self._cache = cache
         self._rows = position_rows
         self._device = device
         self._dtype = dtype
+        self._bias = bias
+        self._backend = backend
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
         """`chunks` in batch order: those of one token first, see `in_batch_order`."""
@@ -103,9 +113,8 @@ class BatchBuilder:
         self, chunks: Sequence[ScheduledChunk], firsts: Sequence[int], slots: list[int]
     ) -> AttentionMetadata:
         decodes = [chunk for chunk in chunks if chunk.count == 1]
-        longest = max((len(chunk.block_ids) for chunk in decodes), default=0)
-        tables = [[*chunk.block_ids, *([0] * (longest - len(chunk.block_ids)))] for chunk in decodes]
         lengths = [chunk.end for chunk in decodes]
+        tables, padded = self._tables([chunk.block_ids for chunk in decodes], lengths)
         prefills = [
             self._prefill(chunk, first)
             for chunk, first in zip(chunks, firsts, strict=True)
@@ -115,10 +124,34 @@ class BatchBuilder:
             cache=self._cache,
             slots=self._move(torch.tensor(slots)),
             num_decodes=len(decodes),
-            decode_tables=self._move(torch.tensor(tables, dtype=torch.int64)),
+            decode_tables=tables,
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
-            decode_padded=any(length != longest * self._cache.block_size for length in lengths),
+            decode_padded=padded,
+            cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
+            bias=self._bias,
+            backend=self._backend,
+        )
+
+    def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
+        """[D, blocks], padded with any block, and whether the gathered keys hold strangers."""
+        longest = max(map(len, tables), default=0)
+        rows = [[*table, *([0] * (longest - len(table)))] for table in tables]
+        padded = any(length != longest * self._cache.block_size for length in lengths)
+        return self._move(torch.tensor(rows, dtype=torch.int64)), padded
+
+    def _cross(self, chunks: Sequence[ScheduledChunk], decodes: Sequence[ScheduledChunk]) -> CrossTables:
+        lengths = [chunk.cross_length for chunk in decodes]
+        tables, padded = self._tables([chunk.cross_blocks for chunk in decodes], lengths)
+        return CrossTables(
+            decode_tables=tables,
+            decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
+            prefills=[
+                (self._move(torch.tensor(chunk.cross_blocks)), chunk.cross_length)
+                for chunk in chunks
+                if chunk.count > 1
+            ],
+            decode_padded=padded,
         )
 
     def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:

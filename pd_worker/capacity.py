@@ -6,7 +6,8 @@ import torch
 
 from triptych.config import PDConfig, format_size
 from triptych.errors import ConfigError
-from triptych.models.base import DecoderGeometry
+from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.pd_worker.request_check import CrossLimits
 
 #: Above this a default would ask for more memory than most machines give.
 _DEFAULT_MAX_MODEL_LEN = 32768
@@ -39,3 +40,8 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
             f"{format_size(need * nbytes)}; raise --kv-memory or lower --max-model-len"
         )
     return config.kv_memory // nbytes
+
+
+def cross_limits_of(cross: CrossGeometry, num_blocks: int, block_size: int) -> CrossLimits:
+    """What a request's encoder output may be."""
+    return CrossLimits(cross.width, cross.max_rows, num_blocks, block_size)

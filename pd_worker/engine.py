@@ -14,7 +14,8 @@ from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
+from triptych.pd_worker.capacity import cross_limits_of, max_model_len, num_kv_blocks
+from triptych.pd_worker.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
@@ -53,13 +54,16 @@ class Engine:
         self.max_model_len = max_model_len(config, decoder.geometry)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
         kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        cross = decoder.cross
         items = ItemTracker(
             EncoderCache(config.encoder_cache_memory),
             Admission(config.encoder_cache_memory),
             connector_scheduler,
+            None if cross is None else CrossKVManager(kv.pool, config.block_size),
         )
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len)
-        self.scheduler = Scheduler(limits, kv, items)
+        cross_limits = None if cross is None else cross_limits_of(cross, num_blocks, config.block_size)
+        self.scheduler = Scheduler(limits, kv, items, cross_limits)
         self.runner = ModelRunner(
             decoder, connector_worker, num_blocks=num_blocks, block_size=config.block_size
         )
@@ -132,13 +136,13 @@ class Engine:
         for command in commands:
             command()
         output = self.scheduler.schedule(time.monotonic())
-        with self._turn if output.chunks else self._idle:
+        with self._turn if output.computes else self._idle:
             result = self.runner.execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
         self._metrics.record(output, events)
         self._tell(events)
         moved = result.ec_connector_output
-        return bool(output.chunks or events or moved.fetched or moved.loaded or moved.failed)
+        return bool(output.computes or events or moved.fetched or moved.loaded or moved.failed)
 
     def _fail_all(self, error: RequestError) -> None:
         events = self.scheduler.fail_all(error)

@@ -1,4 +1,8 @@
-"""The embeddings of requests, from the promise of room to the last row: admission, cache and connector."""
+"""The embeddings of requests, from the promise of room to the last row: admission, cache and connector.
+
+An item that stands in the prompt is consumed row by row; one without a span (`length` 0) is consumed once its
+cross table is written. Where the table is here already, nothing of the item is loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from dataclasses import dataclass, field
 from triptych.ec_connector.base import ECConnectorOutput, ECConnectorScheduler, Presence
 from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.admission import Admission, distinct_bytes
+from triptych.pd_worker.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.encoder_cache import EncoderCache, Residency, Source
-from triptych.pd_worker.outputs import EngineEvent, GatheredRows, ItemLoaded, ItemMissing
+from triptych.pd_worker.outputs import EngineEvent, GatheredRows, ItemLoaded, ItemMissing, Projection
 from triptych.pd_worker.request import RequestState
-from triptych.types import Placement
+from triptych.types import MMFeature, Placement
 
 #: Seconds that moving a landed host copy into the encoder cache may take.
 MOVE_TIMEOUT = 10.0
@@ -31,10 +36,17 @@ class ItemCounts:
 class ItemTracker:
     """Answers the scheduler's questions about items; the only one that changes the three parts."""
 
-    def __init__(self, cache: EncoderCache, admission: Admission, connector: ECConnectorScheduler) -> None:
+    def __init__(
+        self,
+        cache: EncoderCache,
+        admission: Admission,
+        connector: ECConnectorScheduler,
+        cross: CrossKVManager | None = None,
+    ) -> None:
         self.cache = cache
         self.admission = admission
         self.connector = connector
+        self.cross = cross
         self._counts = ItemCounts()
 
     def contradiction(self, state: RequestState) -> RequestError | None:
@@ -47,19 +59,92 @@ class ItemTracker:
             resident = self.cache.plan_of(feature.mm_hash)
             if resident is not None and resident != feature.plan:
                 return InvalidRequest("an item's plan is not that of its stored embedding", param="items")
+            table = None if self.cross is None else self.cross.plan_of(feature.mm_hash)
+            if table is not None and table != feature.plan:
+                return InvalidRequest("an item's plan is not that of its stored embedding", param="items")
             loading = self.connector.plan_of(feature.mm_hash)
             if loading is not None and loading != feature.plan:
                 return Unavailable("another request names an item with another plan", retry_after=1.0)
         return None
 
     def admit(self, state: RequestState) -> bool:
-        """Promises room for all items that are still to be consumed, or nothing."""
-        features = [feature for index, feature in enumerate(state.features) if index not in state.consumed]
+        """Promises room for all items that are still to be loaded, or nothing."""
+        features = [
+            feature
+            for index, feature in enumerate(state.features)
+            if index not in state.consumed and not self._has_table(feature)
+        ]
         if not self.admission.reserve(state.request_id, distinct_bytes(features)):
             return False
         if features:
             self.connector.add_request(state)
         return True
+
+    def keeps_room(self, state: RequestState) -> bool:
+        """False when the cross table for which no room was promised has gone since."""
+        feature = state.request.cross
+        return (
+            feature is None
+            or 0 in state.consumed
+            or self._has_table(feature)
+            or self.admission.holds(state.request_id, feature.mm_hash)
+        )
+
+    def _has_table(self, feature: MMFeature) -> bool:
+        return (
+            self.cross is not None
+            and feature.placement.length == 0
+            and self.cross.state(feature.plan) is not TableState.ABSENT
+        )
+
+    def cross_cost(self, state: RequestState) -> int:
+        """Free blocks that the request's cross table takes when it starts."""
+        feature = state.request.cross
+        return 0 if self.cross is None or feature is None else self.cross.cost(feature.plan)
+
+    def hold_table(self, state: RequestState) -> bool:
+        """Refers to the request's cross table where there is one."""
+        feature = state.request.cross
+        if self.cross is None or feature is None:
+            return False
+        return self.cross.acquire(state.request_id, feature.plan)
+
+    def project(self, state: RequestState) -> Projection | None:
+        """The work that makes the cross table of a request that holds none; its embedding is READY.
+
+        None for a request without a cross item. The caller has seen to it that the blocks are free.
+        """
+        feature = state.request.cross
+        if self.cross is None or feature is None:
+            return None
+        blocks = self.cross.begin(state.request_id, feature.plan)
+        return Projection(feature.mm_hash, feature.plan.rows, blocks)
+
+    def projected(self, mm_hash: str, *, failed: bool = False) -> None:
+        """The step that projected is over."""
+        assert self.cross is not None
+        if failed:
+            self.cross.fail(mm_hash)
+        else:
+            self.cross.commit(mm_hash)
+
+    def drop_table(self, state: RequestState) -> None:
+        """Takes the reference to the cross table back. Idempotent."""
+        if self.cross is not None:
+            self.cross.release(state.request_id)
+
+    def cross_blocks(self, state: RequestState) -> tuple[int, ...]:
+        """The request's cross table; empty while it is not written, and without a cross item."""
+        return () if self.cross is None else self.cross.table(state.request_id)
+
+    def is_resident(self, state: RequestState) -> bool:
+        """The embeddings of all items that are still to be projected are in the encoder cache."""
+        feature = state.request.cross
+        return (
+            feature is None
+            or self._has_table(feature)
+            or self.cache.state(feature.mm_hash) is Residency.READY
+        )
 
     def seek(self, state: RequestState, start: int, now: float) -> bool:
         """Takes references to, or starts the loads of, all items needed from token `start` on.
@@ -78,11 +163,17 @@ class ItemTracker:
         return here
 
     def needed(self, state: RequestState, start: int) -> Iterator[int]:
-        """Indices of items with rows at or after token `start`, not consumed yet."""
+        """Indices of items with rows at or after token `start`, not consumed yet; no table has them."""
         for index, feature in enumerate(state.features):
+            if index in state.consumed:
+                continue
             placement = feature.placement
+            if placement.length == 0:
+                if not self._has_table(feature):
+                    yield index
+                continue
             first, last = placement.embeds_in(start - placement.offset, placement.length)
-            if index not in state.consumed and first < last:
+            if first < last:
                 yield index
 
     def _load(
@@ -101,6 +192,8 @@ class ItemTracker:
 
     def stop_before_missing(self, state: RequestState, start: int, end: int) -> int:
         """The end of the longest chunk from `start` up to `end` whose items are all READY."""
+        if self.cross is not None and not self.cross.table(state.request_id):
+            return start
         for index in self.needed(state, start):
             feature = state.features[index]
             first, last = rows_between(feature.placement, start, end)
@@ -113,7 +206,7 @@ class ItemTracker:
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""
         for index, feature in enumerate(state.features):
-            if index not in state.consumed and feature.placement.end <= state.num_computed_tokens:
+            if index not in state.consumed and self._is_consumed(state, feature):
                 state.consumed.add(index)
                 self.cache.release((state.request_id, index))
                 self.connector.release(state.request_id, feature.mm_hash)
@@ -123,11 +216,17 @@ class ItemTracker:
                 ):
                     self.admission.release(state.request_id, feature.mm_hash)
 
+    def _is_consumed(self, state: RequestState, feature: MMFeature) -> bool:
+        if feature.placement.length == 0:
+            return bool(self.cross_blocks(state))
+        return feature.placement.end <= state.num_computed_tokens
+
     def preempt(self, state: RequestState) -> bool:
         """Releases all references; True when the request still has, or again got, room for all its items.
 
         Otherwise it has given back what it held, so that two such requests never wait for each other.
         """
+        self.drop_table(state)
         self.cache.release_request(state.request_id)
         state.stored.update(state.features[index].mm_hash for index in state.consumed)
         state.consumed.clear()
@@ -140,6 +239,7 @@ class ItemTracker:
 
     def finish(self, state: RequestState) -> None:
         """Releases everything. Idempotent."""
+        self.drop_table(state)
         self.cache.release_request(state.request_id)
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)
@@ -151,7 +251,8 @@ class ItemTracker:
             key = feature.mm_hash
             if key in state.loaded:
                 continue
-            if index in state.consumed or self.cache.state(key) is Residency.READY:
+            resident = self._has_table(feature) or self.cache.state(key) is Residency.READY
+            if index in state.consumed or resident:
                 self._counts.resident += 1
                 events.append(self._loaded(state, key, 0.0))
         return events

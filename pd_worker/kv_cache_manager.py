@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from triptych.pd_worker.block_pool import BlockPool
 from triptych.pd_worker.prefix_chain import PrefixChain
-
-
-@dataclass(slots=True)
-class _Block:
-    refs: int = 0
-    digest: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -22,29 +16,23 @@ class _Table:
 
 
 class KVCacheManager:
-    """`num_blocks` blocks of `block_size` tokens.
-
-    A block with references belongs to its requests' tables; one without is free, and if its content is
-    known it can be found again until its turn comes, least recently used first.
-    """
+    """The requests' own tables: blocks of `block_size` tokens from a pool of `num_blocks`."""
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._blocks = [_Block() for _ in range(num_blocks)]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._by_digest: dict[bytes, int] = {}
+        self.pool = BlockPool(num_blocks)
         self._tables: dict[str, _Table] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks that no request holds."""
-        return len(self._free)
+        return self.pool.num_free
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.pool.num_used
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -63,7 +51,7 @@ class KVCacheManager:
         if not self.prefix_caching:
             return found
         for digest in chain.digests((num_tokens - 1) // self.block_size):
-            block = self._by_digest.get(digest)
+            block = self.pool.find(digest)
             if block is None:
                 break
             found.append(block)
@@ -76,12 +64,12 @@ class KVCacheManager:
         """
         assert request_id not in self._tables, "a request starts with an empty table"
         new = self.blocks_for(num_tokens) - len(prefix)
-        revived = sum(1 for block in prefix if self._blocks[block].refs == 0)
-        if new + revived + spare > len(self._free):
+        revived = sum(1 for block in prefix if self.pool.is_free(block))
+        if new + revived + spare > self.pool.num_free:
             return False
         for block in prefix:
-            self._refer(block)
-        blocks = prefix + [self._take() for _ in range(new)]
+            self.pool.refer(block)
+        blocks = prefix + [self.pool.take() for _ in range(new)]
         self._tables[request_id] = _Table(blocks, registered=len(prefix))
         return True
 
@@ -89,9 +77,9 @@ class KVCacheManager:
         """Adds blocks until `num_tokens` fit; False, and nothing changed, when there are too few."""
         table = self._tables[request_id]
         new = self.blocks_for(num_tokens) - len(table.blocks)
-        if new > len(self._free):
+        if new > self.pool.num_free:
             return False
-        table.blocks.extend(self._take() for _ in range(new))
+        table.blocks.extend(self.pool.take() for _ in range(new))
         return True
 
     def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:
@@ -104,11 +92,7 @@ class KVCacheManager:
             return
         digests = chain.digests(full)
         for index in range(table.registered, full):
-            # Two requests may compute the same content at once: the first block is kept.
-            if digests[index] not in self._by_digest:
-                block = table.blocks[index]
-                self._by_digest[digests[index]] = block
-                self._blocks[block].digest = digests[index]
+            self.pool.label(table.blocks[index], digests[index])
         table.registered = full
 
     def free(self, request_id: str) -> None:
@@ -118,28 +102,4 @@ class KVCacheManager:
             return
         # The end of a prefix goes first: a chain without its head is of no use.
         for block in reversed(table.blocks):
-            self._release(block)
-
-    def _take(self) -> int:
-        block, _ = self._free.popitem(last=False)
-        entry = self._blocks[block]
-        if entry.digest is not None:
-            del self._by_digest[entry.digest]
-            entry.digest = None
-        entry.refs = 1
-        return block
-
-    def _refer(self, block: int) -> None:
-        entry = self._blocks[block]
-        if entry.refs == 0:
-            del self._free[block]
-        entry.refs += 1
-
-    def _release(self, block: int) -> None:
-        entry = self._blocks[block]
-        assert entry.refs > 0, f"block {block} is freed twice"
-        entry.refs -= 1
-        if entry.refs == 0:
-            self._free[block] = None
-            if entry.digest is None:
-                self._free.move_to_end(block, last=False)
+            self.pool.release(block)

@@ -9,10 +9,10 @@ import torch
 
 from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention import PagedKVCache
 from triptych.pd_worker.batch import BatchBuilder, in_batch_order
 from triptych.pd_worker.logprobs import raw_logprobs
-from triptych.pd_worker.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.sampler import SamplerInput, sample
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,13 @@ class ModelRunner:
     """Owns the decoder, the KV cache and the worker's map of embeddings."""
 
     def __init__(
-        self, decoder: DecoderSide, connector: ECConnectorWorker, *, num_blocks: int, block_size: int
+        self,
+        decoder: DecoderSide,
+        connector: ECConnectorWorker,
+        *,
+        num_blocks: int,
+        block_size: int,
+        backend: str = "sdpa",
     ) -> None:
         geometry = decoder.geometry
         self._decoder = decoder
@@ -37,7 +43,14 @@ class ModelRunner:
             dtype=decoder.dtype,
             device=decoder.device,
         )
-        self._builder = BatchBuilder(self.kv_cache, geometry.position_rows, decoder.device, decoder.dtype)
+        self._builder = BatchBuilder(
+            self.kv_cache,
+            geometry.position_rows,
+            decoder.device,
+            decoder.dtype,
+            bias=decoder.bias,
+            backend=backend,
+        )
 
     @property
     def position_rows(self) -> int:
@@ -56,6 +69,8 @@ class ModelRunner:
         self._start_transfers(scheduled)
         output = ModelRunnerOutput()
         try:
+            for projection in scheduled.projections:
+                self._project(projection)
             if scheduled.chunks:
                 self._compute(scheduled.chunks, output)
         except Exception as error:
@@ -69,6 +84,15 @@ class ModelRunner:
             self.encoder_cache.pop(key, None)
         if scheduled.ec_connector_metadata is not None:
             self._connector.start_load_caches(scheduled.ec_connector_metadata, self.encoder_cache)
+
+    @torch.inference_mode()
+    def _project(self, projection: Projection) -> None:
+        """Writes an item's cross keys and values; its rows are read for the last time."""
+        rows = self.encoder_cache[projection.mm_hash].data
+        slots = self.kv_cache.slots(projection.block_ids, projection.rows)
+        layers = self._decoder.project_cross(rows.to(self._decoder.device, self._decoder.dtype))
+        for layer, (key, value) in enumerate(layers):
+            self.kv_cache.write(layer, slots, key, value)
 
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
@@ -98,6 +122,8 @@ def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
         params.eos_token_ids,
         request.distinct_prompt_ids if params.repetition_penalty != 1 else (),
         request.grammar.allowed(output) if request.grammar is not None else None,
+        request.logits_rules,
+        request.prompt_token_ids,
     )
 
 

@@ -39,6 +39,9 @@ class ScheduledChunk:
     rows: tuple[GatheredRows, ...]
     #: The chunk reaches the last known token: a token is sampled.
     samples: bool
+    #: The cross table, and the encoder rows in it; empty for decoder-only models.
+    cross_blocks: tuple[int, ...] = ()
+    cross_length: int = 0
 
     @property
     def end(self) -> int:
@@ -50,6 +53,15 @@ class ScheduledChunk:
         return max(0, min(self.end, self.state.request.num_prompt_tokens) - self.start)
 
 
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The `rows` rows of an item become cross keys and values in `block_ids`, in the rows' order."""
+
+    mm_hash: str
+    rows: int
+    block_ids: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """All that the runner needs for one step."""
@@ -58,6 +70,8 @@ class SchedulerOutput:
     step: int
     #: Decodes first, then prefill chunks; the order of the batch.
     chunks: list[ScheduledChunk] = field(default_factory=list)
+    #: Cross tables to write before the chunks are computed; none of the chunks reads them.
+    projections: list[Projection] = field(default_factory=list)
     #: mm_hashes that the runner drops from the encoder cache before anything else in the step.
     evicted: list[str] = field(default_factory=list)
     #: Requests that gave their blocks up in this step.
@@ -71,6 +85,11 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def computes(self) -> bool:
+        """The step has work for the decoder."""
+        return bool(self.chunks or self.projections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class PrefixChain:
         hasher.update(np.asarray(self._tokens(start, end), dtype="<i4").tobytes())
         for feature in self._features:
             if overlaps(feature, start, end):
-                hasher.update(_identity(feature.plan))
+                hasher.update(plan_identity(feature.plan))
                 hasher.update((feature.placement.offset - start).to_bytes(8, "little", signed=True))
         return hasher.digest()
 
@@ -59,7 +59,8 @@ class PrefixChain:
         return tokens
 
 
-def _identity(plan: ItemPlan) -> bytes:
+def plan_identity(plan: ItemPlan) -> bytes:
+    """The item and all that decides how its embedding meets a prompt."""
     numbers = [plan.rows, plan.width, plan.length, len(plan.grid_thw), *plan.grid_thw]
     for start, count in plan.runs or ():
         numbers += (start, count)

@@ -12,6 +12,7 @@ from triptych.types import FinishReason, MMFeature, PDTimings
 if TYPE_CHECKING:
     import torch
 
+    from triptych.models.base import LogitsRule
     from triptych.pd_worker.grammar import GrammarState
     from triptych.pd_worker.prefix_chain import PrefixChain
     from triptych.pd_worker.sampling import ResolvedSampling
@@ -65,6 +66,8 @@ class EngineRequest:
     resumed_tokens: int = 0
     #: What the output has to look like; None for anything.
     grammar: GrammarState | None = None
+    #: What the checkpoint or the task forbids or forces, in this order.
+    logits_rules: tuple[LogitsRule, ...] = ()
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -87,6 +90,11 @@ class EngineRequest:
         if self._distinct is None:
             self._distinct = tuple(sorted(set(self.prompt_token_ids)))
         return self._distinct
+
+    @property
+    def cross(self) -> MMFeature | None:
+        """The item that an encoder-decoder model attends to."""
+        return next((feature for feature in self.features if feature.placement.length == 0), None)
 
     def names(self) -> Names:
         """The fields that every event of this attempt carries."""

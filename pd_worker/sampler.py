@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from triptych.models.base import LogitsRule
 from triptych.pd_worker.penalties import penalise
 from triptych.pd_worker.sampling import ResolvedSampling
 
@@ -32,6 +33,10 @@ class SamplerInput:
     prompt_ids: Sequence[int] = ()
     #: Which tokens the output's form leaves, bool [V' ≤ V]; None: all. Those from V' on may not come.
     allowed: np.ndarray | None = None
+    #: What the checkpoint or the task forbids or forces; applied to the untouched logits, with the whole
+    #: prompt in its order.
+    rules: Sequence[LogitsRule] = ()
+    prompt: Sequence[int] = ()
 
     @property
     def plain(self) -> bool:
@@ -41,6 +46,7 @@ class SamplerInput:
             params.temperature == 0
             and self.allowed is None
             and not params.penalises
+            and not self.rules
             and len(self.output_ids) >= params.min_tokens
         )
 
@@ -49,8 +55,8 @@ class SamplerInput:
 def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int]:
     """One token id per row of `logits` [N, V]. Does not change `logits`.
 
-    In this order, as transformers does it: logit_bias, repetition penalty, frequency and presence penalty,
-    min_tokens, the output's form, temperature, top_k, top_p, min_p.
+    In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
+    and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
     """
     plain = [request.plain for request in requests]
     best = logits.argmax(dim=-1).tolist() if any(plain) else []
@@ -71,6 +77,8 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int:
     """The token of one row [V]."""
     params = request.params
     row = row.to(torch.float32, copy=True)
+    for rule in request.rules:
+        rule.apply(row, request.prompt, request.output_ids)
     if params.penalises:
         penalise(row, params, request.prompt_ids, request.output_ids)
     _mask(row, request)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
+from triptych.errors import DeadlineExceeded, InternalError, RequestError
 from triptych.pd_worker.items import ItemTracker, gather_rows
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.outputs import (
@@ -22,56 +21,16 @@ from triptych.pd_worker.outputs import (
 )
 from triptych.pd_worker.prefix_chain import PrefixChain
 from triptych.pd_worker.request import EngineRequest, RequestState, RequestStatus
+from triptych.pd_worker.request_check import CrossLimits, check_request
+from triptych.pd_worker.scheduler_limits import Budget, Latencies, SchedulerLimits
 from triptych.types import FinishReason, Usage
+
+__all__ = ["CrossLimits", "Latencies", "Scheduler", "SchedulerLimits"]
 
 log = logging.getLogger(__name__)
 
 #: A ready mark may overtake the submission of a request that took the item for pending: how long it counts.
 MARK_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """From PDConfig; `max_num_batched_tokens` is the token budget of a step."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-
-    @property
-    def prefill_cap(self) -> int:
-        """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
-        return max(1, self.max_num_batched_tokens // 2)
-
-
-@dataclass(slots=True)
-class Latencies:
-    """Seconds that metrics have not seen yet."""
-
-    first_token: list[float] = field(default_factory=list)
-    between_tokens: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Budget:
-    """Tokens left in this step."""
-
-    tokens: int
-    prefill: int
-    prefilling: bool = False
-
-    def take(self, chunk: ScheduledChunk) -> None:
-        self.tokens -= chunk.count
-
-    def take_prefill(self, chunk: ScheduledChunk) -> None:
-        self.tokens -= chunk.count
-        self.prefill -= chunk.count
-        self.prefilling = True
-
-    @property
-    def for_prefill(self) -> int:
-        return max(0, min(self.tokens, self.prefill))
 
 
 class Scheduler:
@@ -80,10 +39,20 @@ class Scheduler:
     A request waits for room (its items' bytes), then for its items, then for blocks and a slot; it gets
     all blocks of its known tokens when it starts and one more at a time while it decodes. When none is
     left, the latest request gives its own up and is computed again later: the earliest always goes on.
+
+    `cross` is set for an encoder-decoder model: a request then starts together with its cross table, whose
+    projection is work of the step before its first chunk.
     """
 
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, items: ItemTracker) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVCacheManager,
+        items: ItemTracker,
+        cross: CrossLimits | None = None,
+    ) -> None:
         self.limits = limits
+        self._cross_limits = cross
         self.kv = kv
         self.items = items
         self._step = 0
@@ -108,27 +77,7 @@ class Scheduler:
 
     def check(self, request: EngineRequest) -> None:
         """InvalidRequest for what could never run; the same for every way in."""
-        if request.num_tokens >= self.limits.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {request.num_tokens} tokens, but the model takes "
-                f"{self.limits.max_model_len} with the output: shorten messages or send fewer images",
-                param="messages",
-            )
-        for feature in request.features:
-            placement = feature.placement
-            if placement.length == 0 or placement.end > request.num_prompt_tokens:
-                raise InvalidRequest("an item stands outside of the prompt", param="messages")
-            if placement.num_embeds() != feature.plan.rows:
-                raise InvalidRequest(
-                    f"an item has {feature.plan.rows} embeddings for {placement.num_embeds()} placeholders",
-                    param="messages",
-                )
-            if placement.atomic and placement.length > self.limits.max_num_batched_tokens:
-                raise InvalidRequest(
-                    f"an item takes {placement.length} tokens at once, above --max-num-batched-tokens "
-                    f"{self.limits.max_num_batched_tokens}: send a smaller item or raise it",
-                    param="messages",
-                )
+        check_request(request, self.limits, self._cross_limits)
         self.items.admission.check(request.features)
 
     def add(self, request: EngineRequest, now: float) -> None:
@@ -193,10 +142,9 @@ class Scheduler:
         """Takes in what the step has done; all events since the last call, in order."""
         self._events += self.items.update(result.ec_connector_output, self._states.values())
         if result.error is not None:
-            error = InternalError("the engine failed to compute this request")
-            for chunk in output.chunks:
-                self._finish(chunk.state, FinishReason.ERROR, error)
+            self._fail_step(output)
             return self._take_events()
+        self._end_projections(output)
         index = 0
         for chunk in output.chunks:
             if not chunk.samples:
@@ -209,6 +157,24 @@ class Scheduler:
                 self._append(chunk.state, result.sampled[index], result.logprobs.get(index), now)
             index += 1
         return self._take_events()
+
+    def _fail_step(self, output: SchedulerOutput) -> None:
+        """Ends all whose work was in the step."""
+        error = InternalError("the engine failed to compute this request")
+        for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output)]:
+            self._finish(state, FinishReason.ERROR, error)
+
+    def _end_projections(self, output: SchedulerOutput) -> None:
+        """The tables are written: whoever waits for one needs the item's embedding no more."""
+        for projection in output.projections:
+            self.items.projected(projection.mm_hash)
+        for state in self._awaiting(output):
+            self.items.consume(state)
+
+    def _awaiting(self, output: SchedulerOutput) -> list[RequestState]:
+        """Running requests whose cross table was projected in this step."""
+        keys = {projection.mm_hash for projection in output.projections}
+        return [state for state in self._running if any(f.mm_hash in keys for f in state.features)]
 
     def _take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
@@ -223,6 +189,8 @@ class Scheduler:
         """Room in order of arrival: media requests behind one that does not fit wait too."""
         blocked = False
         for state in list(self._waiting):
+            if not self.items.keeps_room(state):
+                state.status = RequestStatus.WAITING_ROOM
             if state.status is not RequestStatus.WAITING_ROOM or (blocked and state.features):
                 continue
             if (error := self.items.contradiction(state)) is not None:
@@ -262,8 +230,8 @@ class Scheduler:
     def _prefix_tokens(self, state: RequestState) -> int:
         return len(self.kv.find_prefix(state.chain, state.num_tokens)) * self.kv.block_size
 
-    def _decode(self, output: SchedulerOutput) -> _Budget:
-        budget = _Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
+    def _decode(self, output: SchedulerOutput) -> Budget:
+        budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
         for state in list(self._running):
             if budget.tokens == 0:
                 break
@@ -297,28 +265,28 @@ class Scheduler:
         state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
         bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
 
-    def _prefill(self, output: SchedulerOutput, budget: _Budget, now: float) -> None:
+    def _prefill(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
         for state in self._running:
             if budget.for_prefill == 0:
                 return
             if not state.is_decoding:
                 self._prefill_one(state, output, budget)
 
-    def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: _Budget) -> None:
+    def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         end = self._chunk_end(state, budget)
         if end > state.num_computed_tokens:
             chunk = self._chunk(state, end)
             output.chunks.append(chunk)
             budget.take_prefill(chunk)
 
-    def _chunk_end(self, state: RequestState, budget: _Budget) -> int:
+    def _chunk_end(self, state: RequestState, budget: Budget) -> int:
         """Where the next prefill chunk ends: budget, missing items, and spans that enter whole."""
         start = state.num_computed_tokens
         end = min(state.num_tokens, start + budget.for_prefill)
         end = self._around_atomic(state, start, end, budget)
         return self.items.stop_before_missing(state, start, end)
 
-    def _around_atomic(self, state: RequestState, start: int, end: int, budget: _Budget) -> int:
+    def _around_atomic(self, state: RequestState, start: int, end: int, budget: Budget) -> int:
         for feature in state.features:
             placement = feature.placement
             if placement.atomic and placement.offset < end < placement.end:
@@ -329,7 +297,7 @@ class Scheduler:
                     end = start if budget.prefilling else placement.end
         return end
 
-    def _start(self, output: SchedulerOutput, budget: _Budget, now: float) -> None:
+    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
         for state in list(self._waiting):
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return
@@ -340,12 +308,39 @@ class Scheduler:
             # Not the queue: whoever waits for an encoder holds nobody up.
             if not self.items.seek(state, num_computed, now):
                 continue
-            # Those that decode will soon need a block each; without them every start would be a preemption.
-            spare = len(self._running)
-            if not self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
+            if state.request.cross is not None and not self._can_project(state):
+                continue
+            if not self._allocate(state, prefix):
                 return
+            if state.request.cross is not None and not self.items.hold_table(state):
+                self._project(state, output, budget)
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
+
+    def _can_project(self, state: RequestState) -> bool:
+        """Its cross table is here, or its embedding is, by the plan that the request says."""
+        if (error := self.items.contradiction(state)) is not None:
+            self._finish(state, FinishReason.ERROR, error)
+            return False
+        return self.items.is_resident(state)
+
+    def _allocate(self, state: RequestState, prefix: list[int]) -> bool:
+        """Blocks for all known tokens and for the cross table, or nothing.
+
+        Those that decode will soon need a block each; without them every start would be a preemption.
+        """
+        held = self.items.hold_table(state)
+        spare = len(self._running) + (0 if held else self.items.cross_cost(state))
+        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
+            return True
+        self.items.drop_table(state)
+        return False
+
+    def _project(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
+        projection = self.items.project(state)
+        if projection is not None:
+            output.projections.append(projection)
+            budget.take_projection(projection)
 
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
         self._waiting.remove(state)
@@ -365,7 +360,10 @@ class Scheduler:
         start = state.num_computed_tokens
         rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
         blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
-        return ScheduledChunk(state, start, end - start, tuple(blocks), rows, end == state.num_tokens)
+        samples = end == state.num_tokens
+        cross = self.items.cross_blocks(state)
+        length = state.features[0].plan.rows if cross else 0
+        return ScheduledChunk(state, start, end - start, tuple(blocks), rows, samples, cross, length)
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state

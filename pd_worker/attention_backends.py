@@ -1,0 +1,133 @@
+"""How one attention call is computed: by torch's own kernel, or block by block of keys.
+
+"sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
+makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is the form of
+long sequences with a bias. What a backend cannot do goes to one that can; nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+#: Values of --attention-backend.
+BACKENDS = ("sdpa", "blockwise")
+#: Keys of one block.
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Queries [B, heads, Q, dim] over keys and values [B, kv_heads, K, dim].
+
+    `mask` is bool, to be broadcast to [B, heads, Q, K], True where a key counts; None: all count, or with
+    `causal` those up to the query's own index. `bias(first, last)` is [B, heads, Q, last - first] of these
+    keys; `added` is the whole of it with the mask in it, where someone has made that before.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    mask: torch.Tensor | None = None
+    causal: bool = False
+    softcap: float | None = None
+    bias: Callable[[int, int], torch.Tensor] | None = None
+    added: torch.Tensor | None = None
+
+
+def attend(backend: str, call: AttentionCall) -> torch.Tensor:
+    """[B, heads, Q, dim] in the values' dtype."""
+    if backend == "blockwise":
+        return _blockwise(call)
+    if call.softcap is not None:
+        return _written_out(call)
+    return _sdpa(call)
+
+
+def whole_bias(call: AttentionCall) -> torch.Tensor:
+    """Bias and mask of all keys as one tensor that is added to the scores, [B, heads, Q, K]."""
+    assert call.bias is not None
+    mask = call.mask if call.mask is not None else _causal_mask(call)
+    added = call.bias(0, call.key.shape[2]).to(call.query.dtype)
+    return added if mask is None else added.masked_fill(~mask, float("-inf"))
+
+
+def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
+    if not call.causal:
+        return None
+    size = (call.query.shape[2], call.key.shape[2])
+    return torch.ones(size, dtype=torch.bool, device=call.query.device).tril()
+
+
+def _sdpa(call: AttentionCall) -> torch.Tensor:
+    mask = call.mask
+    if call.bias is not None:
+        mask = whole_bias(call) if call.added is None else call.added
+    return F.scaled_dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=mask,
+        is_causal=call.causal and mask is None,
+        scale=call.scale,
+        enable_gqa=call.query.shape[1] != call.key.shape[1],
+    )
+
+
+def _repeated(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values with a head for every query head."""
+    repeats = call.query.shape[1] // call.key.shape[1]
+    if repeats == 1:
+        return call.key, call.value
+    return call.key.repeat_interleave(repeats, 1), call.value.repeat_interleave(repeats, 1)
+
+
+def _scores(call: AttentionCall, key: torch.Tensor) -> torch.Tensor:
+    """float32 scores, capped."""
+    scores = (call.query @ key.transpose(-1, -2)).float() * call.scale
+    return scores if call.softcap is None else torch.tanh(scores / call.softcap) * call.softcap
+
+
+def _written_out(call: AttentionCall) -> torch.Tensor:
+    key, value = _repeated(call)
+    scores = _scores(call, key)
+    mask = call.mask if call.mask is not None else _causal_mask(call)
+    if call.bias is not None:
+        scores = scores + (whole_bias(call) if call.added is None else call.added)
+    elif mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1).to(value.dtype) @ value
+
+
+def _blockwise(call: AttentionCall) -> torch.Tensor:
+    """A running softmax over blocks of keys; mask and bias exist for one block at a time."""
+    key, value = _repeated(call)
+    queries, keys = call.query.shape[2], key.shape[2]
+    shape = (*call.query.shape[:3], 1)
+    highest = torch.full(shape, float("-inf"), device=call.query.device)
+    total = torch.zeros(shape, device=call.query.device)
+    out = torch.zeros(call.query.shape, device=call.query.device)
+    index = torch.arange(queries, device=call.query.device)[:, None]
+    for first in range(0, keys, _BLOCK):
+        last = min(first + _BLOCK, keys)
+        scores = _scores(call, key[:, :, first:last])
+        if call.bias is not None:
+            scores = scores + call.bias(first, last).float()
+        if call.mask is not None:
+            scores = scores.masked_fill(~call.mask[..., first:last], float("-inf"))
+        elif call.causal:
+            behind = torch.arange(first, last, device=index.device) > index
+            scores = scores.masked_fill(behind, float("-inf"))
+        now = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        # A block of which a query sees nothing leaves its sums at zero.
+        safe = now.masked_fill(now == float("-inf"), 0.0)
+        weights = torch.exp(scores - safe)
+        shrink = torch.exp(highest - safe)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + weights @ value[:, :, first:last].float()
+        highest = now
+    return (out / total).to(value.dtype)

@@ -1,0 +1,39 @@
+"""Keys and values of all layers in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class PagedKVCache:
+    """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        # Zeros: what a padded gather reads must never be NaN, masked or not.
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    def slots(self, block_ids: Sequence[int], count: int) -> torch.Tensor:
+        """Slots [count] of the first `count` tokens of a table, int64."""
+        first = torch.tensor(block_ids, dtype=torch.int64)[:, None] * self.block_size
+        slots = (first + torch.arange(self.block_size)).flatten()[:count]
+        return slots.to(self.keys[0].device)
+
+    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Stores key and value [T, num_kv_heads, head_dim] at `slots` [T]."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
