@@ -8,6 +8,8 @@ tied        no lm_head: the token embedding serves as head
 list_eos    generation_config with two eos tokens
 sampling    generation_config with do_sample, temperature, top_p and top_k
 small       an image processor that shrinks images to a few patches (Qwen) or pads to a square (LLaVA)
+scaled      token embeddings times the root of their width (BART)
+summary     generation_config as summarisers have it: no trigram twice, a least length, beams (BART)
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,13 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from support import encdec_checkpoints, encdec_tokenizers
 from support import tokenizers as styles
+from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
+from support.encdec_checkpoints import Parts
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
-TRAITS = frozenset({"hub", "sharded", "tied", "list_eos", "sampling", "small"})
+TRAITS = frozenset({"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary"})
 VOCAB_SIZE = 768
 _HIDDEN = 64
 #: Hub spelling of a key, by family: what the published checkpoints hold.
@@ -55,21 +60,15 @@ _HUB_KEYS = {
         (r"^model\.language_model\.", "language_model.model."),
         (r"^lm_head\.", "language_model.lm_head."),
     ),
+    **encdec_checkpoints.HUB_KEYS,
 }
-
-
-@dataclass(frozen=True)
-class _Parts:
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-    processor: dict[str, Any]
 
 
 def build_checkpoint(family: str, folder: Path | None = None, *, variant: str = "") -> Path:
     """A checkpoint folder of `family`; without `folder` the cached one, which must not be changed."""
     traits = frozenset(variant.split("+")) - {""}
     unknown = traits - TRAITS
-    if unknown or family not in FAMILIES:
+    if unknown or family not in _BUILDERS:
         raise ValueError(f"no such checkpoint: {family} {sorted(unknown)}")
     cached = _cache() / "-".join([family, *sorted(traits)])
     if not cached.is_dir():
@@ -83,8 +82,8 @@ def build_checkpoint(family: str, folder: Path | None = None, *, variant: str = 
 def _cache() -> Path:
     """One folder per state of this code and of the libraries that decide the content."""
     key = hashlib.sha256()
-    for source in (__file__, styles.__file__):
-        key.update(Path(source).read_bytes())
+    for module in (encdec_checkpoints, encdec_tokenizers, styles, sys.modules[__name__]):
+        key.update(Path(module.__file__ or "").read_bytes())
     for version in (torch.__version__, transformers.__version__, tokenizers.__version__):
         key.update(version.encode())
     key.update(platform.python_version().encode())
@@ -107,12 +106,13 @@ def _build_aside(target: Path, family: str, traits: frozenset[str]) -> None:
 
 def _write(folder: Path, family: str, traits: frozenset[str]) -> None:
     parts = _BUILDERS[family](traits)
-    _randomise(parts.model, seed=FAMILIES.index(family))
+    _randomise(parts.model, parts.randomise or _scale, seed=list(_BUILDERS).index(family))
     _quieten(parts.model, parts.tokenizer)
     parts.tokenizer.save_pretrained(folder)
-    _write_json(folder / "preprocessor_config.json", parts.processor)
+    if parts.processor is not None:
+        _write_json(folder / "preprocessor_config.json", parts.processor)
     _write_json(folder / "config.json", _config(parts.model, family, traits))
-    _write_json(folder / "generation_config.json", _generation(parts.tokenizer, traits))
+    _write_json(folder / "generation_config.json", _generation(parts.tokenizer, traits) | parts.generation)
     _write_tensors(folder, _tensors(parts.model, family, traits), sharded="sharded" in traits)
 
 
@@ -146,8 +146,10 @@ def _generation(tokenizer: PreTrainedTokenizerFast, traits: frozenset[str]) -> d
 
 def _tensors(model: PreTrainedModel, family: str, traits: frozenset[str]) -> dict[str, torch.Tensor]:
     tensors = dict(model.state_dict())
-    if "tied" in traits:
+    if "tied" in traits and family in FAMILIES:
         tensors.pop("lm_head.weight")
+    if family in ENCDEC_FAMILIES and "hub" not in traits:
+        tensors = _once(model, tensors)
     rules = _HUB_KEYS[family] if "hub" in traits else ()
     renamed = {}
     for key, tensor in tensors.items():
@@ -157,6 +159,12 @@ def _tensors(model: PreTrainedModel, family: str, traits: frozenset[str]) -> dic
                 break
         renamed[key] = tensor.contiguous().clone()
     return renamed
+
+
+def _once(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors without those that are another's, as transformers saves them."""
+    tied = model.all_tied_weights_keys
+    return {key: tensor for key, tensor in tensors.items() if key not in tied}
 
 
 def _write_tensors(folder: Path, tensors: dict[str, torch.Tensor], *, sharded: bool) -> None:
@@ -174,7 +182,7 @@ def _write_tensors(folder: Path, tensors: dict[str, torch.Tensor], *, sharded: b
 
 
 @torch.no_grad()
-def _randomise(model: PreTrainedModel, *, seed: int) -> None:
+def _randomise(model: PreTrainedModel, scale: Callable[[str, torch.Tensor], float], *, seed: int) -> None:
     """Weights large enough that context, not the last token, decides, and that greedy output varies."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
@@ -184,7 +192,7 @@ def _randomise(model: PreTrainedModel, *, seed: int) -> None:
         elif parameter.ndim == 1:
             parameter.copy_(noise * (0.3 if "class_embedding" in name else 0.05))
         else:
-            parameter.copy_(noise * _scale(name, parameter))
+            parameter.copy_(noise * scale(name, parameter))
 
 
 @torch.no_grad()
@@ -249,7 +257,7 @@ def _qwen_processor(traits: frozenset[str], **extra: Any) -> dict[str, Any]:
     }
 
 
-def _qwen3_vl(traits: frozenset[str]) -> _Parts:
+def _qwen3_vl(traits: frozenset[str]) -> Parts:
     tokenizer = styles.qwen_tokenizer(VOCAB_SIZE, default_system=False)
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
     config = Qwen3VLConfig(
@@ -272,10 +280,10 @@ def _qwen3_vl(traits: frozenset[str]) -> _Parts:
     )
     longest = 1024 if "small" in traits else 65536
     processor = _qwen_processor(traits, size={"shortest_edge": 256, "longest_edge": longest})
-    return _Parts(Qwen3VLForConditionalGeneration(config), tokenizer, processor)
+    return Parts(Qwen3VLForConditionalGeneration(config), tokenizer, processor)
 
 
-def _qwen2_5_vl(traits: frozenset[str]) -> _Parts:
+def _qwen2_5_vl(traits: frozenset[str]) -> Parts:
     tokenizer = styles.qwen_tokenizer(VOCAB_SIZE, default_system=True)
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
     config = Qwen2_5_VLConfig(
@@ -298,10 +306,10 @@ def _qwen2_5_vl(traits: frozenset[str]) -> _Parts:
     )
     longest = 1024 if "small" in traits else 65536
     processor = _qwen_processor(traits, min_pixels=256, max_pixels=longest)
-    return _Parts(Qwen2_5_VLForConditionalGeneration(config), tokenizer, processor)
+    return Parts(Qwen2_5_VLForConditionalGeneration(config), tokenizer, processor)
 
 
-def _llava(traits: frozenset[str]) -> _Parts:
+def _llava(traits: frozenset[str]) -> Parts:
     tokenizer = styles.llava_tokenizer(VOCAB_SIZE)
     config = LlavaConfig(
         text_config=_text_config(
@@ -336,11 +344,12 @@ def _llava(traits: frozenset[str]) -> _Parts:
     }
     if "small" in traits:
         processor |= {"image_processor_type": "LlavaImageProcessor", "do_pad": True}
-    return _Parts(LlavaForConditionalGeneration(config), tokenizer, processor)
+    return Parts(LlavaForConditionalGeneration(config), tokenizer, processor)
 
 
-_BUILDERS: dict[str, Callable[[frozenset[str]], _Parts]] = {
+_BUILDERS: dict[str, Callable[[frozenset[str]], Parts]] = {
     "qwen3_vl": _qwen3_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "llava": _llava,
+    **encdec_checkpoints.BUILDERS,
 }

@@ -90,7 +90,7 @@ def qwen_tokenizer(vocab_size: int, *, default_system: bool) -> PreTrainedTokeni
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens([_special(text) for text in QWEN_SPECIALS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -110,7 +110,7 @@ def llava_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     tail = LLAVA_SPECIALS[3:]
     size = vocab_size - len(head) - len(tail)
     trainer = BpeTrainer(vocab_size=size, limit_alphabet=120, show_progress=False)
-    trained.train_from_iterator(_corpus(), trainer)
+    trained.train_from_iterator(corpus(), trainer)
     learnt = json.loads(trained.to_str())["model"]
     pieces = sorted(learnt["vocab"], key=learnt["vocab"].__getitem__)
     vocab = {piece: index for index, piece in enumerate([*head, *pieces])}
@@ -140,7 +140,7 @@ def _special(text: str) -> AddedToken:
     return AddedToken(text, special=True, normalized=False)
 
 
-def _corpus() -> Iterator[str]:
+def corpus() -> Iterator[str]:
     """About 300 kB of source text that every Python has, and a little of other scripts."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for name in (

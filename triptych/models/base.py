@@ -10,14 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
+from triptych.models.images import ImageProcessor
 from triptych.types import ItemPlan, MMFeature
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,18 @@ class EncoderSide(ABC):
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
         """Loads only this side's tensors; nothing missing, nothing left on meta, else ConfigError."""
 
-    @abstractmethod
-    def preprocess(self, image: Image.Image, options: Mapping[str, Any]) -> PreparedItem:
-        """As the checkpoint's image processor (PIL backend) does it. `image` is RGB.
+    @classmethod
+    def processor_config(cls, path: Path) -> dict[str, Any]:
+        """What decides the tower's input besides the media: part of the namespace. ConfigError without it."""
+        return ImageProcessor(path).config
 
-        `options` are the request's mm_processor_kwargs. InvalidRequest, naming the option, for what the
-        processor does not know or the image cannot be.
+    @abstractmethod
+    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+        """As the checkpoint's own processor does it.
+
+        `media` is an RGB picture ("image", processor on the PIL backend), a `Waveform` ("audio") or the bytes
+        as they came ("text"). `options` are the request's mm_processor_kwargs. InvalidRequest, naming the
+        option, for what the processor does not know or the media cannot be.
         """
 
     @abstractmethod

@@ -18,7 +18,6 @@ from blake3 import blake3
 from triptych.errors import ConfigError
 from triptych.hashing import framed_digest
 from triptych.models.checkpoint import read_config, safetensors_files
-from triptych.models.images import ImageProcessor
 from triptych.models.registry import family_of
 
 log = logging.getLogger(__name__)
@@ -37,6 +36,11 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "normalizer.json",
     "chat_template.jinja",
     "chat_template.json",
 )
@@ -46,7 +50,7 @@ _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """`model_key` names model, weights, tokenizer and dtype; `namespace` also how images are processed."""
+    """`model_key` names model, weights, tokenizer and dtype; `namespace` also how media are processed."""
 
     model_key: str
     namespace: str
@@ -71,7 +75,8 @@ def model_identity(path: Path, *, dtype: torch.dtype | str, revision: str = "") 
 
 
 def _namespace(path: Path, model_key: str) -> str:
-    processor = json.dumps(ImageProcessor(path).config, sort_keys=True, default=str)
+    config = family_of(path).encoder.processor_config(path)
+    processor = json.dumps(config, sort_keys=True, default=str)
     return framed_digest(
         (
             ("domain", b"triptych.namespace"),

@@ -104,10 +104,10 @@ class LlavaEncoder(EncoderSide):
         load_into(module, checkpoint, names, device=device, dtype=dtype)
         return cls(config, module, images, device=device, dtype=dtype)
 
-    def preprocess(self, image: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
         check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
-        self._check_resized(image, options)
-        pixels = self._images(image, options)["pixel_values"]
+        self._check_resized(media, options)
+        pixels = self._images(media, options)["pixel_values"]
         if pixels.shape[-2:] != (self._side, self._side):
             height, width = pixels.shape[-2:]
             raise InvalidRequest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,11 @@ from transformers.initialization import no_init_weights
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import Checkpoint
 
-#: Buffers that older checkpoints carry and that every model computes itself.
-_COMPUTED = re.compile(r"(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+#: What older checkpoints carry and no model takes from them: it computes it, or it never used it.
+_COMPUTED = re.compile(
+    r"(rotary_emb\.inv_freq|embeddings\.position_ids|EncDecAttention\.relative_attention_bias\.weight"
+    r"|(encoder|decoder)\.version)$"
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,15 @@ def load_into(
     device: torch.device,
     dtype: torch.dtype,
     tied: Iterable[tuple[str, str]] = (),
+    computed: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Fills `module` from the checkpoint keys of `names`; ConfigError for anything missing or misshapen.
 
-    Tensors are copied, so that nothing depends on the files afterwards.
+    Tensors are copied, so that nothing depends on the files afterwards. `computed` stands in for those of
+    its names that the checkpoint leaves out.
     """
-    state = {
+    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in (computed or {}).items()}
+    state |= {
         names[key]: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, copy=True)
         for key, tensor in checkpoint.read(names)
     }

@@ -70,8 +70,8 @@ class QwenEncoder(EncoderSide):
         """Elements of one row."""
         return int(config.out_hidden_size)
 
-    def preprocess(self, image: Any, options: Mapping[str, Any]) -> PreparedItem:
-        inputs = self._images(image, self._limits(options))
+    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+        inputs = self._images(media, self._limits(options))
         grid = tuple(int(side) for side in inputs["image_grid_thw"][0])
         frames, rows, columns = grid
         patches = frames * rows * columns

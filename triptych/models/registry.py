@@ -58,6 +58,7 @@ FAMILIES = (
     Family("qwen3_vl", "Qwen3-VL", "Qwen3VLForConditionalGeneration"),
     Family("qwen2_5_vl", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration"),
     Family("llava", "LLaVA-1.5", "LlavaForConditionalGeneration"),
+    Family("bart", "BART", "BartForConditionalGeneration"),
 )
 
 

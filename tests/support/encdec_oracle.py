@@ -1,0 +1,113 @@
+"""What transformers answers for encoder-decoder checkpoints. Imports nothing of Triptych."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoTokenizer,
+    GenerationMixin,
+)
+from transformers.utils import logging
+
+from support.oracle import OracleResult
+
+#: Inputs of the encoder: {"input_ids": [1, n]} or {"input_features": [1, mels, frames]}.
+Inputs = Mapping[str, torch.Tensor]
+
+
+@functools.lru_cache(maxsize=8)
+def model_of(path: Path) -> Any:
+    """The whole model in fp32, as transformers loads it."""
+    logging.disable_progress_bar()
+    kind = AutoModelForSpeechSeq2Seq if is_audio(path) else AutoModelForSeq2SeqLM
+    return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+def is_audio(path: Path) -> bool:
+    """Whether the checkpoint hears rather than reads."""
+    return (path / "preprocessor_config.json").exists()
+
+
+@functools.lru_cache(maxsize=8)
+def tokenizer_of(path: Path) -> Any:
+    return AutoTokenizer.from_pretrained(path)
+
+
+def text_inputs(path: Path, text: str) -> Inputs:
+    """What transformers' tokenizer makes of a text."""
+    return {"input_ids": tokenizer_of(path)(text, return_tensors="pt")["input_ids"]}
+
+
+def audio_inputs(path: Path, waveform: Any) -> Inputs:
+    """Features of a whole waveform at the model's rate: padded to its window, or longer ones as they are."""
+    extractor = AutoFeatureExtractor.from_pretrained(path)
+    options: dict[str, Any] = {}
+    if len(waveform) > extractor.n_samples:
+        options = {"truncation": False, "padding": "longest"}
+    features = extractor(waveform, sampling_rate=extractor.sampling_rate, return_tensors="pt", **options)
+    return {"input_features": features["input_features"]}
+
+
+@torch.no_grad()
+def encoder_rows(path: Path, inputs: Inputs) -> torch.Tensor:
+    """[rows, width] of the encoder's last layer."""
+    rows: torch.Tensor = model_of(path).get_encoder()(**inputs).last_hidden_state[0]
+    return rows
+
+
+@torch.no_grad()
+def decoder_logits(path: Path, inputs: Inputs, decoder_ids: list[int]) -> torch.Tensor:
+    """Teacher-forced logits [len(decoder_ids), vocabulary]."""
+    logits: torch.Tensor = model_of(path)(**inputs, decoder_input_ids=torch.tensor([decoder_ids])).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def greedy(
+    path: Path,
+    inputs: Inputs,
+    *,
+    max_new_tokens: int,
+    decoder_ids: list[int] | None = None,
+    ignore_eos: bool = True,
+    **options: Any,
+) -> OracleResult:
+    """`generate(num_beams=1)` with the checkpoint's own generation_config; `options` go over it.
+
+    `prompt_token_ids` are the decoder's; a forced first token is among the output. Whisper's own `generate`,
+    which goes on from window to window, is not asked: see `whisper_generate`.
+    """
+    model = model_of(path)
+    config = copy.deepcopy(model.generation_config)
+    config.max_new_tokens, config.max_length, config.num_beams, config.do_sample = (
+        max_new_tokens,
+        None,
+        1,
+        False,
+    )
+    config.return_dict_in_generate = config.output_scores = True
+    config.forced_eos_token_id = None
+    if ignore_eos:
+        config.eos_token_id = None
+    for name, value in options.items():
+        setattr(config, name, value)
+    given = {} if decoder_ids is None else {"decoder_input_ids": torch.tensor([decoder_ids])}
+    out = GenerationMixin.generate(model, **inputs, **given, generation_config=config)
+    best = torch.stack(out.scores)[:, 0].topk(2, dim=-1)
+    prompt = len(out.sequences[0]) - len(out.scores)
+    ids = out.sequences[0].tolist()
+    return OracleResult(
+        prompt_token_ids=ids[:prompt],
+        token_ids=ids[prompt:],
+        margins=(best.values[:, 0] - best.values[:, 1]).tolist(),
+        runners_up=best.indices[:, 1].tolist(),
+    )

@@ -1,0 +1,102 @@
+"""Small real tokenizers in the styles of the encoder-decoder families."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer, UnigramTrainer
+from transformers import PreTrainedTokenizerFast, WhisperTokenizer
+
+from support.tokenizers import corpus
+
+BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+T5_SPECIALS = ("<pad>", "</s>", "<unk>")
+WHISPER_LANGUAGES = ("en", "zh", "de", "es", "fr")
+WHISPER_SPECIALS = (
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    *(f"<|{language}|>" for language in WHISPER_LANGUAGES),
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
+)
+WHISPER_TIMES = tuple(f"<|{step * 0.02:.2f}|>" for step in range(1501))
+
+
+def bart_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, the special tokens first, `<s>` and `</s>` around every text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(BART_SPECIALS),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_max_length=256,
+    )
+
+
+def t5_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Unigram pieces with `▁` for spaces, `</s>` behind every text. Marian has the same form."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = UnigramTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(T5_SPECIALS),
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        model_max_length=4096,
+    )
+
+
+def whisper_tokenizer(text_size: int) -> WhisperTokenizer:
+    """Byte-level BPE of `text_size` pieces, then Whisper's special tokens, then its 1501 times."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=text_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in WHISPER_SPECIALS]
+    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in WHISPER_TIMES])
+    return WhisperTokenizer(
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        model_max_length=448,
+        additional_special_tokens=list(WHISPER_SPECIALS[1:]),
+    )

@@ -1,0 +1,82 @@
+"""BART: text to text, learned positions, normalised after every block. The pattern of its kind."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers.models.bart.modeling_bart import BartDecoder, BartEncoder
+
+from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.cross_attention import CrossAttention
+from triptych.models.encdec import EncDecDecoder
+from triptych.models.loading import KeyMap
+from triptych.models.text_encoder import TextEncoder
+
+#: One table of token embeddings serves encoder, decoder and head; files hold it under one name or several,
+#: with `model.` in front or, where they were saved without a head, not.
+KEYS = KeyMap(
+    encoder=(
+        (r"^(model\.)?shared\.", "embed_tokens."),
+        (r"^(model\.)?encoder\.", ""),
+    ),
+    decoder=(
+        (r"^(model\.)?shared\.", "decoder.embed_tokens."),
+        (r"^(model\.)?decoder\.", "decoder."),
+        (r"^lm_head\.", "lm_head."),
+        (r"^final_logits_bias$", "final_logits_bias"),
+    ),
+    shared=(r"^(model\.)?shared\.weight$",),
+    tied=(("lm_head.weight", "decoder.embed_tokens.weight"),),
+)
+
+
+class BartTextEncoder(TextEncoder):
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        stack: nn.Module = BartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
+
+    @classmethod
+    def max_rows(cls, config: Any) -> int | None:
+        return int(config.max_position_embeddings)
+
+
+class BartTextDecoder(EncDecDecoder):
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        stack: nn.Module = BartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
+
+    @classmethod
+    def take_cross_over(cls, stack: Any) -> None:
+        for index, layer in enumerate(stack.layers):
+            original = layer.encoder_attn
+            layer.encoder_attn = CrossAttention(
+                original,
+                layer_idx=index,
+                head_dim=original.head_dim,
+                scaling=original.scaling,
+                config=stack.config,
+            )
+
+    def cross_modules(self) -> list[CrossAttention]:
+        return [layer.encoder_attn for layer in self.module.decoder.layers]
+
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        stack = self.module.decoder
+        table = stack.embed_positions
+        hidden = stack.layernorm_embedding(hidden + table.weight[positions + table.offset])
+        for layer in stack.layers:
+            # The layer only asks whether there are encoder rows; its cross-attention does not want them.
+            hidden = layer(hidden, None, hidden, attn_metadata=attention)
+        return hidden
+
+
+ENCODER: type[EncoderSide] = BartTextEncoder
+DECODER: type[DecoderSide] = BartTextDecoder

@@ -1,0 +1,234 @@
+"""The decoder side that encoder-decoder families share: self-attention paged, cross-attention by item."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from triptych.errors import InvalidRequest
+from triptych.models.base import (
+    CrossGeometry,
+    DecoderGeometry,
+    DecoderSide,
+    GenerationDefaults,
+    LogitsRule,
+    MergedEmbeds,
+    PromptDefaults,
+)
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.cross_attention import CrossAttention
+from triptych.models.defaults import generation_defaults
+from triptych.models.loading import KeyMap, empty_module, load_into
+from triptych.models.logits_rules import checkpoint_rules
+from triptych.models.text import load_config, one_dimensional
+from triptych.types import ItemPlan, MMFeature
+
+
+class DecoderModule(nn.Module):
+    """Decoder stack and head: all that a PD worker holds of a checkpoint."""
+
+    decoder: Any
+    final_logits_bias: torch.Tensor | None
+
+    def __init__(self, decoder: nn.Module, width: int, vocab_size: int, *, biased: bool) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.lm_head = nn.Linear(width, vocab_size, bias=False)
+        self.register_buffer("final_logits_bias", torch.zeros(1, vocab_size) if biased else None)
+
+
+class EncDecDecoder(DecoderSide):
+    """What is alike in all families; a family names its keys, builds its stack and walks its layers.
+
+    `layers` are walked here and not by transformers' stack, which would count positions by itself and
+    project encoder rows again.
+    """
+
+    modality: ClassVar[str] = "text"
+    keys: ClassVar[KeyMap]
+    module: DecoderModule
+    cross: CrossGeometry
+    image_token_id = None
+
+    def __init__(
+        self,
+        config: Any,
+        module: DecoderModule,
+        generation: GenerationDefaults,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.config = config
+        self.module = module
+        self.generation = generation
+        self.device = device
+        self.dtype = dtype
+        self.geometry = self._geometry(config)
+        self.cross = CrossGeometry(
+            num_layers=self.geometry.num_layers,
+            num_kv_heads=self.geometry.num_kv_heads,
+            head_dim=self.geometry.head_dim,
+            width=int(config.d_model),
+            max_rows=self.max_rows(config),
+        )
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config = cls.read_config(path)
+        names = cls.keys.decoder_names(checkpoint.files)
+        biased = "final_logits_bias" in names.values()
+
+        def build() -> nn.Module:
+            stack = cls.stack(config, dtype)
+            cls.take_cross_over(stack)
+            return DecoderModule(stack, config.d_model, cls.vocab_size(config), biased=biased)
+
+        module = empty_module(build)
+        assert isinstance(module, DecoderModule)
+        load_into(
+            module,
+            checkpoint,
+            names,
+            device=device,
+            dtype=dtype,
+            tied=cls.keys.tied,
+            computed=cls.computed(module.decoder),
+        )
+        # Set afterwards: transformers would want the name to be one of its own while it builds.
+        module.decoder.config._attn_implementation = attn_implementation
+        return cls(config, module, generation_defaults(path), device=device, dtype=dtype)
+
+    @classmethod
+    def read_config(cls, path: Path) -> Any:
+        """The checkpoint's config; ConfigError for one that the family does not serve."""
+        return load_config(path)
+
+    @classmethod
+    @abstractmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        """The family's decoder stack, without weights."""
+
+    @classmethod
+    @abstractmethod
+    def take_cross_over(cls, stack: Any) -> None:
+        """Puts a `CrossAttention` in the place of every module that attends to encoder rows."""
+
+    @classmethod
+    def computed(cls, stack: Any) -> dict[str, torch.Tensor]:
+        """Tensors by name that checkpoints may leave out, since every model computes them itself."""
+        return {}
+
+    @classmethod
+    def vocab_size(cls, config: Any) -> int:
+        """Tokens that the decoder can say."""
+        return int(config.vocab_size)
+
+    @classmethod
+    def max_rows(cls, config: Any) -> int | None:
+        """Positions that the encoder has; None where it does not count them."""
+        return int(config.max_position_embeddings)
+
+    @abstractmethod
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        """Hidden states [1, T, hidden] of token embeddings [1, T, hidden] at positions [T]."""
+
+    @abstractmethod
+    def cross_modules(self) -> list[CrossAttention]:
+        """The cross-attention of every layer, in order."""
+
+    def placeholder(self, plan: ItemPlan) -> list[int]:
+        most = self.cross.max_rows
+        if plan.length or plan.width != self.cross.width or plan.rows < 1 or (most and plan.rows > most):
+            rows = f"up to {most}" if most else "any number of"
+            raise InvalidRequest(
+                f"item {plan.mm_hash} is {plan.rows}x{plan.width} for {plan.length} placeholder tokens: "
+                f"this model takes {rows} rows of {self.cross.width} and no placeholder",
+                param="plan",
+            )
+        return []
+
+    def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
+        return one_dimensional(len(token_ids))
+
+    @torch.no_grad()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.module.decoder.embed_tokens(token_ids)
+        return rows
+
+    @torch.no_grad()
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        merged: MergedEmbeds | None,
+        attention: Any,
+    ) -> torch.Tensor:
+        assert merged is None or not merged.index.numel(), "encoder rows reach this model by cross-attention"
+        return self.walk(embeds.unsqueeze(0), positions[0], attention)[0]
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.module.lm_head(hidden)
+        bias = self.module.final_logits_bias
+        return scores if bias is None else scores + bias
+
+    @torch.no_grad()
+    def project_cross(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        rows = rows.to(self.device, self.dtype)
+        return [module.project(rows) for module in self.cross_modules()]
+
+    def prompt_defaults(self, options: Mapping[str, Any]) -> PromptDefaults:
+        start = self.start_token()
+        first = self.generation.extra.get("forced_bos_token_id")
+        # `generate` begins with the start token and forces the next one: here both are prompt.
+        return PromptDefaults(start, (start,) if first is None else (start, int(first)))
+
+    def start_token(self) -> int:
+        """The token that begins every decoder prompt, by generation_config, else by config."""
+        said = self.generation.extra.get("decoder_start_token_id")
+        for value in (said, getattr(self.config, "decoder_start_token_id", None), self.config.bos_token_id):
+            if value is not None:
+                return int(value[0] if isinstance(value, list) else value)
+        return 0
+
+    def logits_rules(
+        self, defaults: GenerationDefaults, options: Mapping[str, Any]
+    ) -> tuple[LogitsRule, ...]:
+        return checkpoint_rules(defaults, options)
+
+    @classmethod
+    def heads(cls, config: Any) -> tuple[int, int]:
+        """Heads of the decoder, and the elements of one."""
+        heads = int(config.decoder_attention_heads)
+        return heads, int(config.d_model) // heads
+
+    @classmethod
+    def num_layers(cls, config: Any) -> int:
+        """Layers of the decoder."""
+        return int(config.decoder_layers)
+
+    @classmethod
+    def max_positions(cls, config: Any) -> int:
+        """Tokens of the decoder, prompt and output."""
+        return int(config.max_position_embeddings)
+
+    def _geometry(self, config: Any) -> DecoderGeometry:
+        heads, head_dim = self.heads(config)
+        return DecoderGeometry(
+            num_layers=self.num_layers(config),
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            hidden_size=int(config.d_model),
+            vocab_size=self.vocab_size(config),
+            position_rows=1,
+            max_position_embeddings=self.max_positions(config),
+        )

@@ -1,0 +1,174 @@
+"""Rules that checkpoints of encoder-decoder models put on their outputs, as `generate` applies them.
+
+Each is a small frozen value without state: on resume it is asked again with all output tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triptych.models.base import GenerationDefaults, LogitsRule
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Suppress:
+    """Tokens that are never said."""
+
+    token_ids: tuple[int, ...]
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        logits[_known(self.token_ids, logits)] = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressAtBegin:
+    """Tokens that an output does not begin with. It begins at `shortest` tokens of the decoder, or later."""
+
+    token_ids: tuple[int, ...]
+    shortest: int = 0
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        if len(prompt_ids) + len(output_ids) == max(len(prompt_ids), self.shortest):
+            logits[_known(self.token_ids, logits)] = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedFirst:
+    """The token behind a decoder prompt that is the start token alone."""
+
+    token_id: int
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        if len(prompt_ids) + len(output_ids) == 1:
+            _force(logits, (self.token_id,))
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedLast:
+    """The last token of an output that reaches its `max_tokens`."""
+
+    token_ids: tuple[int, ...]
+    max_tokens: int
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        if len(output_ids) == self.max_tokens - 1:
+            _force(logits, self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class MinLength:
+    """No end before the decoder has `length` tokens, its prompt among them."""
+
+    length: int
+    eos_token_ids: tuple[int, ...]
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        if len(prompt_ids) + len(output_ids) < self.length:
+            logits[_known(self.eos_token_ids, logits)] = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class NoRepeatNgram:
+    """No run of `size` tokens twice, the decoder's prompt among them."""
+
+    size: int
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        ids = [*prompt_ids, *output_ids]
+        if len(ids) + 1 < self.size:
+            return
+        last = ids[len(ids) + 1 - self.size :]
+        ends = range(self.size - 1, len(ids))
+        said = [ids[end] for end in ends if ids[end + 1 - self.size : end] == last]
+        logits[_known(said, logits)] = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Nothing but these tokens at the first position: the language that is heard."""
+
+    token_ids: tuple[int, ...]
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        if output_ids:
+            return
+        kept = _known(self.token_ids, logits)
+        scores = logits[kept]
+        logits.fill_(_NEVER)
+        logits[kept] = scores
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamps:
+    """Whisper's: in pairs, never backwards, one to begin with, one wherever together they are likelier.
+
+    `first` is the token of 0.00 s, all above it are later; `last_initial` is the latest one to begin with,
+    counted from `first`.
+    """
+
+    first: int
+    eos_token_id: int
+    last_initial: int | None = None
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        first = self.first
+        logits[first - 1] = _NEVER  # <|notimestamps|>
+        after_one = bool(output_ids) and output_ids[-1] >= first
+        opens = after_one and not (len(output_ids) < 2 or output_ids[-2] >= first)
+        if after_one and not opens:
+            logits[first:] = _NEVER
+        elif opens:
+            logits[: self.eos_token_id] = _NEVER
+        before = next((token for token in reversed(output_ids) if token >= first), first - 1)
+        # The end of one segment may be the beginning of the next; the same time is not said a third time.
+        logits[first : before if opens else before + 1] = _NEVER
+        if not output_ids:
+            logits[:first] = _NEVER
+            if self.last_initial is not None:
+                logits[first + self.last_initial + 1 :] = _NEVER
+        scores = logits.log_softmax(dim=-1)
+        if scores[first:].logsumexp(dim=-1) > scores[:first].max():
+            logits[:first] = _NEVER
+
+
+def checkpoint_rules(defaults: GenerationDefaults, options: Mapping[str, Any]) -> tuple[LogitsRule, ...]:
+    """What the checkpoint's generation_config asks of every output.
+
+    `options["max_tokens"]`, where given, is what the request's output may have at most.
+    """
+    said = defaults.extra
+    forced_first = said.get("forced_bos_token_id")
+    rules: list[LogitsRule] = []
+    if size := int(said.get("no_repeat_ngram_size") or 0):
+        rules.append(NoRepeatNgram(size))
+    if words := tuple(word[0] for word in said.get("bad_words_ids") or () if len(word) == 1):
+        rules.append(Suppress(words))
+    if (length := int(said.get("min_length") or 0)) and defaults.eos_token_ids:
+        rules.append(MinLength(length, defaults.eos_token_ids))
+    if suppressed := tuple(said.get("suppress_tokens") or ()):
+        rules.append(Suppress(suppressed))
+    if begin := tuple(said.get("begin_suppress_tokens") or ()):
+        rules.append(SuppressAtBegin(begin, 0 if forced_first is None else 2))
+    if forced_first is not None:
+        rules.append(ForcedFirst(int(forced_first)))
+    forced_last, most = said.get("forced_eos_token_id"), options.get("max_tokens")
+    if forced_last is not None and most:
+        ids = forced_last if isinstance(forced_last, list) else [forced_last]
+        rules.append(ForcedLast(tuple(map(int, ids)), int(most)))
+    return tuple(rules)
+
+
+def _known(token_ids: Sequence[int], logits: torch.Tensor) -> list[int]:
+    """Checkpoints list tokens that smaller vocabularies do not have."""
+    return [token for token in token_ids if 0 <= token < len(logits)]
+
+
+def _force(logits: torch.Tensor, token_ids: Sequence[int]) -> None:
+    logits.fill_(_NEVER)
+    logits[_known(token_ids, logits)] = 0.0
