@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.baselines.shelf import Shelf
+from benchmarks.baselines.tables import number
 from triptych.goodput.plots import COLOURS
 from triptych.goodput.slo import parse_slo
 
@@ -48,7 +49,7 @@ def latency(shelf: Shelf) -> Figure | None:
                 label = "SLO" if not place else None
                 axis.hlines(limit, place - 0.45, place + 0.45, color="#333333", linestyle="--", label=label)
         _dress(axis, shelf.metrics[metric].title, loads)
-    axes[0].legend(fontsize=8, ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=6)
     return figure
 
 
@@ -69,13 +70,13 @@ def _single(shelf: Shelf, metric: str, kind: str, title: str) -> Figure | None:
     if not loads:
         return None
     systems = _systems(shelf, kind, loads)
-    width = max(5.5, 0.32 * len(loads) * len(systems) + 2.0)
+    width = min(max(6.5, 0.3 * len(loads) * len(systems) + 2.0), 13.0)
     figure: Figure
     figure, axis = plt.subplots(figsize=(width, 4.0), layout="constrained")
     figure.suptitle(f"{shelf.matrix['name']}: {title}{_mark(shelf)}")
     _bars(axis, shelf, metric, loads, systems)
     _dress(axis, shelf.metrics[metric].title, loads)
-    axis.legend(fontsize=8, ncols=2)
+    figure.legend(loc="outside lower center", fontsize=8, ncols=5)
     return figure
 
 
@@ -84,35 +85,38 @@ def _systems(shelf: Shelf, kind: str, loads: Sequence[str]) -> list[str]:
 
 
 def _bars(axis: Axes, shelf: Shelf, metric: str, loads: Sequence[str], systems: Sequence[str]) -> None:
-    width, heights = 0.84 / len(systems), []
-    every = list(shelf.systems)
-    for index, system in enumerate(systems):
-        colour = COLOURS[every.index(system) % len(COLOURS)]
-        hatch = "//" if every.index(system) >= len(COLOURS) else None
-        label: str | None = system
-        for place, load in enumerate(loads):
-            values = list(shelf.values(metric, load, system).values())
-            if not values:
-                continue
-            at, middle = place + (index - (len(systems) - 1) / 2) * width, statistics.median(values)
-            axis.bar(at, middle, width * 0.92, color=colour, hatch=hatch, label=label)
+    """Medians side by side, whiskers for the range; only systems that a load has take room there."""
+    every, width, heights, named = list(shelf.systems), 0.84 / len(systems), [], set()
+    for place, load in enumerate(loads):
+        found = {name: list(shelf.values(metric, load, name).values()) for name in systems}
+        there = {name: values for name, values in found.items() if values}
+        for index, (system, values) in enumerate(there.items()):
+            at, middle = place + (index - (len(there) - 1) / 2) * width, statistics.median(values)
+            axis.bar(
+                at,
+                middle,
+                width * 0.92,
+                color=COLOURS[every.index(system) % len(COLOURS)],
+                hatch="//" if every.index(system) >= len(COLOURS) else None,
+                label=None if system in named else system,
+            )
+            named.add(system)
             axis.vlines(at, min(values), max(values), color="black", linewidth=1)
             axis.annotate(
-                f"{middle:.3g}",
+                number(middle),
                 (at, max(values)),
-                ha="center",
-                va="bottom",
-                fontsize=6,
-                rotation=90,
                 xytext=(0, 2),
                 textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=7,
+                rotation=90,
             )
             heights.append(middle)
-            label = None
     positive = [height for height in heights if height > 0]
     if positive and max(positive) > _LINEAR_RANGE * min(positive):
         axis.set_yscale("log")
-    axis.margins(y=0.25)
+    axis.margins(y=0.2)
 
 
 def _dress(axis: Axes, title: str, loads: Sequence[str]) -> None:

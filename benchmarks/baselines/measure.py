@@ -110,23 +110,17 @@ def settle(server: Server, display: Display) -> None:
 
 
 def measure_cell(
-    matrix: Matrix,
-    cell: Cell,
-    server: Server,
-    attempt: int,
-    rate: float | None,
-    display: Display,
-) -> Measured:
-    """Fills and returns Measured. CellFailed when no request was answered."""
+    matrix: Matrix, cell: Cell, server: Server, attempt: int, display: Display, found: Measured
+) -> None:
+    """Fills `found`, whose rate is set. CellFailed when no request was answered."""
     target = Target(server.url, "")
-    settings = ready(settings_of(matrix, cell, target, seed_of(cell, attempt), rate))
+    settings = ready(settings_of(matrix, cell, target, seed_of(cell, attempt), found.rate))
     bench = Bench(settings, display)
-    found = Measured(rate)
     before, busy, begun = usages(server.pids), machine_time(), time.monotonic()
     if cell.kind == "search":
-        assert rate is not None
+        assert found.rate is not None
         limits = SearchLimits(
-            start=rate,
+            start=found.rate,
             resolution=matrix.search.resolution,
             windows=matrix.search.windows,
             confirmations=matrix.search.confirmations,
@@ -141,8 +135,7 @@ def measure_cell(
     found.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
     found.windows = [slim(window_fields(window), cell.kind == "search") for window in bench.windows]
     if not any(window["completed"] for window in found.windows):
-        raise CellFailed(f"no request was answered: {found.windows[0]['errors'][:1]}")
-    return found
+        raise CellFailed(f"no request was answered: {bench.windows[0].report.records[-1].error}")
 
 
 def slim(window: Mapping[str, Any], short: bool) -> dict[str, Any]:

@@ -95,10 +95,10 @@ class Run:
         with turn(self._options.lock, self._options.want):
             begun, date, load_before = time.monotonic(), _date(), load_average()
             try:
-                rate = rate_of(self._matrix, cell, list(finished.values()))
+                measured.rate = rate_of(self._matrix, cell, list(finished.values()))
                 server = self._fleet.get(system)
                 server.empty_scratch()
-                measured = measure_cell(self._matrix, cell, server, attempt, rate, self._display)
+                measure_cell(self._matrix, cell, server, attempt, self._display, measured)
                 if not server.alive():
                     raise CellFailed("the server died")
             except (TriptychError, OSError) as error:

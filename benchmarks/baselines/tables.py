@@ -42,11 +42,11 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, and the range where there are several."""
+    """Median, and the range where there is one."""
     if not values:
         return "–"
-    middle = number(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({number(min(values))} – {number(max(values))})"
+    middle, low, high = (number(value) for value in (statistics.median(values), min(values), max(values)))
+    return middle if low == high else f"{middle} ({low} – {high})"
 
 
 def report(shelves: Sequence[Shelf], pictures: Sequence[str] = (), command: str = "") -> str:
@@ -138,15 +138,27 @@ def _wins_and_losses(shelf: Shelf) -> list[str]:
     for title, some in (("better", won(lines)), ("worse", lost(lines))):
         count = f"in {len(some)} of {len(lines)} comparisons:" if some else "in none."
         found += [f"{ours} is {title} {count}", ""]
-        found += [_line(shelf, line, title == "worse") for line in some] + [""] * bool(some)
+        found += _by_load(shelf, some, title == "worse") + [""] * bool(some)
     found.append(f"Open: {len(others(lines))}.")
     return found
 
 
-def _line(shelf: Shelf, line: Line, blamed: bool) -> str:
-    why = blame(shelf, line.load, line.metric, line.against) if blamed else ""
-    text = f"- {line.load}, {shelf.metrics[line.metric].title}: {line.ratio:.2f} x {line.against} "
-    return text + f"({line.low:.2f} – {line.high:.2f})" + (f"; {why}" if why else "")
+def _by_load(shelf: Shelf, lines: Sequence[Line], blamed: bool) -> list[str]:
+    """A point for each load and system compared with: its figures, and once each what is to blame."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line.load, line.against), []).append(line)
+    found = []
+    for (load, against), group in groups.items():
+        figures = [
+            f"{shelf.metrics[line.metric].title.rpartition(', ')[0]} {line.ratio:.2f} x "
+            f"({line.low:.2f} – {line.high:.2f})"
+            for line in group
+        ]
+        text = f"- {load}, against {against}: {', '.join(figures)}"
+        whys = dict.fromkeys(blame(shelf, load, line.metric, against) for line in group) if blamed else {}
+        found.append(". ".join([text, *(why for why in whys if why)]) + ".")
+    return found
 
 
 def _searches(shelf: Shelf) -> list[str]:

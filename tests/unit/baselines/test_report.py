@@ -140,7 +140,7 @@ def test_the_text_says_what_was_met_missed_lost_and_left_out():
         "| goodput with 4 pictures | ≥ 1.5 x colocated | 1.17 (1.14 – 1.20) | **missed** | 22% below 1.5 |"
         in text
     )
-    assert "- mix, P99 TTFT, ms: 1.55 x colocated" in text
+    assert "- mix, against colocated: P99 TTFT 1.55 x (1.50 – 1.60). queue: P99 10 ms, 10 ms there." in text
     assert (
         "| mix, P99 TPOT of text streams, ms | epd-shared / colocated | 0.452 (0.45 – 0.455) | better |"
         in text
@@ -170,7 +170,7 @@ def test_numbers_and_spreads():
         "∞",
     ]
     assert spread([]) == "–"
-    assert spread([2.0]) == "2"
+    assert spread([2.0, 2.0]) == "2"
     assert spread([3.0, 1.0, 2.0]) == "2 (1 – 3)"
 
 
