@@ -16,11 +16,13 @@ from triptych.ec_connector.base import (
 )
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.pd_worker.admission import Admission
+from triptych.pd_worker.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.request_check import CrossLimits
 from triptych.pd_worker.sampling import ResolvedSampling
 from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
@@ -64,6 +66,13 @@ def make_feature(
     mm_hash = hashlib.sha256(name.encode()).hexdigest()
     plan = ItemPlan(mm_hash, "n" * 64, "image", placement.num_embeds(), WIDTH, "float32", length, runs)
     return MMFeature(plan, placement)
+
+
+def make_cross(name: str, rows: int, *, width: int = WIDTH) -> MMFeature:
+    """What an encoder-decoder model attends to: `rows` rows of no place in the prompt."""
+    mm_hash = hashlib.sha256(name.encode()).hexdigest()
+    plan = ItemPlan(mm_hash, "n" * 64, "text", rows, width, "float32", 0)
+    return MMFeature(plan, Placement(0, 0))
 
 
 def make_request(
@@ -111,11 +120,15 @@ class ModellessEngine:
     capacity: int = 1 << 20
     max_model_len: int = 256
     prefix_caching: bool = True
+    #: An encoder-decoder model's engine.
+    cross: bool = False
     token: int = 7
     now: float = 0.0
     events: list[EngineEvent] = field(default_factory=list)
     resident: dict[str, EncoderOutput] = field(default_factory=dict)
     connector: ECConnectorScheduler = field(init=False)
+    #: What stands in each KV block: (mm_hash, index) of a cross table, or the request that wrote last.
+    content: dict[int, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config = ECTransferConfig(connector="memory", store_url=self.store)
@@ -124,9 +137,11 @@ class ModellessEngine:
         self.kv = KVCacheManager(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)
         self.cache = EncoderCache(self.capacity)
         self.admission = Admission(self.capacity)
-        self.items = ItemTracker(self.cache, self.admission, self.connector)
+        self.tables = CrossKVManager(self.kv.pool, self.block_size) if self.cross else None
+        self.items = ItemTracker(self.cache, self.admission, self.connector, self.tables)
         limits = SchedulerLimits(self.max_num_seqs, self.budget, self.max_model_len)
-        self.scheduler = Scheduler(limits, self.kv, self.items)
+        cross = CrossLimits(WIDTH, 64, self.num_blocks, self.block_size) if self.cross else None
+        self.scheduler = Scheduler(limits, self.kv, self.items, cross)
 
     def add(self, *requests: EngineRequest) -> None:
         for request in requests:
@@ -146,12 +161,28 @@ class ModellessEngine:
             self.resident.pop(key, None)
         assert output.ec_connector_metadata is not None
         self.worker.start_load_caches(output.ec_connector_metadata, self.resident)
+        for projection in output.projections:
+            assert self.resident[projection.mm_hash].data.shape[0] == projection.rows
+            self.content.update(
+                {block: (projection.mm_hash, i) for i, block in enumerate(projection.block_ids)}
+            )
         for chunk in output.chunks:
+            self._check_tables(chunk)
             for rows in chunk.rows:
                 data = self.resident[rows.mm_hash].data
                 assert data[rows.first : rows.first + rows.count].shape[0] == rows.count
         sampled = [self.token for chunk in output.chunks if chunk.samples]
         return ModelRunnerOutput(sampled=sampled, ec_connector_output=self.finished())
+
+    def _check_tables(self, chunk: ScheduledChunk) -> None:
+        """The chunk reads its own cross table and writes its own blocks."""
+        request = chunk.state.request
+        if self.cross:
+            assert chunk.cross_length == request.features[0].plan.rows
+            for index, block in enumerate(chunk.cross_blocks):
+                assert self.content[block] == (request.features[0].mm_hash, index)
+        for block in chunk.block_ids[chunk.start // self.block_size :]:
+            self.content[block] = request.request_id
 
     def finished(self) -> ECConnectorOutput:
         return self.worker.get_finished()
@@ -170,6 +201,7 @@ class ModellessEngine:
     def assert_at_rest(self) -> None:
         """Nobody holds anything any more."""
         assert self.kv.num_used == 0
+        assert self.tables is None or self.tables.num_tables == 0
         assert self.cache.references == 0
         assert self.admission.reserved == 0
 
