@@ -28,7 +28,8 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Every name in `ports` becomes a free port that `${NAME}` stands for; `${SCRATCH}` is a folder in memory
     that is emptied between cells. `ready` are paths of `url`, or URLs, that answer 200 once it serves.
-    `brief`: it runs only while one of its cells does. `variant_of`: these are other settings of that system.
+    `brief`: it runs only while one of its cells does. `pause`: its process groups are stopped between cells,
+    for servers that take CPU while idle. `variant_of`: these are other settings of that system.
     """
 
     name: str
@@ -42,6 +43,7 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cwd: str = ""
     timeout: float = 600.0
     brief: bool = False
+    pause: bool = False
     variant_of: str = ""
     about: str = ""
 
@@ -220,6 +222,8 @@ def _check_system(system: System, names: Collection[str]) -> None:
         raise ConfigError(f"{where} needs either launch or commands")
     if system.launch:
         parse_shape(system.launch)
+        if system.pause:
+            raise ConfigError(f"{where}: pause is for commands; workers of a launched cluster must report")
     elif not system.url:
         raise ConfigError(f"{where} has commands and no url: say where it answers")
     if not 0 < system.timeout < 3600:

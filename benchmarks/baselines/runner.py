@@ -66,6 +66,7 @@ class Run:
                     break
                 found = self._cell(cell, finished)
                 finished[cell.name] = found
+                self._fleet.rest(self._matrix.named(cell.system))
                 self._tell(cell, found, left[index + 1 :], list(finished.values()))
                 if not idle_checked and index + 1 < len(left) and self._all_up(left[index + 1 :]):
                     idle_checked = True

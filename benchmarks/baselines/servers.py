@@ -39,6 +39,15 @@ class Server:
     def alive(self) -> bool:
         return all(alive(pid) for pid in self.pids)
 
+    def pause(self) -> None:
+        """Stops all processes where they are; `go_on` continues them. For servers started by commands."""
+        for pid in self.pids:
+            _signal(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for pid in self.pids:
+            _signal(pid, signal.SIGCONT)
+
     def log_tail(self) -> str:
         return _tail(self.logs)
 
@@ -155,19 +164,21 @@ def _free_ports(names: tuple[str, ...]) -> dict[str, str]:
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Last started, first ended; what a group leaves behind is killed by its number."""
     for process in reversed(processes):
-        _signal(process, signal.SIGTERM)
+        _signal(process.pid, signal.SIGTERM)
+        # A paused one hears it only when it goes on.
+        _signal(process.pid, signal.SIGCONT)
     deadline = time.monotonic() + _END_SECONDS
     for process in reversed(processes):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(deadline - time.monotonic(), 0.1))
-        _signal(process, signal.SIGKILL)
+        _signal(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal(group: int, number: signal.Signals) -> None:
     # The group outlives its leader as long as one of its processes does.
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        os.killpg(group, number)
 
 
 class Fleet:
@@ -179,7 +190,7 @@ class Fleet:
         self._up: dict[str, tuple[Server, contextlib.ExitStack]] = {}
 
     def get(self, system: System) -> Server:
-        """Running and ready; a dead one is started again."""
+        """Running and ready; a dead one is started again, a paused one goes on."""
         if system.name in self._up and not self._up[system.name][0].alive():
             self.end(system.name)
         if system.name not in self._up:
@@ -190,7 +201,15 @@ class Fleet:
                 except TriptychError as error:
                     raise ConfigError(f"system {system.name!r}: {error}\n{server.log_tail()}") from error
                 self._up[system.name] = (server, stack.pop_all())
-        return self._up[system.name][0]
+        server = self._up[system.name][0]
+        if system.pause:
+            server.go_on()
+        return server
+
+    def rest(self, system: System) -> None:
+        """After a cell: one that is to be paused is."""
+        if system.pause and system.name in self._up:
+            self._up[system.name][0].pause()
 
     def running(self) -> dict[str, Server]:
         return {name: server for name, (server, _) in self._up.items()}

@@ -42,6 +42,7 @@ def test_two_variables_in_a_word_are_both_replaced():
     ("old", "new", "told"),
     [
         ('launch = "1E1PD"', 'launch = "1X"', "'1X' is no shape"),
+        ('launch = "1E1PD"', 'launch = "1E1PD"\npause = true', "pause is for commands"),
         ('launch = "1E1PD"', "", "system 'colocated' needs either launch or commands"),
         ('url = "http://127.0.0.1:${PORT}"', "", "system 'vllm' has commands and no url"),
         (

@@ -1,0 +1,72 @@
+"""Servers of the baselines: started by commands, paused, ended, told on when they cannot start."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from benchmarks.baselines.matrix import System
+from benchmarks.baselines.processes import alive
+from benchmarks.baselines.servers import Fleet, Server
+from triptych.errors import ConfigError
+
+NULL = System(
+    name="null",
+    commands=((sys.executable, "-m", "triptych.goodput.null_server", "--port", "${PORT}"),),
+    url="http://127.0.0.1:${PORT}",
+    ready=("/v1/models",),
+    ports=("PORT",),
+    timeout=30,
+    pause=True,
+)
+
+
+def nothing(system: System, server: Server) -> None:
+    pass
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def models(server: Server) -> int:
+    with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as reply:
+        return reply.status
+
+
+def test_a_paused_server_goes_on_for_its_next_cell_and_ends_while_paused():
+    started: list[str] = []
+    fleet = Fleet("none", lambda system, server: started.append(system.name))
+    try:
+        server = fleet.get(NULL)
+        assert server.scratch is not None
+        (server.scratch / "left").mkdir()
+        server.empty_scratch()
+        assert not list(server.scratch.iterdir())
+        fleet.rest(NULL)
+        (pid,) = server.pids
+        assert state(pid) == "T" and server.alive()
+        assert models(fleet.get(NULL)) == 200
+        fleet.rest(NULL)
+    finally:
+        fleet.close()
+    assert started == ["null"] and not alive(pid) and not server.scratch.exists()
+
+
+def test_a_server_that_ends_before_it_is_ready_says_what_it_wrote():
+    broken = System(
+        name="broken", commands=(("sh", "-c", "echo no such luck; exit 3"),), url="http://127.0.0.1:9"
+    )
+    with pytest.raises(
+        ConfigError, match=r"(?s)system 'broken' ended with 3 before it was ready:.*no such luck"
+    ):
+        Fleet("none", nothing).get(broken)
+
+
+def test_a_command_that_is_not_there_is_told():
+    missing = System(name="missing", commands=(("/nowhere/serve",),), url="http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="cannot start /nowhere/serve: No such file"):
+        Fleet("none", nothing).get(missing)
