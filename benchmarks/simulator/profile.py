@@ -148,7 +148,7 @@ class _Served:
         from triptych.models.registry import generation_defaults, load_decoder
         from triptych.pd_worker.attention import ATTENTION_NAME
         from triptych.pd_worker.prompt import open_checkpoint
-        from triptych.pd_worker.service import default_threads
+        from triptych.pd_worker.service import torch_threads as pd_threads
         from triptych.simulator import profile_pd
         from triptych.simulator.checkpoint_shape import shape_of
 
@@ -156,7 +156,7 @@ class _Served:
         decoder = load_decoder(
             path, device=self._device, dtype=self._dtype, attn_implementation=ATTENTION_NAME
         )
-        self._threads[1] = self._options.threads or default_threads(decoder.geometry.hidden_size)
+        self._threads[1] = pd_threads(self._pd, decoder)
         torch.set_num_threads(self._threads[1])
         length = profile_pd.model_len(decoder)
         prompts, tokenizer = open_checkpoint(path, decoder, length)
