@@ -61,15 +61,22 @@ class Control:
         pipeline = self._redis.pipeline(transaction=False)
         for words in commands:
             pipeline.execute_command(*words)
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(self._timeout):
-                return list(await pipeline.execute())
+                replies = list(await pipeline.execute())
         except ResponseError as error:
             kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreUnavailable
             raise kind(f"store {self._label} refused a command: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             reason = str(error) or f"no answer in {self._timeout:g} s"
             raise StoreUnavailable(f"store {self._label} is not reachable: {reason}") from error
+        # redis-py writes under `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
+        # together with its result. A loop of ours would then never end.
+        if task is not None and task.cancelling() > cancels:
+            raise asyncio.CancelledError
+        return replies
 
     async def close(self) -> None:
         await self._redis.aclose()
