@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from triptych.proxy.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.media_hold import MediaHold
 from triptych.proxy.media_source import FileUrl, WebUrl
 from triptych.types import FinishReason, PositionLogprobs, SamplingParams, Usage
@@ -71,6 +72,11 @@ class ChatCall:
     template: TemplateOptions = TemplateOptions()
     #: Stands in the place of messages, which are empty then.
     prompt: RawPrompt | None = None
+    #: What the encoder of an encoder-decoder model reads; `prompt` is the decoder's then, None its default.
+    encoder: EncoderPrompt | None = None
+    transcription: Transcription | None = None
+    #: A later window of audio that is being transcribed: it goes before new requests.
+    continues: bool = False
     #: The principal's id where keys are in use.
     tenant: str = ""
     #: Shared by copies of the call, so that all its choices are about the same bytes.
@@ -84,6 +90,11 @@ class ChatCall:
         # With its length in front, no tenant's end can be a salt's beginning; and no client's salt alone
         # begins with a NUL.
         return f"\0{len(self.tenant)}:{self.tenant}{self.cache_salt}"
+
+    @property
+    def has_items(self) -> bool:
+        """Whether something of the request goes to an encoder worker."""
+        return self.encoder is not None or bool(self.images())
 
     def images(self) -> list[ImagePart]:
         return [image for message in self.messages for image in message.images()]
@@ -112,10 +123,24 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampTokens:
+    """Token `first + n` says: n * `seconds` from the start of the window."""
+
+    first: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt as the PD worker expanded it; once, before all text."""
+    """The prompt as the PD worker expanded it; once, before all text.
+
+    Of encoder-decoder models it is the decoder's, and that of a text encoder comes with it; `timestamps`
+    where they were asked for.
+    """
 
     prompt_token_ids: tuple[int, ...]
+    encoder_prompt_token_ids: tuple[int, ...] = ()
+    timestamps: TimestampTokens | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -34,7 +34,7 @@ class CompletionBook:
             "created": int(time.time()),
             "model": model,
         }
-        self.prompt_ids: list[Sequence[int]] = [() for _ in options.prompts]
+        self.started = [Started(()) for _ in options.prompts]
         self.usage = Usage(0, 0, 0)
         self.timings: Timings | None = None
         self.open = len(options.prompts)
@@ -44,6 +44,20 @@ class CompletionBook:
     def echo(self, index: int) -> str:
         """The prompt's text where it is to be repeated."""
         return self._echoes[index // self.options.n] if self.options.echo else ""
+
+    def prompt_fields(self, prompt: int) -> dict[str, Any]:
+        """The prompt's token ids; of an encoder-decoder model both prompts, and their texts where given."""
+        started = self.started[prompt]
+        fields: dict[str, Any] = {"prompt_token_ids": started.prompt_token_ids}
+        if not (self.options.encoder or started.encoder_prompt_token_ids):
+            return fields
+        fields["encoder_prompt_token_ids"] = started.encoder_prompt_token_ids
+        given = self.options.prompts[prompt]
+        if self.options.encoder is None:
+            return fields | ({"encoder_prompt": given} if isinstance(given, str) else {})
+        if isinstance(self.options.encoder.source, str):
+            fields["encoder_prompt"] = self.options.encoder.source
+        return fields | ({"decoder_prompt": given} if isinstance(given, str) else {})
 
     def logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """The legacy shape of a piece's log-probabilities; offsets count characters of the whole text."""
@@ -95,7 +109,7 @@ class CompletionStream:
     def _one(self, prompt: int, output: Output) -> bytes:
         book = self._book
         if isinstance(output, Started):
-            book.prompt_ids[prompt] = output.prompt_token_ids
+            book.started[prompt] = output
             return b""
         index = prompt * book.options.n + output.choice
         first = b"" if self._begun[index] else self._first(prompt, index)
@@ -111,7 +125,7 @@ class CompletionStream:
         book = self._book
         if book.options.return_token_ids:
             choice = self._choice(index, book.echo(index), Delta("", ()))
-            return self._event([choice | {"prompt_token_ids": book.prompt_ids[prompt]}], {})
+            return self._event([choice | book.prompt_fields(prompt)], {})
         if book.options.echo:
             return self._event([self._choice(index, book.echo(index), Delta("", ()))], {})
         return b""
@@ -152,7 +166,7 @@ class CompletionReply:
     def take(self, prompt: int, outputs: Sequence[Output]) -> None:
         for output in outputs:
             if isinstance(output, Started):
-                self._book.prompt_ids[prompt] = output.prompt_token_ids
+                self._book.started[prompt] = output
                 continue
             index = prompt * self._book.options.n + output.choice
             if isinstance(output, Delta):
@@ -182,7 +196,7 @@ class CompletionReply:
         }
         if book.options.return_token_ids:
             choice["token_ids"] = self._token_ids[index]
-            choice["prompt_token_ids"] = book.prompt_ids[index // book.options.n]
+            choice |= book.prompt_fields(index // book.options.n)
         return choice
 
 

@@ -10,8 +10,10 @@ import msgspec
 from triptych.errors import InvalidRequest
 from triptych.proxy.chat import ChatCall, RawPrompt
 from triptych.proxy.completion_types import CompletionBody
+from triptych.proxy.encoder_prompt import EncoderPrompt
 from triptych.proxy.json_body import decode_body
 from triptych.proxy.sampling_fields import sampling_of
+from triptych.proxy.two_prompts import two_prompts
 from triptych.proxy.unserved_fields import refuse_unserved
 from triptych.proxy.validation import check_salt, in_range
 
@@ -24,9 +26,12 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`."""
+    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`.
 
-    prompts: tuple[RawPrompt, ...]
+    A prompt is None where an encoder-decoder model's decoder begins by itself.
+    """
+
+    prompts: tuple[RawPrompt | None, ...]
     n: int
     stream: bool
     include_usage: bool
@@ -34,6 +39,7 @@ class CompletionOptions:
     logprobs: int | None
     return_token_ids: bool
     timings: bool
+    encoder: EncoderPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,12 @@ def parse_completion(
     n = body.n or 1
     if body.best_of not in (None, n):
         raise InvalidRequest("best_of must be equal to n: the server returns all it makes", param="best_of")
-    prompts = _prompts(body.prompt)
+    encoder, decoder = two_prompts(body)
+    prompts: tuple[RawPrompt | None, ...] = (decoder,)
+    if encoder is None or body.prompt is not None:
+        prompts = _prompts(body.prompt)
+    if encoder is not None and body.echo:
+        raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     first = ChatCall(
         request_id=request_id,
@@ -66,6 +77,7 @@ def parse_completion(
         cache_salt=check_salt(body.cache_salt or ""),
         n=n,
         prompt=prompts[0],
+        encoder=encoder,
     )
     calls = [first]
     for index, prompt in enumerate(prompts[1:], start=1):
@@ -80,6 +92,7 @@ def parse_completion(
         logprobs=body.logprobs,
         return_token_ids=bool(body.return_token_ids),
         timings=bool(body.triptych_timings),
+        encoder=encoder,
     )
     return CompletionRequest(request_id, tuple(calls), options)
 
@@ -99,8 +112,10 @@ def _refuse(body: CompletionBody) -> None:
         )
 
 
-def _prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> tuple[RawPrompt, ...]:
+def _prompts(prompt: str | Sequence[str | int | Sequence[int]] | None) -> tuple[RawPrompt, ...]:
     """The prompts of the field's four forms."""
+    if prompt is None:
+        raise InvalidRequest("prompt is missing: send a text or token ids", param="prompt")
     if isinstance(prompt, str):
         return (_checked(prompt, "prompt"),)
     if not prompt:

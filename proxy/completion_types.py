@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from triptych.proxy.openai_types import StreamOptions
 from triptych.proxy.sampling_fields import SamplingBody
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    """POST /v1/completions. `prompt`: a text, token ids, or a list of either."""
+    """POST /v1/completions. `prompt`: a text, token ids, or a list of either.
 
-    prompt: str | list[str | int | list[int]]
+    `encoder_prompt`, `decoder_prompt` and `multi_modal_data` are decoded late; see `two_prompts`.
+    """
+
+    prompt: str | list[str | int | list[int]] | None = None
+    encoder_prompt: Any = None
+    decoder_prompt: Any = None
+    multi_modal_data: Any = None
     model: str | None = None
     suffix: str | None = None
     stream: bool | None = None

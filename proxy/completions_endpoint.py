@@ -52,7 +52,9 @@ class CompletionsEndpoint(JsonEndpoint[CompletionRequest]):
             return []
         return await asyncio.gather(
             *(
-                _as_it_is(prompt) if isinstance(prompt, str) else self._queries.detokenize(model, prompt)
+                _as_it_is(prompt)
+                if isinstance(prompt, str)
+                else self._queries.detokenize(model, prompt or ())
                 for prompt in request.options.prompts
             )
         )

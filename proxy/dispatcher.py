@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Seque
 from dataclasses import replace
 from typing import Any, Protocol
 
-import msgspec
-
 from triptych.config import ProxyConfig
 from triptych.errors import (
     DeadlineExceeded,
@@ -29,6 +27,7 @@ from triptych.proxy import lifecycle as do
 from triptych.proxy.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.choices import Choices, make_choices
 from triptych.proxy.encoder_client import JobReady
+from triptych.proxy.encoder_prompt import fit
 from triptych.proxy.flow import Flow
 from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
@@ -38,7 +37,7 @@ from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
 from triptych.proxy.session import CURRENT
 from triptych.proxy.splitter import split
-from triptych.proxy.wire import with_logprobs
+from triptych.proxy.wire import started_from_proto, with_logprobs
 from triptych.types import ItemPlan, Usage
 
 log = logging.getLogger(__name__)
@@ -138,8 +137,7 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        self._check_admission(call)
-        choices = self._open(call)
+        choices = self._open(self._admitted(call))
         timer = asyncio.get_running_loop().call_at(choices.first.deadline, self._deadlines, choices)
         try:
             await self._prepare(choices)
@@ -179,19 +177,23 @@ class Dispatcher:
             )
         return name
 
-    def _check_admission(self, call: ChatCall) -> None:
+    def _admitted(self, call: ChatCall) -> ChatCall:
+        """The call as its model takes it; RequestError where it cannot be taken, or not now."""
         if self.draining:
             raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)
-        self.resolve_model(call.model)
+        call = fit(call, self._pool.kind(self.resolve_model(call.model)))
+        if call.continues:
+            return call
         if self._flows and len(self._flows) + call.n > self._max_queue:
             raise Overloaded(f"{self._max_queue} requests are in flight already", retry_after=RETRY_AFTER)
-        if call.images():
+        if call.has_items:
             if self.jobs.backpressure.refuses_media(time.monotonic()):
                 raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
             if self.media.spool.full:
                 raise Overloaded(
                     "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
                 )
+        return call
 
     def _open(self, call: ChatCall) -> Choices:
         self._counter += 1
@@ -254,7 +256,7 @@ class Dispatcher:
         """Text needs a model key; media wait for a namespace, which only encoders can tell."""
         model_key = self._pool.model_key(self.resolve_model(call.model))
         assert model_key is not None
-        while call.images() and self._pool.namespace(model_key) is None:
+        while call.has_items and self._pool.namespace(model_key) is None:
             await asyncio.sleep(BIND_POLL_SECONDS)
         return Binding(model_key, self._pool.namespace(model_key) or "")
 
@@ -317,9 +319,7 @@ class Dispatcher:
     def _start_job(
         self, flow: Flow, key: str, *, re_encode: bool = False, damaged_digest: str = "", counts: bool = True
     ) -> bool:
-        options = flow.call.processor_options
-        text = msgspec.json.encode(options, order="sorted").decode() if options else ""
-        source = flow.sources(text)[key]
+        source = flow.source(key)
         return self.jobs.start(source, re_encode=re_encode, damaged_digest=damaged_digest, counts=counts)
 
     async def _re_encode(self, flow: Flow, order: do.StartJobs) -> None:
@@ -397,7 +397,8 @@ class Dispatcher:
             self._finished(flow, attempt, event.finished)
         elif kind == "admitted":
             placements = [(place.offset, place.length) for place in event.admitted.placements]
-            self._carry_out(flow, machine.admitted(attempt, event.admitted.prompt_token_ids, placements))
+            started = started_from_proto(event.admitted)
+            self._carry_out(flow, machine.admitted(attempt, started.prompt_token_ids, placements, started))
         elif kind == "item_loaded":
             self._carry_out(flow, machine.item_loaded(attempt, event.item_loaded.mm_hash))
         elif kind == "item_missing":

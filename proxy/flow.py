@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from triptych.log import short
 from triptych.proxy.chat import ChatCall, Delta, Done, ItemTiming, Output
 from triptych.proxy.job_runner import ItemSource
@@ -41,25 +43,26 @@ class Flow:
 
     @property
     def resumed(self) -> bool:
-        return self.lifecycle.attempt > 1
+        """Whether it has been under way before: it goes before new requests."""
+        return self.lifecycle.attempt > 1 or self.call.continues
 
-    def sources(self, processor_options: str) -> dict[str, ItemSource]:
-        """What an encoder needs of each distinct item."""
+    def source(self, key: str) -> ItemSource:
+        """What an encoder needs of the item with this key."""
         assert self.split is not None and self.binding is not None
-        return {
-            item.mm_hash: ItemSource(
-                mm_hash=item.mm_hash,
-                namespace=self.binding.namespace,
-                modality="image",
-                media=item.media,
-                processor_options=processor_options,
-                salt=self.call.salt,
-                request_id=self.call.request_id,
-                deadline=self.deadline,
-                looked_up=self.looked_up,
-            )
-            for item in self.split.items
-        }
+        item = next(item for item in self.split.items if item.mm_hash == key)
+        return ItemSource(
+            mm_hash=key,
+            namespace=self.binding.namespace,
+            modality=item.modality,
+            media=item.media,
+            processor_options=msgspec.json.encode(item.options, order="sorted").decode()
+            if item.options
+            else "",
+            salt=self.call.salt,
+            request_id=self.call.request_id,
+            deadline=self.deadline,
+            looked_up=self.looked_up,
+        )
 
     def emit_tokens(self, delta: Delta) -> None:
         if self.first_token is None and delta.token_ids:

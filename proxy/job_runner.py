@@ -338,4 +338,5 @@ def _poison() -> RequestError:
 
 
 def _patches(plan: ItemPlan) -> int:
-    return math.prod(plan.grid_thw) if plan.grid_thw else plan.rows
+    """What a tower's time goes with: patches of a picture, rows of anything else."""
+    return math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows

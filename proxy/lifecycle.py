@@ -193,7 +193,11 @@ class Lifecycle:
         return self._fail(error)
 
     def admitted(
-        self, attempt: int, prompt_token_ids: Sequence[int], placements: Iterable[tuple[int, int]]
+        self,
+        attempt: int,
+        prompt_token_ids: Sequence[int],
+        placements: Iterable[tuple[int, int]],
+        started: Started | None = None,
     ) -> list[Instruction]:
         if attempt != self.attempt or self.ended:
             return []
@@ -202,7 +206,7 @@ class Lifecycle:
         if self.prompt_token_ids is None:
             self.prompt_token_ids = tuple(prompt_token_ids)
             self._placements = tuple(placements)
-            instructions.append(Emit(Started(self.prompt_token_ids)))
+            instructions.append(Emit(started or Started(self.prompt_token_ids)))
         return instructions
 
     def item_loaded(self, attempt: int, mm_hash: str) -> list[Instruction]:

@@ -9,6 +9,7 @@ from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.address_rules import parse_rules
 from triptych.proxy.chat import ImagePart
+from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt
 from triptych.proxy.media_connection import MediaConnections
 from triptych.proxy.media_fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media_file import MediaFolder
@@ -64,7 +65,19 @@ class MediaLoader:
             raise InvalidRequest(f"{param}: no PNG, JPEG, WebP, GIF, BMP or AVIF file", param=param)
         return await self.spool.keep(data)
 
-    async def _decode(self, content: str | bytes, param: str, hold: MediaHold) -> SpooledMedia:
+    async def load_encoder_prompt(self, encoder: EncoderPrompt, hold: MediaHold) -> SpooledMedia:
+        """The bytes that the encoder reads, which `hold` keeps: an audio file's, a text's or token ids'."""
+        source = encoder.source
+        if isinstance(source, AudioFile):
+            file = source.source
+            return await hold.get(
+                id(source), lambda: self._decode(file, encoder.param, hold, "the audio file")
+            )
+        return await hold.get(id(source), lambda: self.spool.keep(encoder.text_bytes()))
+
+    async def _decode(
+        self, content: str | bytes, param: str, hold: MediaHold, what: str = "the picture"
+    ) -> SpooledMedia:
         """The request keeps `content` itself as well, which is counted."""
         nbytes = len(content)
         self.spool.reserve(memory=nbytes)
@@ -73,9 +86,9 @@ class MediaLoader:
             text = content
             content = await self.spool.in_thread(lambda: decode_base64(text, param))
         if not content:
-            raise InvalidRequest(f"{param}: the picture is empty", param=param)
+            raise InvalidRequest(f"{param}: {what} is empty", param=param)
         if len(content) > self._max_bytes:
-            raise TooLarge(f"{param}: the picture is above {format_size(self._max_bytes)}", param=param)
+            raise TooLarge(f"{param}: {what} is above {format_size(self._max_bytes)}", param=param)
         return await self.spool.keep(content)
 
 

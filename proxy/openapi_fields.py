@@ -42,7 +42,9 @@ WORDS: dict[str, str] = {
     "cache_salt": "Keeps caches apart: requests with other salts share no embeddings and no KV blocks.",
     "chat_template_kwargs": "Further variables of the chat template.",
     "continue_final_message": "The last message is the beginning of the answer.",
+    "decoder_prompt": "What an encoder-decoder model's decoder begins with; else its own start.",
     "echo": "Put the prompt in front of the text; not with logprobs.",
+    "encoder_prompt": "What an encoder-decoder model's encoder reads, in place of prompt.",
     "frequency_penalty": "Taken from a token's logit for each time it stands in the output.",
     "guided_choice": "The answer is one of these texts.",
     "guided_json": "A JSON schema that the answer fits.",
@@ -62,6 +64,7 @@ WORDS: dict[str, str] = {
     "min_tokens": "No end before this many output tokens.",
     "mm_processor_kwargs": "Options of the image processor; they change embeddings and their keys.",
     "model": "A name of GET /v1/models; may be left out where only one is served.",
+    "multi_modal_data": "Audio for the encoder of an encoder-decoder model.",
     "n": "Number of answers; at most what --max-choices says.",
     "parallel_tool_calls": "Whether an answer may hold several calls; true by default.",
     "presence_penalty": "Taken once from the logit of every token that stands in the output.",
@@ -255,6 +258,25 @@ _FUNCTION_CHOICE: Schema = _typed("function", function=_NAMED)
 _TOOLS: Schema = {"anyOf": [{"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}, _NULL]}
 _IDS: Schema = {"type": "array", "items": _TOKEN_ID, "minItems": 1}
 _LONG_TEXT: Schema = {"type": "string", "minLength": 1}
+_SINGLETON: Schema = {
+    "anyOf": [
+        _LONG_TEXT,
+        _IDS,
+        {"type": "object", "required": ["prompt"], "properties": {"prompt": _LONG_TEXT}},
+        {"type": "object", "required": ["prompt_token_ids"], "properties": {"prompt_token_ids": _IDS}},
+    ]
+}
+_AUDIO: Schema = {
+    "type": "object",
+    "required": ["audio"],
+    "properties": {
+        "audio": {
+            "type": "object",
+            "required": ["data"],
+            "properties": {"data": {"type": "string", "pattern": f"^{_BASE64}$", "minLength": 4}},
+        }
+    },
+}
 _JSON_SCHEMA_FORMAT: Schema = _typed(
     "json_schema",
     json_schema={
@@ -311,6 +333,9 @@ SHAPES: dict[str, dict[str, Schema]] = {
                 {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
             ]
         },
+        "encoder_prompt": {"anyOf": [_SINGLETON, _NULL]},
+        "decoder_prompt": {"anyOf": [_SINGLETON, _NULL]},
+        "multi_modal_data": {"anyOf": [_AUDIO, _NULL]},
         "logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, _NULL]},
         "add_special_tokens": {"enum": [True, None]},
     },

@@ -19,7 +19,13 @@ from triptych.proxy.lifecycle import Submit
 from triptych.proxy.pd_client import LinkSink, PDLink
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
-from triptych.proxy.wire import prompt_to_proto, resume_to_proto, template_to_proto
+from triptych.proxy.wire import (
+    encoder_prompt_to_proto,
+    prompt_to_proto,
+    resume_to_proto,
+    template_to_proto,
+    transcription_to_proto,
+)
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +219,8 @@ class PDRouter:
             sampling=sampling_to_proto(flow.call.sampling),
             salt=flow.call.salt,
             template=template_to_proto(flow.call.template),
+            encoder_prompt=encoder_prompt_to_proto(flow.call.encoder) if flow.call.encoder else None,
+            transcription=transcription_to_proto(flow.call.transcription),
         )
         if flow.call.prompt is not None:
             message.prompt.CopyFrom(prompt_to_proto(flow.call.prompt))

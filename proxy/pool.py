@@ -17,6 +17,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.errors import TriptychError
+from triptych.proxy.encoder_prompt import ModelKind
 from triptych.rpc import make_channel
 from triptych.types import WorkerInfo
 
@@ -69,8 +70,14 @@ class Binding:
 @dataclass(slots=True)
 class _Model:
     name: str
+    kind: ModelKind
     #: Namespaces in the order in which they were first seen.
     namespaces: list[str] = field(default_factory=list)
+
+
+def kind_of(info: WorkerInfo) -> ModelKind:
+    """What a PD worker's registration says of its model."""
+    return ModelKind(bool(info.capacity.get("encoder_decoder")), info.modality)
 
 
 class WorkerPool:
@@ -132,6 +139,11 @@ class WorkerPool:
         keys = [key for key, known in self._models.items() if known.name == model]
         live = {worker.info.model_key for worker in self.serving("pd")}
         return next((key for key in reversed(keys) if key in live), keys[-1] if keys else None)
+
+    def kind(self, model: str) -> ModelKind:
+        """What the model takes; a decoder-only one where nothing is known."""
+        key = self.model_key(model)
+        return ModelKind() if key is None else self._models[key].kind
 
     def namespace(self, model_key: str) -> str | None:
         """The key's newest namespace with a live encoder, else its newest one; None: never seen."""
@@ -210,7 +222,7 @@ class WorkerPool:
         if model is None:
             if info.pool != "pd":
                 return
-            model = self._models[info.model_key] = _Model(info.model)
+            model = self._models[info.model_key] = _Model(info.model, kind_of(info))
         model.namespaces += [name for name in info.namespaces if name not in model.namespaces]
 
     async def _watch(self, worker: Worker) -> None:

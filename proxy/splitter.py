@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from triptych.hashing import framed_digest, mm_hash
 from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, RawPrompt, TextPart
+from triptych.proxy.encoder_prompt import EncoderPrompt
 from triptych.proxy.media_hold import together
 from triptych.proxy.media_loader import MediaLoader
 from triptych.proxy.media_spool import SpooledMedia
@@ -26,6 +27,8 @@ class SplitItem:
     mm_hash: str
     media: SpooledMedia
     param: str
+    options: Mapping[str, object]
+    modality: str = MODALITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +42,54 @@ class SplitRequest:
 
 async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitRequest:
     """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other."""
+    if call.encoder is not None:
+        return await split_encoder_prompt(call, call.encoder, namespace, loader)
     if call.prompt is not None:
         return SplitRequest(b"", (), prompt_chain(call, call.prompt))
     items = await together([make_item(call, namespace, image, loader) for image in call.images()])
     return SplitRequest(pd_messages(call.messages), tuple(items), prefix_chain(call, items))
 
 
+async def split_encoder_prompt(
+    call: ChatCall, encoder: EncoderPrompt, namespace: str, loader: MediaLoader
+) -> SplitRequest:
+    """One item for the encoder. Requests about the same one go to the PD worker that has read it."""
+    item = await hashed_item(
+        call,
+        namespace,
+        await loader.load_encoder_prompt(encoder, call.media),
+        encoder.param,
+        encoder.options,
+        encoder.modality,
+    )
+    return SplitRequest(b"", (item,), prompt_chain(call, call.prompt or (), item.mm_hash))
+
+
 async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: MediaLoader) -> SplitItem:
     media = await loader.load(image, call.media)
+    return await hashed_item(call, namespace, media, image.param, call.processor_options, MODALITY)
+
+
+async def hashed_item(
+    call: ChatCall,
+    namespace: str,
+    media: SpooledMedia,
+    param: str,
+    options: Mapping[str, object],
+    modality: str,
+) -> SplitItem:
 
     def key() -> str:
         with media.view() as content:
             return mm_hash(
                 content,
                 namespace=namespace,
-                modality=MODALITY,
-                processor_options=call.processor_options,
+                modality=modality,
+                processor_options=options,
                 salt=call.salt,
             )
 
-    return SplitItem(await media.in_thread(key), media, image.param)
+    return SplitItem(await media.in_thread(key), media, param, options, modality)
 
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
@@ -89,11 +120,17 @@ def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:
     return tuple(chain)
 
 
-def prompt_chain(call: ChatCall, prompt: RawPrompt) -> tuple[str, ...]:
-    """The same for a raw prompt: one digest per piece of 1 KiB, each over everything up to it."""
+def prompt_chain(call: ChatCall, prompt: RawPrompt, item: str = "") -> tuple[str, ...]:
+    """The same for a raw prompt: one digest per piece of 1 KiB, each over everything up to it.
+
+    `item`, the key of what the encoder reads, goes before it.
+    """
     data = prompt.encode() if isinstance(prompt, str) else b"".join(t.to_bytes(4, "little") for t in prompt)
     last = framed_digest((("salt", call.salt.encode()),))
     chain: list[str] = []
+    if item:
+        last = framed_digest((("last", last.encode()), ("item", item.encode())))
+        chain.append(last)
     for at in range(0, min(len(data), _MAX_PIECES * _PIECE), _PIECE):
         last = framed_digest((("last", last.encode()), ("prompt", data[at : at + _PIECE])))
         chain.append(last)

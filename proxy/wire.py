@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import logprobs_from_proto
-from triptych.proxy.chat import Delta, RawPrompt, TemplateOptions
+from triptych.proxy.chat import Delta, RawPrompt, Started, TemplateOptions, TimestampTokens
+from triptych.proxy.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.lifecycle import ResumeState
 
 
@@ -23,6 +25,26 @@ def prompt_to_proto(prompt: RawPrompt) -> pd_pb2.RawPrompt:
     if isinstance(prompt, str):
         return pd_pb2.RawPrompt(text=prompt)
     return pd_pb2.RawPrompt(token_ids=common_pb2.TokenIds(ids=prompt))
+
+
+def encoder_prompt_to_proto(encoder: EncoderPrompt) -> common_pb2.EncoderPrompt | None:
+    """What a text encoder reads; None of audio, which is an item and nothing else."""
+    if isinstance(encoder.source, str):
+        return common_pb2.EncoderPrompt(text=encoder.source)
+    if isinstance(encoder.source, tuple):
+        return common_pb2.EncoderPrompt(token_ids=common_pb2.TokenIds(ids=encoder.source))
+    return None
+
+
+def transcription_to_proto(transcription: Transcription | None) -> common_pb2.Transcription | None:
+    return None if transcription is None else common_pb2.Transcription(**asdict(transcription))
+
+
+def started_from_proto(admitted: pd_pb2.Admitted) -> Started:
+    timestamps = None
+    if admitted.HasField("timestamps"):
+        timestamps = TimestampTokens(admitted.timestamps.first, admitted.timestamps.seconds)
+    return Started(tuple(admitted.prompt_token_ids), tuple(admitted.encoder_prompt_token_ids), timestamps)
 
 
 def with_logprobs(delta: Delta, positions: Iterable[common_pb2.PositionLogprobs]) -> Delta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,8 @@ class FakeWorker:
     """A gRPC server on a port of its own that can be killed and started again there."""
 
     pool = ""
+    #: "text" and "audio" make it a worker of an encoder-decoder model.
+    modality = "image"
 
     def __init__(self) -> None:
         self.port = 0
@@ -101,8 +104,11 @@ class FakeWorker:
     def info(self) -> WorkerInfo:
         namespaces = (self.namespace,) if self.pool == "encoder" else ()
         capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
+        if self.pool == "pd" and self.modality != "image":
+            capacity["encoder_decoder"] = 1
+        incarnation = f"i{self.incarnation}"
         return WorkerInfo(
-            self.address, self.pool, f"i{self.incarnation}", self.model_key, MODEL, namespaces, capacity
+            self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
         )
 
     async def start(self) -> None:
@@ -144,6 +150,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         self.failures: list[encoder_pb2.JobFailed] = []
         self.ask_media_again = False
         self.ends_at: dict[str, str] = {}
+        #: Of every audio file.
+        self.frames = 400
         self.restarts: set[asyncio.Task[None]] = set()
         self.gate = asyncio.Event()
         self.tower = asyncio.Event()
@@ -178,6 +186,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         await self.gate.wait()
         await self._end_at("plan", job.mm_hash)
         plan = fake_plan(job.mm_hash, self.namespace)
+        if job.modality != "image":
+            plan = cross_plan(job, self.namespace, self.frames)
         yield encoder_pb2.EncodeEvent(planned=plan)
         if self.ask_media_again:
             self.ask_media_again = False
@@ -213,6 +223,17 @@ def fake_plan(key: str, namespace: str = NAMESPACE) -> common_pb2.ItemPlan:
         length=ROWS,
         grid_thw=[1, 2, 2],
     )
+
+
+def cross_plan(job: encoder_pb2.EncodeJob, namespace: str, frames: int) -> common_pb2.ItemPlan:
+    """What an encoder-decoder model's encoder says of a text, or of a window of 3000 frames of audio."""
+    plan = fake_plan(job.mm_hash, namespace)
+    plan.modality, plan.length = job.modality, 0
+    del plan.grid_thw[:]
+    if job.modality == "audio":
+        start = json.loads(job.processor_options or "{}").get("start_frame", 0)
+        plan.grid_thw.extend([start, min(3000, frames - start), frames])
+    return plan
 
 
 def token_text(index: int) -> str:
@@ -365,8 +386,14 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         submit = held.submit
         await self.admission.wait()
         prompt = list(submit.resume.prompt_token_ids) or [1, 2, 3]
-        places = [pd_pb2.ItemPlacement(offset=at, length=ROWS) for at, _ in enumerate(submit.items)]
-        self.emit(held, admitted=pd_pb2.Admitted(prompt_token_ids=prompt, placements=places))
+        places = [
+            pd_pb2.ItemPlacement(offset=at, length=slot.plan.length) for at, slot in enumerate(submit.items)
+        ]
+        admitted = pd_pb2.Admitted(prompt_token_ids=prompt, placements=places)
+        encoder = submit.encoder_prompt
+        admitted.encoder_prompt_token_ids.extend([ord(letter) for letter in encoder.text])
+        admitted.encoder_prompt_token_ids.extend(encoder.token_ids.ids)
+        self.emit(held, admitted=admitted)
         for slot in submit.items:
             await self._load(held, slot.plan.mm_hash)
         sampling, script = submit.sampling, self.script

@@ -35,17 +35,37 @@ class FakeCluster:
     """A real proxy over HTTP and gRPC, with scripted workers around the test's store."""
 
     def __init__(
-        self, store: EmbeddingStore, *, encoders: int = 1, pd_workers: int = 1, **options: Any
+        self,
+        store: EmbeddingStore,
+        *,
+        encoders: int = 1,
+        pd_workers: int = 1,
+        modality: str = "image",
+        **options: Any,
     ) -> None:
         self.store = store
         self.registry = Registry(store)
         self.encoders = [FakeEncoder(store) for _ in range(encoders)]
         self.pd_workers = [FakePD() for _ in range(pd_workers)]
         self.metrics = ProxyMetrics()
+        self._modality = modality
         self._options = options
+        self.grpc_server: Any = None
 
     async def __aenter__(self) -> FakeCluster:
+        try:
+            return await self._start()
+        except BaseException:
+            # What is not stopped here is complained of in the middle of another test.
+            for worker in (*self.encoders, *self.pd_workers):
+                await worker.kill()
+            if self.grpc_server is not None:
+                await self.grpc_server.stop(None)
+            raise
+
+    async def _start(self) -> FakeCluster:
         for worker in (*self.encoders, *self.pd_workers):
+            worker.modality = self._modality
             await worker.start()
             await self.registry.register(worker.info, term=600.0)
         options = dict(self._options)

@@ -1,0 +1,130 @@
+"""The prompts of an encoder-decoder model as a completions body spells them.
+
+Text: `encoder_prompt` and, if wanted, `decoder_prompt`. Audio: `multi_modal_data`, and the text or token ids
+are the decoder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.chat import RawPrompt
+from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt
+
+MEDIA = "multi_modal_data"
+_TEXT, _IDS = "prompt", "prompt_token_ids"
+_HEAD = 256
+
+
+class TwoPromptsBody(Protocol):
+    """The fields of a body that say them."""
+
+    prompt: Any
+    encoder_prompt: Any
+    decoder_prompt: Any
+    multi_modal_data: Any
+
+
+def two_prompts(body: TwoPromptsBody) -> tuple[EncoderPrompt | None, RawPrompt | None]:
+    """What the encoder reads, and what the decoder begins with; (None, None) where only `prompt` is given.
+
+    `prompt` itself is not read here: beside audio it is the decoder's. InvalidRequest names the field.
+    """
+    if body.encoder_prompt is None and body.decoder_prompt is None and body.multi_modal_data is None:
+        return None, None
+    explicit = "encoder_prompt" if body.encoder_prompt is not None else "decoder_prompt"
+    if body.prompt is not None and getattr(body, explicit) is not None:
+        raise InvalidRequest(
+            f"prompt and {explicit} exclude each other: send encoder_prompt and decoder_prompt",
+            param="prompt",
+        )
+    encoder = _encoder(body)
+    if encoder is None:
+        raise InvalidRequest(
+            "decoder_prompt needs an encoder_prompt, or audio in multi_modal_data", param="decoder_prompt"
+        )
+    decoder = None
+    if body.decoder_prompt is not None:
+        decoder, audio = singleton(body.decoder_prompt, "decoder_prompt")
+        if audio is not None:
+            raise InvalidRequest(
+                f"decoder_prompt.{MEDIA}: media are the encoder's", param=f"decoder_prompt.{MEDIA}"
+            )
+    return encoder, decoder
+
+
+def _encoder(body: TwoPromptsBody) -> EncoderPrompt | None:
+    audio = None
+    if body.multi_modal_data is not None:
+        audio = EncoderPrompt(audio_file(body.multi_modal_data, MEDIA), f"{MEDIA}.audio")
+    if body.encoder_prompt is None:
+        return audio
+    prompt, own = singleton(body.encoder_prompt, "encoder_prompt")
+    if (audio is not None) + (own is not None) + (prompt is not None) > 1:
+        raise InvalidRequest(
+            "encoder_prompt: an encoder reads one thing, a text or audio; put text for the decoder into "
+            "decoder_prompt",
+            param="encoder_prompt",
+        )
+    if prompt is not None:
+        return EncoderPrompt(prompt, "encoder_prompt")
+    return own
+
+
+def singleton(value: Any, path: str) -> tuple[RawPrompt | None, EncoderPrompt | None]:
+    """One prompt in any of its forms: a text, token ids, {"prompt"}, {"prompt_token_ids"}; and its audio."""
+    if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
+        return _plain(value, path), None
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(
+            f'{path} must be a text, token ids, {{"{_TEXT}": …}} or {{"{_IDS}": […]}}', param=path
+        )
+    unknown = sorted(set(value) - {_TEXT, _IDS, MEDIA})
+    given = [name for name in (_TEXT, _IDS) if value.get(name) is not None]
+    if unknown or len(given) > 1 or not (given or value.get(MEDIA)):
+        raise InvalidRequest(f"{path} holds one of {_TEXT} and {_IDS}, and may hold {MEDIA}", param=path)
+    audio = None
+    if value.get(MEDIA) is not None:
+        where = f"{path}.{MEDIA}"
+        audio = EncoderPrompt(audio_file(value[MEDIA], where), f"{where}.audio")
+    if not given:
+        return None, audio
+    name = given[0]
+    kind = str if name == _TEXT else list
+    if not isinstance(value[name], kind):
+        raise InvalidRequest(f"{path}.{name} must be a {kind.__name__}", param=f"{path}.{name}")
+    return _plain(value[name], f"{path}.{name}"), audio
+
+
+def _plain(value: Any, path: str) -> RawPrompt:
+    if not value:
+        raise InvalidRequest(f"{path} must not be empty", param=path)
+    if isinstance(value, str):
+        return value
+    if any(type(token) is not int or not 0 <= token < 1 << 32 for token in value):
+        raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
+    return tuple(value)
+
+
+def audio_file(value: Any, path: str) -> AudioFile:
+    """The file of {"audio": {"data": BASE64}}, or with "url": a data: URL."""
+    if not isinstance(value, Mapping) or set(value) != {"audio"}:
+        raise InvalidRequest(f'{path} must read {{"audio": {{"data": BASE64}}}}', param=path)
+    audio = value["audio"]
+    path += ".audio"
+    if not isinstance(audio, Mapping) or not (set(audio) <= {"data", "format"} or set(audio) == {"url"}):
+        raise InvalidRequest(f'{path} must read {{"data": BASE64}} or {{"url": "data:…"}}', param=path)
+    name = "url" if "url" in audio else "data"
+    text = audio.get(name)
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{path}.{name} must be a text", param=f"{path}.{name}")
+    if name == "url":
+        head, comma, _ = text[:_HEAD].partition(",")
+        if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
+            raise InvalidRequest(
+                f"{path}.url must read data:audio/wav;base64,…; audio is not fetched", param=f"{path}.url"
+            )
+        text = text[len(head) + 1 :]
+    return AudioFile(text)

@@ -1,0 +1,208 @@
+"""POST /v1/completions of encoder-decoder models, with the openai package and scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from support.fake_workers import MODEL, NAMESPACE, until, whole_text
+from support.proxy_fakes import FakeCluster
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.hashing import mm_hash
+
+IDS = {"form": "token_ids"}
+WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
+AUDIO = {"audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}}
+
+
+def ids_bytes(*ids: int) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in ids)
+
+
+async def _complete(cluster: FakeCluster, prompt: Any = None, **fields: Any) -> Any:
+    """The reply; without a prompt the field is null, which the server takes as absent."""
+    fields = {"return_token_ids": True, **fields}
+    return await cluster.client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=3, extra_body=fields
+    )
+
+
+async def test_a_single_text_is_the_encoders(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="text") as cluster:
+        reply = await _complete(cluster, "Hi")
+        assert reply.choices[0].text == whole_text(3)
+        assert reply.choices[0].encoder_prompt_token_ids == [ord("H"), ord("i")]
+        assert reply.choices[0].encoder_prompt == "Hi"
+        assert reply.choices[0].prompt_token_ids == [1, 2, 3]
+        job, encoder = cluster.jobs[0], cluster.encoders[0]
+        assert (job.modality, job.processor_options, encoder.media) == ("text", "", [b"Hi"])
+        assert job.mm_hash == mm_hash(b"Hi", namespace=NAMESPACE, modality="text")
+        submit = cluster.pd_workers[0].submits[0]
+        assert (submit.encoder_prompt.text, submit.messages) == ("Hi", b"")
+        assert not submit.HasField("prompt") and not submit.HasField("transcription")
+        slot = submit.items[0]
+        assert (slot.plan.modality, slot.plan.length, slot.plan.mm_hash) == ("text", 0, job.mm_hash)
+        await cluster.at_rest()
+
+
+async def test_single_token_ids_are_the_encoders(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="text") as cluster:
+        reply = await _complete(cluster, [2, 0, 171, 5, 2])
+        assert reply.choices[0].encoder_prompt_token_ids == [2, 0, 171, 5, 2]
+        assert not hasattr(reply.choices[0], "encoder_prompt")
+        media = ids_bytes(2, 0, 171, 5, 2)
+        assert cluster.encoders[0].media == [media]
+        job = cluster.jobs[0]
+        assert job.processor_options == '{"form":"token_ids"}'
+        assert job.mm_hash == mm_hash(media, namespace=NAMESPACE, modality="text", processor_options=IDS)
+
+
+FORMS = [
+    ("Hi", b"Hi", "Hi"),
+    ([5, 6], ids_bytes(5, 6), None),
+    ({"prompt": "Hi"}, b"Hi", "Hi"),
+    ({"prompt_token_ids": [5, 6]}, ids_bytes(5, 6), None),
+]
+
+
+@pytest.mark.parametrize("encoder", FORMS, ids=["text", "ids", "TextPrompt", "TokensPrompt"])
+async def test_both_prompts_come_in_every_form(store: EmbeddingStore, encoder: Any) -> None:
+    given, media, text = encoder
+    async with FakeCluster(store, modality="text") as cluster:
+        for decoder, _, decoder_text in FORMS:
+            reply = await _complete(cluster, encoder_prompt=given, decoder_prompt=decoder)
+            submit = cluster.pd_workers[0].submits[-1]
+            if decoder_text:
+                assert submit.prompt.text == decoder_text == reply.choices[0].decoder_prompt
+            else:
+                assert list(submit.prompt.token_ids.ids) == [5, 6]
+            assert submit.encoder_prompt.text == (text or "")
+        assert cluster.encoders[0].media == [media], "one item, encoded once"
+        await cluster.at_rest()
+
+
+async def test_a_list_of_texts_is_as_many_requests(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="text") as cluster:
+        reply = await _complete(cluster, ["a", "bc"], n=2)
+        shown = [choice.encoder_prompt_token_ids for choice in reply.choices]
+        assert shown == [[97], [97], [98, 99], [98, 99]]
+        assert len(cluster.jobs) == 2, "the choices share an item"
+        await cluster.at_rest()
+
+
+async def test_audio_is_the_encoders_and_text_the_decoders(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="audio") as cluster:
+        await _complete(cluster, "The rain", multi_modal_data=AUDIO)
+        await _complete(cluster, [2, 0, 171, 5, 2], multi_modal_data=AUDIO)
+        await _complete(cluster, multi_modal_data=AUDIO)
+        await _complete(cluster, decoder_prompt=[7], encoder_prompt={"multi_modal_data": AUDIO})
+        text, ids, default, explicit = cluster.pd_workers[0].submits
+        assert text.prompt.text == "The rain" and list(ids.prompt.token_ids.ids) == [2, 0, 171, 5, 2]
+        assert not default.HasField("prompt") and list(explicit.prompt.token_ids.ids) == [7]
+        assert not any(submit.HasField("encoder_prompt") for submit in cluster.pd_workers[0].submits)
+        assert cluster.encoders[0].media == [WAV]
+        assert cluster.jobs[0].mm_hash == mm_hash(WAV, namespace=NAMESPACE, modality="audio")
+        assert text.items[0].plan.grid_thw == [0, 400, 400]
+        await cluster.at_rest()
+
+
+REFUSED_BY_TEXT = [
+    ({"decoder_prompt": "x"}, "decoder_prompt"),
+    ({"prompt": "x", "encoder_prompt": "y"}, "prompt"),
+    ({"prompt": "x", "decoder_prompt": "y"}, "prompt"),
+    ({"encoder_prompt": ""}, "encoder_prompt"),
+    ({"encoder_prompt": []}, "encoder_prompt"),
+    ({"encoder_prompt": 5}, "encoder_prompt"),
+    ({"encoder_prompt": [-1]}, "encoder_prompt"),
+    ({"encoder_prompt": [True]}, "encoder_prompt"),
+    ({"encoder_prompt": {}}, "encoder_prompt"),
+    ({"encoder_prompt": {"prompt": "a", "prompt_token_ids": [1]}}, "encoder_prompt"),
+    ({"encoder_prompt": {"text": "a"}}, "encoder_prompt"),
+    ({"encoder_prompt": {"prompt": 3}}, "encoder_prompt.prompt"),
+    ({"encoder_prompt": "a", "multi_modal_data": AUDIO}, "encoder_prompt"),
+    (
+        {"encoder_prompt": "a", "decoder_prompt": {"multi_modal_data": AUDIO}},
+        "decoder_prompt.multi_modal_data",
+    ),
+    ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
+    ({"multi_modal_data": {"image": {}}}, "multi_modal_data"),
+    ({"multi_modal_data": {"audio": {"data": 5}}}, "multi_modal_data.audio.data"),
+    ({"multi_modal_data": {"audio": {"url": "http://x/y.wav"}}}, "multi_modal_data.audio.url"),
+    ({"encoder_prompt": "a", "echo": True}, "echo"),
+    ({}, "prompt"),
+]
+
+
+async def test_what_a_text_model_cannot_take_is_refused_by_field(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="text") as cluster:
+        for fields, param in REFUSED_BY_TEXT:
+            prompt = fields.get("prompt")
+            with pytest.raises(BadRequestError) as refused:
+                await _complete(cluster, prompt, **{k: v for k, v in fields.items() if k != "prompt"})
+            assert refused.value.param == param, fields
+        assert not cluster.jobs and not cluster.pd_workers[0].submits
+        await cluster.at_rest()
+
+
+async def test_a_decoder_only_model_refuses_an_encoders_prompt(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        for fields, param in (
+            ({"encoder_prompt": "x"}, "encoder_prompt"),
+            ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
+        ):
+            with pytest.raises(BadRequestError) as refused:
+                await _complete(cluster, **fields)
+            assert refused.value.param == param
+        await cluster.at_rest()
+
+
+async def test_a_speech_model_refuses_text_for_its_encoder_and_conversations(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="audio") as cluster:
+        for prompt, fields, param in (
+            ("x", {}, "prompt"),
+            (None, {"encoder_prompt": "x"}, "encoder_prompt"),
+            (None, {"multi_modal_data": {"audio": {"data": "?"}}}, "multi_modal_data.audio"),
+        ):
+            with pytest.raises(BadRequestError) as refused:
+                await _complete(cluster, prompt, **fields)
+            assert refused.value.param == param
+        with pytest.raises(BadRequestError) as refused:
+            await cluster.ask([{"role": "user", "content": "Hi"}])
+        assert refused.value.param == "messages"
+        await cluster.at_rest()
+
+
+async def test_a_streamed_reply_reports_both_prompts_first(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="text") as cluster:
+        chunks = await cluster.client.completions.create(
+            model=MODEL,
+            prompt="Hi",
+            max_tokens=2,
+            stream=True,
+            extra_body={"return_token_ids": True},
+        )
+        first, *rest = [chunk async for chunk in chunks]
+        assert first.choices[0].encoder_prompt_token_ids == [72, 105]
+        assert first.choices[0].prompt_token_ids == [1, 2, 3]
+        assert "".join(chunk.choices[0].text for chunk in rest) == whole_text(2)
+
+
+async def test_a_text_is_read_again_by_another_encoder_when_one_dies(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="text", encoders=2) as cluster:
+        key = mm_hash(b"Hi", namespace=NAMESPACE, modality="text")
+        for encoder in cluster.encoders:
+            encoder.tower.clear()
+        asked = asyncio.create_task(_complete(cluster, "Hi"))
+        await until(lambda: any(encoder.runs for encoder in cluster.encoders), "a run")
+        owner = next(encoder for encoder in cluster.encoders if encoder.runs)
+        for encoder in cluster.encoders:
+            if encoder is not owner:
+                encoder.tower.set()
+        await owner.kill()
+        assert (await asked).choices[0].text == whole_text(3)
+        assert {job.mm_hash for job in cluster.jobs} == {key}
+        await cluster.at_rest()
