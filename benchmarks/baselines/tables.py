@@ -111,19 +111,17 @@ def _systems(shelf: Shelf) -> list[str]:
 def _targets(shelf: Shelf) -> list[str]:
     rows, blames = [], []
     for target in planned_targets(shelf):
-        outcome = judge_target(shelf, target)
+        outcome, title = judge_target(shelf, target), target.title.format(tail=shelf.matrix["tail"])
         metric = shelf.metrics[target.metric]
         against = shelf.role(target.against)
         sign = "≥" if metric.more_is_better else "≤"
         seen = "–"
         if not math.isnan(outcome.ratio):
             seen = f"{outcome.ratio:.2f} ({outcome.low:.2f} – {outcome.high:.2f})"
-        rows.append(
-            (target.title, f"{sign} {target.need:g} x {against}", seen, f"**{outcome.state}**", outcome.by)
-        )
+        rows.append((title, f"{sign} {target.need:g} x {against}", seen, f"**{outcome.state}**", outcome.by))
         if outcome.state == "missed":
             why = blame(shelf, target.load, target.metric, against)
-            blames.append(f"- {target.title}: to blame is {why or 'not told: no stage times on this load'}.")
+            blames.append(f"- {title}: to blame is {why or 'not told: no stage times on this load'}.")
     if not rows:
         return []
     found = table(("target", "wanted", "measured", "", "distance"), rows, (0, 1, 3, 4))

@@ -140,6 +140,9 @@ def test_the_text_says_what_was_met_missed_lost_and_left_out():
         "| goodput with 4 pictures | ≥ 1.5 x colocated | 1.17 (1.14 – 1.20) | **missed** | 22% below 1.5 |"
         in text
     )
+    assert (
+        "| P99 TPOT of text streams in the mix | ≤ 0.5 x colocated | 0.45 (0.45 – 0.45) | **met** |" in text
+    )
     assert "- mix, against colocated: P99 TTFT 1.55 x (1.50 – 1.60). queue: P99 10 ms, 10 ms there." in text
     assert (
         "| mix, P99 TPOT of text streams, ms | epd-shared / colocated | 0.452 (0.45 – 0.455) | better |"
