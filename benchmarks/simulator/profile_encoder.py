@@ -17,7 +17,7 @@ from triptych.simulator.fit import Sample
 from triptych.simulator.timing import Deadline, Effort, timed
 
 #: Sides of the square pictures, and how many make a batch.
-SIDES = (640, 64, 320, 128, 1024, 480, 224, 800, 96, 160, 400, 560)
+SIDES = (64, 224, 448, 128, 640, 320, 96, 1024, 160, 800, 400, 560)
 BATCHES = (1, 4, 2, 8)
 _MAX_PIXELS = 1 << 26
 _NAMESPACE = hashlib.sha256(b"profile").hexdigest()
@@ -46,8 +46,10 @@ def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> l
     to_host = HostCopy(encoder.device)
     samples: list[Sample] = []
     for prepared in _distinct(encoder):
+        alone = 0.0
         for count in BATCHES:
-            if count > 1 and count * prepared.cost > batch_patches:
+            # A batch that would take the time of many others says little that they do not say.
+            if count > 1 and (count * prepared.cost > batch_patches or count * alone > effort.sample_seconds):
                 continue
 
             def work(items: Sequence[PreparedItem] = (prepared,) * count) -> None:
@@ -55,6 +57,7 @@ def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> l
                     to_host(encoder.encode(items))
 
             samples.append(timed(work, tower_terms(count, count * prepared.cost), effort))
+            alone = alone or samples[-1].seconds
             if deadline.over and len(samples) >= 8:
                 return samples
     return samples
