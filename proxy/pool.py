@@ -228,7 +228,10 @@ class WorkerPool:
     async def _watch(self, worker: Worker) -> None:
         stub = health_pb2_grpc.HealthStub(worker.channel)
         while True:
+            incarnation = worker.info.incarnation
             alive, serving = await self._check(stub)
+            if worker.info.incarnation != incarnation:
+                continue  # it was another process that was asked
             if (alive, serving) != (worker.alive, worker.serving):
                 lost = worker.alive and not alive
                 worker.alive, worker.serving = alive, serving

@@ -75,9 +75,15 @@ class StallingHealth(health.aio.HealthServicer):
         super().__init__()
         self.answers = asyncio.Event()
         self.answers.set()
+        #: Checks that wait for their answer, and those that have had it.
+        self.asked = 0
+        self.checked = 0
 
     async def Check(self, request: Any, context: Any) -> Any:
+        self.asked += 1
         await self.answers.wait()
+        self.asked -= 1
+        self.checked += 1
         return await super().Check(request, context)
 
 

@@ -289,6 +289,24 @@ async def test_a_worker_that_comes_later_is_used_without_a_restart(store: Embedd
         await asked
 
 
+async def test_a_check_that_began_before_a_restart_says_nothing_about_the_new_process(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        encoder = cluster.encoders[0]
+        encoder.health.answers.clear()
+        await until(lambda: encoder.health.asked == 1, "a check without an answer")
+        encoder.incarnation += 1
+        await cluster.registry.register(encoder.info, term=600.0)
+        known = cluster.pool.workers["encoder", encoder.address]
+        await until(lambda: known.info.incarnation == encoder.info.incarnation, "the new registration")
+        encoder.incarnation -= 1  # which `start` counts
+        await encoder.kill()
+        await encoder.start()
+        await until(lambda: encoder.health.checked > 0, "a check of the new process")
+        assert "does not answer" not in caplog.text
+
+
 class BrokenStore:
     """The store's view of a proxy whose store can be switched off."""
 
