@@ -60,6 +60,8 @@ class EncoderCache:
         self._entries: dict[str, _Entry] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._idle_bytes = 0
+        #: Keys of the PENDING entries, in the order of their reservation.
+        self._pending: dict[str, None] = {}
         self._held: dict[str, dict[int, str]] = {}
         self._evicted: list[str] = []
 
@@ -108,6 +110,7 @@ class EncoderCache:
         if key in self._evicted:
             self._evicted.remove(key)
         entry = self._entries[key] = _Entry(item, item.nbytes, source, deadline)
+        self._pending[key] = None
         self._used += item.nbytes
         self._refer(holder, key, entry)
         return True
@@ -121,6 +124,7 @@ class EncoderCache:
             return
         if not entry.ready:
             entry.ready = True
+            self._pending.pop(key, None)
             if not entry.holders:
                 self._rest(key, entry)
 
@@ -131,12 +135,13 @@ class EncoderCache:
             return
         for request_id, index in entry.holders:
             self._drop_held(request_id, index)
+        self._pending.pop(key, None)
         del self._entries[key]
         self._used -= entry.nbytes
 
     def expire(self, now: float) -> list[str]:
         """Fails PENDING entries past their deadline and names them; the worker drops what it has of them."""
-        late = [key for key, entry in self._entries.items() if not entry.ready and entry.deadline < now]
+        late = [key for key in self._pending if self._entries[key].deadline < now]
         for key in late:
             self.fail(key)
             self._evicted.append(key)
