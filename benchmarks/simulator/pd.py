@@ -1,0 +1,334 @@
+"""A PD worker in virtual time: its real scheduler, caches and load table, with a delay for every step.
+
+It is `pd_worker/engine.py`'s loop. Simpler than there: submitted requests are taken in without delay, and
+host buffers are never short.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from triptych.config import PDConfig
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.reports import Reports
+from triptych.ec_connector.table_scheduler import TableScheduler
+from triptych.pd_worker.admission import Admission
+from triptych.pd_worker.encoder_cache import EncoderCache
+from triptych.pd_worker.items import ItemTracker
+from triptych.pd_worker.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.scheduler import SchedulerLimits
+from triptych.simulator.clock import Clock, Timer
+from triptych.simulator.costs import PDCosts, chunk_context
+from triptych.simulator.decode_runs import LengthText, RunningScheduler, RunTokens
+from triptych.simulator.loads import SimulatedLoads
+from triptych.simulator.processors import Host, Task, Turn
+from triptych.simulator.requests import Request
+from triptych.simulator.shape import WorkerPlace
+from triptych.simulator.store import SimulatedStore
+
+#: As in the worker, where neither flag nor checkpoint says less.
+_LONGEST = 32768
+_ROOT = bytes(32)
+
+
+class TokenSink(Protocol):
+    """Who hears of a worker's steps, at the worker's own moment."""
+
+    def events(self, events: list[EngineEvent], tokens: int) -> None: ...
+    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None: ...
+    def streams(self, tokens: int, prefill: int, seconds: float) -> None: ...
+
+
+@dataclass(slots=True)
+class PDCounts:
+    """Since the start. `seconds` in which steps ran; `jumped` of the `steps` were taken in runs."""
+
+    steps: int = 0
+    jumped: int = 0
+    seconds: float = 0.0
+    prefill_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """`steps` decode steps under way: step i takes `first` + i · `slope` seconds of work."""
+
+    task: Task
+    started: float
+    steps: int
+    first: float
+    slope: float
+
+    def work(self, steps: int) -> float:
+        return steps * self.first + self.slope * steps * (steps - 1) / 2
+
+    def steps_in(self, work: float) -> int:
+        """Whole steps that `work` seconds are enough for."""
+        low, high = 0, self.steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.work(middle) <= work + 1e-12 else (low, middle - 1)
+        return low
+
+
+class SimulatedPD:
+    """`submit`, `items_ready` and `cancel` are called at the moment at which the worker gets the message."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: PDCosts,
+        config: PDConfig,
+        kv_token_bytes: int,
+        store: SimulatedStore,
+        place: WorkerPlace,
+        device: Host,
+        cpu: Host,
+        turn: Turn,
+        *,
+        rpc: float,
+        in_memory: bool = False,
+        jumps: bool = True,
+    ) -> None:
+        num_blocks = max(1, config.kv_memory // (config.block_size * kv_token_bytes))
+        longest = min(config.max_model_len or _LONGEST, num_blocks * config.block_size)
+        self.kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self.cache = EncoderCache(config.encoder_cache_memory)
+        self.admission = Admission(config.encoder_cache_memory)
+        self.connector = TableScheduler(ECTransferConfig(ec_role="consumer"))
+        items = ItemTracker(self.cache, self.admission, self.connector)
+        limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
+        self.scheduler = RunningScheduler(limits, self.kv, items, quick=jumps)
+        self.loads = SimulatedLoads(
+            clock,
+            costs,
+            store,
+            cpu,
+            place.cpu,
+            Reports(self._wake),
+            trip=2 * rpc,
+            in_memory=in_memory,
+        )
+        self.counts = PDCounts()
+        self.sink: TokenSink | None = None
+        self._clock = clock
+        self._costs = costs
+        self._place = place.device
+        self._device = device
+        self._turn = turn
+        self._jumps = jumps
+        self._inbox: list[Callable[[], None]] = []
+        self._awake = False
+        self._busy = False
+        self._run: _Run | None = None
+        self._alarm: Timer | None = None
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def submit(self, request: Request, attempt: int, ready: frozenset[str], deadline: float) -> None:
+        """Takes a request; RequestError for what could never run."""
+        output = LengthText(request.output_tokens, request.output_token)
+        taken = EngineRequest(
+            request_id=request.name,
+            attempt=attempt,
+            proxy_id="proxy",
+            arrival=self._clock.now,
+            deadline=deadline,
+            prompt_token_ids=request.prompt_token_ids,
+            features=request.features,
+            ready=ready,
+            positions=cast(Any, None),  # the runner's, as is sampling: no scheduler looks at them
+            position_delta=0,
+            sampling=cast(Any, None),
+            prefix_root=_ROOT,
+            output=output,
+        )
+        self.scheduler.check(taken)
+        self._put(lambda: self.scheduler.add(taken, self._clock.now))
+
+    def items_ready(self, mm_hashes: Sequence[str]) -> None:
+        self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._clock.now))
+
+    def cancel(self, request_id: str) -> None:
+        self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
+
+    def _put(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._busy:
+            self._cut()
+        elif not self._awake:
+            self._awake = True
+            self._clock.at(self._clock.now, self._loop)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        self._awake = False
+        if self._busy:
+            return
+        while True:
+            commands, self._inbox = self._inbox, []
+            for command in commands:
+                command()
+            output = self.scheduler.schedule(self._clock.now)
+            self.counts.preemptions += len(output.preempted)
+            if output.chunks:
+                self._busy = True
+                self._turn.take(functools.partial(self._begin, output))
+                return
+            self.loads.start(output.ec_connector_metadata)
+            if not self._update(output, [])[0]:
+                break
+        self._tell_streams(0, 0, 0.0)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Idle until a message, a transfer or the next deadline."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        deadline = self.scheduler.next_deadline()
+        if deadline is not None:
+            self._alarm = self._clock.at(deadline, self._wake)
+
+    def _begin(self, output: SchedulerOutput) -> None:
+        self.loads.start(output.ec_connector_metadata)
+        prefill = decodes = context = samples = 0
+        prefill_context = 0.0
+        for chunk in output.chunks:
+            start, count = chunk.start, chunk.count
+            samples += chunk.samples
+            if start >= len(chunk.state.request.prompt_token_ids):
+                decodes += count
+                context += start + count
+            else:
+                prefill += count
+                prefill_context += chunk_context(start, count)
+        seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
+        self.counts.steps += 1
+        self.counts.prefill_tokens += prefill
+        self._tell_streams(samples, prefill, seconds)
+        started = self._clock.now
+        self._start(seconds, lambda: self._stepped(output, samples, started))
+
+    def _start(self, seconds: float, done: Callable[[], None], *, marks: bool = False) -> Task:
+        place = self._place
+        return self._device.start(
+            seconds, done, threads=place.threads, weight=place.weight, owner="step", marks=marks
+        )
+
+    def _stepped(self, output: SchedulerOutput, samples: int, started: float) -> None:
+        self.counts.seconds += self._clock.now - started
+        tokens = [
+            cast(LengthText, chunk.state.request.output).token for chunk in output.chunks if chunk.samples
+        ]
+        moved, events = self._update(output, tokens)
+        quiet = self._jumps and not self._inbox and not moved and self.scheduler.quiet(output, events)
+        self._next(quiet)
+
+    def _update(self, output: SchedulerOutput, sampled: list[int]) -> tuple[bool, list[EngineEvent]]:
+        """Whether transfers or, in a step without tokens, anything else has moved; and the step's events."""
+        transfers = self.loads.finished()
+        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
+        events = self.scheduler.update(output, result, self._clock.now)
+        if events:
+            self._sink.events(events, len(sampled))
+        metadata = cast(Any, output.ec_connector_metadata)
+        moved = bool(transfers.fetched or transfers.loaded or transfers.failed)
+        if not sampled:
+            moved = moved or bool(events)
+        elif metadata is not None:
+            moved = moved or bool(metadata.fetches or metadata.moves or metadata.drops)
+        return moved, events
+
+    def _next(self, quiet: bool) -> None:
+        """The device goes to whoever waits; without anything new, decoding runs on."""
+        if quiet and not self._turn.contended and self._run_on():
+            return
+        self._turn.give()
+        self._busy = False
+        self._loop()
+
+    # -- runs of decode steps ----------------------------------------------------------------------
+
+    def _run_on(self) -> bool:
+        running = self.scheduler.running
+        now, count = self._clock.now, len(running)
+        context = sum(state.num_tokens for state in running)
+        first = self._costs.step_seconds(0, count, context, 0.0)
+        steps = self.scheduler.room(lambda step: now + step * first)
+        if steps < 1:
+            return False
+        last = self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0)
+        slope = (last - first) / (steps - 1) if steps > 1 else 0.0
+        work = steps * first + slope * steps * (steps - 1) / 2
+        task = self._start(work, self._ran_on, marks=True)
+        self._run = _Run(task, now, steps, first, slope)
+        self._turn.listen(self._cut)
+        return True
+
+    def _cut(self) -> None:
+        """Something has come in: the run ends with the step that is under way."""
+        run = self._run
+        if run is None:
+            return
+        work = run.work(run.steps)
+        steps = run.steps_in(work - self._device.left(run.task)) + 1
+        if steps < run.steps:
+            self._device.shorten(run.task, work - run.work(steps))
+            run.steps = steps
+
+    def _ran_on(self) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        now = self._clock.now
+        ends = _moments(run, now)
+        self.counts.steps += run.steps
+        self.counts.jumped += run.steps
+        self.counts.seconds += now - run.started
+        self._sink.run(self.scheduler.run_on(run.steps, now), ends)
+        self._update(SchedulerOutput(0), [])
+        self._next(False)
+
+    @property
+    def _sink(self) -> TokenSink:
+        assert self.sink is not None
+        return self.sink
+
+    def _tell_streams(self, tokens: int, prefill: int, seconds: float) -> None:
+        self._sink.streams(tokens, prefill, seconds)
+
+
+def _moments(run: _Run, now: float) -> list[float]:
+    """When each step of the run ended, by the speeds that its task has had."""
+    marks = run.task.marks or []
+    first, slope, steps = run.first, run.slope, run.steps
+    works = [i * first + slope * i * (i - 1) / 2 for i in range(1, steps + 1)]
+    changes = [(moment, left) for moment, left in marks if moment < now]
+    if len(changes) <= 1 and abs(now - run.started - works[-1]) < 1e-9:
+        ends = [run.started + work for work in works]
+    else:
+        ends = _along(changes, works, now)
+    ends[-1] = now
+    return ends
+
+
+def _along(changes: list[tuple[float, float]], works: list[float], now: float) -> list[float]:
+    begun = changes[0][1]
+    points = [(moment, begun - left) for moment, left in changes] + [(now, works[-1])]
+    ends, at = [], 0
+    for work in works:
+        while at + 2 < len(points) and points[at + 1][1] < work:
+            at += 1
+        (t0, w0), (t1, w1) = points[at], points[at + 1]
+        ends.append(t0 + (t1 - t0) * (work - w0) / (w1 - w0) if w1 > w0 else t1)
+    return ends

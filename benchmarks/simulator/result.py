@@ -1,0 +1,100 @@
+"""What a simulation has found: the records of a measured window, and what the cluster did for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from triptych.goodput.record import RequestRecord
+from triptych.simulator.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Of the whole simulation, warm-up included; `seconds` is its virtual length.
+
+    `utilisation` is the share of time in which towers ("encoder") and steps ("pd") were under way, over the
+    workers of the pool; "proxy" is the CPU seconds of the one proxy per second, above 1 when one is not
+    enough; "host NAME" is the share of a host's cores in use. `store_bytes_per_second`: saves and loads.
+    """
+
+    seconds: float
+    requests: int
+    refused: int
+    tower_calls: int
+    tower_items: int
+    items: Mapping[str, int]
+    re_encodes: int
+    store_misses: int
+    store_evictions: int
+    saved_bytes: int
+    loaded_bytes: int
+    steps: int
+    jumped_steps: int
+    prefill_tokens: int
+    preemptions: int
+    tokens: int
+    utilisation: Mapping[str, float]
+
+    @property
+    def store_hits(self) -> int:
+        """Pictures that were in the store when their request came."""
+        return self.items.get("store", 0)
+
+    @property
+    def store_bytes_per_second(self) -> float:
+        return (self.saved_bytes + self.loaded_bytes) / self.seconds
+
+    @property
+    def proxy_cpu_share(self) -> float:
+        """Cores that the proxy needs."""
+        return self.utilisation["proxy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """`records` stand in the order of the load. `leftovers` are all zero once every request has ended."""
+
+    records: tuple[RequestRecord, ...]
+    counters: Counters
+    leftovers: Mapping[str, int]
+
+
+def count(cluster: Cluster, records: tuple[RequestRecord, ...], seconds: float) -> Counters:
+    """The counters of a cluster after `seconds`."""
+    encoders, workers, proxy, store = cluster.encoders, cluster.workers, cluster.proxy, cluster.store
+    items: dict[str, int] = {}
+    for record in records:
+        for origin in record.caches if record.ok else ():
+            items[origin] = items.get(origin, 0) + 1
+    return Counters(
+        seconds=seconds,
+        requests=proxy.counts.requests,
+        refused=proxy.counts.refused,
+        tower_calls=sum(encoder.counts.tower_calls for encoder in encoders),
+        tower_items=sum(encoder.counts.tower_items for encoder in encoders),
+        items=items,
+        re_encodes=proxy.jobs.re_encodes,
+        store_misses=store.misses,
+        store_evictions=store.evictions,
+        saved_bytes=store.saved_bytes,
+        loaded_bytes=store.loaded_bytes,
+        steps=sum(worker.counts.steps for worker in workers),
+        jumped_steps=sum(worker.counts.jumped for worker in workers),
+        prefill_tokens=sum(worker.counts.prefill_tokens for worker in workers),
+        preemptions=sum(worker.counts.preemptions for worker in workers),
+        tokens=proxy.counts.tokens,
+        utilisation=_utilisation(cluster, seconds),
+    )
+
+
+def _utilisation(cluster: Cluster, seconds: float) -> dict[str, float]:
+    busy = {"pd": sum(worker.counts.seconds for worker in cluster.workers) / len(cluster.workers)}
+    if cluster.encoders:
+        towers = sum(encoder.counts.tower_seconds for encoder in cluster.encoders)
+        busy["encoder"] = towers / len(cluster.encoders)
+    busy["proxy"] = cluster.proxy.counts.cpu_seconds
+    for name, host in cluster.hosts.items():
+        if host.cores < float("inf"):
+            busy[f"host {name}"] = host.used_seconds / host.cores
+    return {name: spent / seconds for name, spent in busy.items()}

@@ -1,0 +1,124 @@
+"""`simulate`: the records that the load generator would have made of a cluster, and what the cluster did."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+
+from triptych.errors import ConfigError
+from triptych.goodput.record import RequestRecord
+from triptych.goodput.workload import PlannedRequest
+from triptych.simulator.clock import Clock
+from triptych.simulator.cluster import Cluster
+from triptych.simulator.costs import CostModel, ModelShape
+from triptych.simulator.flow import Flow
+from triptych.simulator.requests import RequestMaker
+from triptych.simulator.result import Simulation, count
+from triptych.simulator.shape import ClusterShape, Limits
+
+
+def simulate(
+    load: Sequence[PlannedRequest],
+    times: Sequence[float],
+    shape: ClusterShape,
+    costs: CostModel,
+    model_shape: ModelShape,
+    limits: Limits | None = None,
+    seed: int = 0,
+    *,
+    warm_up: int = 0,
+    concurrency: int = 0,
+) -> Simulation:
+    """Sends `load` to a cluster in virtual time, until every request has ended.
+
+    The real proxy, encoder and PD worker code decides; `costs` (seconds) say how long everything takes, and
+    `model_shape` what sizes it has. `load` is `goodput.workload.plan_requests`' and `times` (seconds,
+    ascending) `goodput.arrivals.arrival_times`', so that the same requests can be sent to a real cluster;
+    `warm_up` of them are marked as not measured. `concurrency` above 0 keeps that many requests in flight
+    instead, whatever `times` say.
+
+    `shape` is made by `simulator.shape`'s `on_devices`, `colocated`, `pinned`, `shared`, or by hand. `limits`
+    are the services' flags. `seed` names the pictures: which worker a key belongs to depends on it. Equal
+    arguments give equal results.
+
+    The result's `records` go to `goodput.figures.summarise`, `goodput.sustained.judge` and, by way of it,
+    `goodput.search.search`; failures are records with their error, as from a real server ("HTTP 429: …",
+    "timeout after …"). Its `counters` tell tower calls, store hits and bytes per second, and the utilisation
+    of every pool.
+
+    ConfigError when `load` and `times` differ in length, when there is none, or when pictures would find no
+    encoder.
+    """
+    if len(load) != len(times) and not concurrency:
+        raise ConfigError(f"{len(load)} requests have {len(times)} times: there must be one for each")
+    if not load:
+        raise ConfigError("a load without requests: nothing to simulate")
+    if not shape.encoders and any(planned.pictures for planned in load):
+        raise ConfigError(f"shape {shape.name} has no encoder, but the load has pictures")
+    run = _Run(load, times, shape, costs, model_shape, limits or Limits(), seed, warm_up, concurrency)
+    with _without_collector():
+        return run.result()
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them takes a tenth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Run:
+    def __init__(
+        self,
+        load: Sequence[PlannedRequest],
+        times: Sequence[float],
+        shape: ClusterShape,
+        costs: CostModel,
+        model: ModelShape,
+        limits: Limits,
+        seed: int,
+        warm_up: int,
+        concurrency: int,
+    ) -> None:
+        self._clock = Clock()
+        self._load = load
+        self._times = times
+        self._warm_up = warm_up
+        self._concurrency = concurrency
+        self._maker = RequestMaker(model, seed)
+        self._cluster = Cluster(self._clock, shape, costs, model, limits, self._ended)
+        self._records: dict[int, RequestRecord] = {}
+        self._next = 0
+
+    def result(self) -> Simulation:
+        for _ in range(min(self._concurrency or 1, len(self._load))):
+            self._plan_next(0.0)
+        self._clock.run()
+        missing = len(self._load) - len(self._records)
+        assert not missing, f"{missing} requests have not ended"
+        records = tuple(self._records[index] for index in range(len(self._load)))
+        seconds = max(record.sent + record.e2e for record in records)
+        counters = count(self._cluster, records, max(seconds, 1e-9))
+        return Simulation(records, counters, self._cluster.leftovers())
+
+    def _plan_next(self, moment: float) -> None:
+        if self._next < len(self._load):
+            index, self._next = self._next, self._next + 1
+            self._clock.at(moment if self._concurrency else self._times[index], self._send, index)
+
+    def _send(self, index: int) -> None:
+        request = self._maker.make(index, self._load[index])
+        self._cluster.proxy.arrive(request, self._clock.now, warm_up=index < self._warm_up)
+        if not self._concurrency:
+            self._plan_next(0.0)
+
+    def _ended(self, flow: Flow, error: str) -> None:
+        record = self._records[flow.request.index] = flow.record(self._clock.now, error)
+        if self._concurrency:
+            self._plan_next(record.sent + record.e2e)

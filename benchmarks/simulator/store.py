@@ -1,0 +1,67 @@
+"""The embedding store in virtual time: whole values, bounded in bytes, least recently used out first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from triptych.types import ItemPlan
+
+
+class ByteLru:
+    """Plans by mm_hash, at most `capacity` bytes of embeddings. A value above it is not kept at all."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._plans: OrderedDict[str, ItemPlan] = OrderedDict()
+        self.nbytes = 0
+        self.evictions = 0
+
+    def __contains__(self, mm_hash: str) -> bool:
+        return mm_hash in self._plans
+
+    def get(self, mm_hash: str) -> ItemPlan | None:
+        """The plan of what is there, which is then the most recently used."""
+        plan = self._plans.get(mm_hash)
+        if plan is not None:
+            self._plans.move_to_end(mm_hash)
+        return plan
+
+    def put(self, plan: ItemPlan) -> bool:
+        """False when it was there already, and is kept as it is."""
+        if self.get(plan.mm_hash) is not None:
+            return False
+        self._plans[plan.mm_hash] = plan
+        self.nbytes += plan.nbytes
+        while self.nbytes > self.capacity:
+            _, gone = self._plans.popitem(last=False)
+            self.nbytes -= gone.nbytes
+            self.evictions += 1
+        return True
+
+
+class SimulatedStore(ByteLru):
+    """What all workers share, with the bytes that went in and out."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.saved_bytes = 0
+        self.loaded_bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def look_up(self, mm_hashes: tuple[str, ...]) -> dict[str, ItemPlan]:
+        """The plans of the items that are there; keeps no count."""
+        found = {key: self.get(key) for key in mm_hashes}
+        return {key: plan for key, plan in found.items() if plan is not None}
+
+    def save(self, plan: ItemPlan) -> None:
+        self.saved_bytes += plan.nbytes
+        self.put(plan)
+
+    def load(self, mm_hash: str) -> ItemPlan | None:
+        """None for what was evicted."""
+        plan = self.get(mm_hash)
+        self.hits += plan is not None
+        self.misses += plan is None
+        self.loaded_bytes += plan.nbytes if plan is not None else 0
+        return plan
