@@ -55,7 +55,8 @@ class EncoderCosts:
 class PDCosts:
     """`step`: a step whatever is in it; `prefill_token` and `prefill_context`: per prompt token, and per
     prompt token and token before it; `decode_seq` and `context_token`: per sequence that decodes, and per
-    token that it looks back on; `load_item` and `load_byte`: one embedding out of the store.
+    token that it looks back on; `load_item` and `load_byte`: one embedding out of the store; `take_request`
+    and `take_token`: a request on its way to the scheduler, parsed, rendered and tokenised.
     """
 
     step: float
@@ -65,6 +66,12 @@ class PDCosts:
     prefill_context: float
     load_item: float
     load_byte: float
+    take_request: float = 0.0
+    take_token: float = 0.0
+
+    def take(self, prompt_tokens: int) -> float:
+        """CPU seconds of a request before the scheduler has it."""
+        return self.take_request + self.take_token * prompt_tokens
 
     def step_seconds(
         self, prefill_tokens: int, decode_seqs: int, context_tokens: int, prefill_context: float

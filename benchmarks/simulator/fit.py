@@ -17,6 +17,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     "proxy": ("request", "item", "media_byte", "token"),
     "save": ("save_item", "save_byte"),
     "load": ("load_item", "load_byte"),
+    "intake": ("take_request", "take_token"),
     "prepare": ("prepare_item", "prepare_pixel"),
     "tower": ("tower_batch", "tower_item", "tower_patch", "tower_pair"),
     "step": ("step", "prefill_token", "decode_seq", "context_token", "prefill_context"),

@@ -105,7 +105,7 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
         encoder = load_encoder(options.model, device=device, dtype=dtype)
         samples["prepare"], samples["tower"] = served.encoder(encoder)
         say("the decoder's steps")
-        samples["step"], shape = served.decoder(encoder)
+        samples["intake"], samples["step"], shape = served.decoder(encoder)
     finally:
         torch.set_num_threads(threads_before)
     fits = {stage: fit_costs(taken, TERMS[stage]) for stage, taken in samples.items()}
@@ -141,8 +141,8 @@ class _Served:
         prepared = prepare_samples(encoder, self.effort)
         return prepared, tower_samples(encoder, self.effort, self._encoder.encoder_batch_patches)
 
-    def decoder(self, encoder: EncoderSide) -> tuple[list[Sample], ModelShape]:
-        """(steps, the checkpoint's sizes)."""
+    def decoder(self, encoder: EncoderSide) -> tuple[list[Sample], list[Sample], ModelShape]:
+        """(intake, steps, the checkpoint's sizes)."""
         import torch
 
         from triptych.models.registry import generation_defaults, load_decoder
@@ -151,6 +151,7 @@ class _Served:
         from triptych.pd_worker.service import torch_threads as pd_threads
         from triptych.simulator import profile_pd
         from triptych.simulator.checkpoint_shape import shape_of
+        from triptych.simulator.profile_intake import intake_samples
 
         path = self._options.model
         decoder = load_decoder(
@@ -161,6 +162,7 @@ class _Served:
         length = profile_pd.model_len(decoder)
         prompts, tokenizer = open_checkpoint(path, decoder, length)
         shape = shape_of(path, encoder, decoder, prompts)
+        taken = intake_samples(prompts, decoder, self.effort)
         grid = profile_pd.scenarios(
             self._pd,
             length,
@@ -170,7 +172,7 @@ class _Served:
         config = profile_pd.pd_config(self._pd, decoder, grid)
         bench = profile_pd.StepBench(config, decoder, tokenizer, generation_defaults(path))
         try:
-            return profile_pd.step_samples(bench, grid, self.effort), shape
+            return taken, profile_pd.step_samples(bench, grid, self.effort), shape
         finally:
             bench.close()
 
@@ -224,7 +226,7 @@ def _costs(name: str, source: str, fits: dict[str, Fit], trips: list[float]) -> 
         name=name,
         source=source,
         encoder=EncoderCosts(**of("prepare", "tower", "save")),
-        pd=PDCosts(**of("step", "load")),
+        pd=PDCosts(**of("step", "load", "intake")),
         proxy=ProxyCosts(**of("proxy")),
         rpc=statistics.median(trips) / 2,
     )

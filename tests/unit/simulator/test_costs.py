@@ -90,6 +90,10 @@ def test_a_step_costs_all_of_its_terms() -> None:
     assert COSTS.pd.step_seconds(3, 5, 7, 11.0) == 1 + 6 + 20 + 56 + 176
 
 
+def test_a_worker_takes_a_request_with_its_prompt() -> None:
+    assert replace(COSTS.pd, take_request=0.5, take_token=0.25).take(6) == 2.0
+
+
 def test_a_proxy_takes_a_request_with_its_pictures_bytes_and_text() -> None:
     assert COSTS.proxy.take(items=2, media_bytes=3, prompt_tokens=5) == 1 + 16 + 6 + 80
 

@@ -103,5 +103,5 @@ def test_terms_are_the_fields_of_the_costs() -> None:
 
     named = {stage: set(terms) for stage, terms in TERMS.items()}
     assert named["prepare"] | named["tower"] | named["save"] == of(EncoderCosts)
-    assert named["step"] | named["load"] == of(PDCosts)
+    assert named["step"] | named["load"] | named["intake"] == of(PDCosts)
     assert named["proxy"] | {"prompt_token"} == of(ProxyCosts)
