@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
-import numpy as np
 from blake3 import blake3
 
 from triptych.types import ItemPlan, MMFeature
@@ -31,6 +31,7 @@ class PrefixChain:
         self._output = output_token_ids
         self._features = sorted(features, key=lambda feature: feature.placement.offset)
         self._block_size = block_size
+        self._pack = struct.Struct(f"<{block_size}i").pack
         self._digests: list[bytes] = []
 
     def digests(self, num_blocks: int) -> list[bytes]:
@@ -43,18 +44,18 @@ class PrefixChain:
         start = index * self._block_size
         end = start + self._block_size
         hasher = blake3(self._digests[index - 1] if index else self._root)
-        hasher.update(np.asarray(self._tokens(start, end), dtype="<i4").tobytes())
+        hasher.update(self._pack(*self._tokens(start, end)))
         for feature in self._features:
             if overlaps(feature, start, end):
                 hasher.update(plan_identity(feature.plan))
                 hasher.update((feature.placement.offset - start).to_bytes(8, "little", signed=True))
         return hasher.digest()
 
-    def _tokens(self, start: int, end: int) -> list[int]:
+    def _tokens(self, start: int, end: int) -> Sequence[int]:
         prompt = len(self._prompt)
-        tokens = list(self._prompt[start:end])
-        if end > prompt:
-            tokens.extend(self._output[max(0, start - prompt) : end - prompt])
+        if end <= prompt:
+            return self._prompt[start:end]
+        tokens = [*self._prompt[start:end], *self._output[max(0, start - prompt) : end - prompt]]
         assert len(tokens) == end - start, "only full blocks have a digest"
         return tokens
 
@@ -64,7 +65,7 @@ def plan_identity(plan: ItemPlan) -> bytes:
     numbers = [plan.rows, plan.width, plan.length, len(plan.grid_thw), *plan.grid_thw]
     for start, count in plan.runs or ():
         numbers += (start, count)
-    return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + np.asarray(numbers, dtype="<i8").tobytes()
+    return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
 def overlaps(feature: MMFeature, start: int, end: int) -> bool:
