@@ -98,7 +98,5 @@ class Cluster:
             "references": sum(worker.cache.references for worker in self.workers),
             "reserved bytes": sum(worker.admission.reserved for worker in self.workers),
             "loads": sum(worker.loads.held + len(worker.connector.table) for worker in self.workers),
-            "engine requests": sum(
-                worker.scheduler.num_running + worker.scheduler.num_waiting for worker in self.workers
-            ),
+            "engine requests": sum(worker.held for worker in self.workers),
         }

@@ -1,7 +1,7 @@
 """A PD worker in virtual time: its real scheduler, caches and load table, with a delay for every step.
 
-It is `pd_worker/engine.py`'s loop. Simpler than there: submitted requests are taken in without delay, and
-host buffers are never short.
+It is `pd_worker/engine.py`'s loop. Simpler than there: requests are taken in beside each other, however many
+they are, and host buffers are never short.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from triptych.config import PDConfig
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.reports import Reports
 from triptych.ec_connector.table_scheduler import TableScheduler
+from triptych.errors import RequestError
 from triptych.pd_worker.admission import Admission
 from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
@@ -123,22 +124,60 @@ class SimulatedPD:
         self._device = device
         self._turn = turn
         self._jumps = jumps
+        self._cpu = cpu
+        self._cpu_place = place.cpu
+        #: Requests on their way to the scheduler.
+        self._taking: dict[str, Task] = {}
         self._inbox: list[Callable[[], None]] = []
         self._awake = False
         self._busy = False
         self._run: _Run | None = None
         self._alarm: Timer | None = None
 
+    @property
+    def held(self) -> int:
+        """Requests that have not ended."""
+        return self.scheduler.num_waiting + self.scheduler.num_running + len(self._taking)
+
     # -- messages ----------------------------------------------------------------------------------
 
-    def submit(self, request: Request, attempt: int, ready: frozenset[str], deadline: float) -> None:
-        """Takes a request; RequestError for what could never run."""
+    def submit(
+        self,
+        request: Request,
+        attempt: int,
+        ready: frozenset[str],
+        deadline: float,
+        answer: Callable[[RequestError | None], None],
+    ) -> None:
+        """Takes a request in. `answer` gets the error of what could never run, or None; nothing after `cancel`."""
+        arrival, place = self._clock.now, self._cpu_place
+
+        def done() -> None:
+            del self._taking[request.name]
+            try:
+                self._take(request, attempt, ready, arrival, deadline)
+            except RequestError as error:
+                answer(error)
+            else:
+                answer(None)
+
+        self._taking[request.name] = self._cpu.start(
+            self._costs.take(len(request.prompt_token_ids)),
+            done,
+            threads=place.threads,
+            weight=place.weight,
+            owner="intake",
+        )
+
+    def _take(
+        self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
+    ) -> None:
         output = LengthText(request.output_tokens, request.output_token)
         taken = EngineRequest(
             request_id=request.name,
             attempt=attempt,
             proxy_id="proxy",
-            arrival=self._clock.now,
+            arrival=arrival,
             deadline=deadline,
             prompt_token_ids=request.prompt_token_ids,
             features=request.features,
@@ -156,6 +195,9 @@ class SimulatedPD:
         self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._clock.now))
 
     def cancel(self, request_id: str) -> None:
+        if task := self._taking.pop(request_id, None):
+            self._cpu.stop(task)
+            return
         self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
 
     def _put(self, command: Callable[[], None]) -> None:

@@ -144,8 +144,8 @@ class SimulatedProxy:
         self._loop.take(lambda: self._take_in(flow))
 
     def _take_in(self, flow: Flow) -> None:
-        costs, place = self._costs.proxy, self._place
-        seconds = costs.request + costs.media_byte * flow.request.media_bytes
+        request, place = flow.request, self._place
+        seconds = self._costs.proxy.take(len(request.features), request.media_bytes, request.text_tokens)
         self.counts.cpu_seconds += seconds
 
         def done() -> None:

@@ -37,6 +37,7 @@ class Request:
     index: int
     name: str
     output_tokens: int
+    text_tokens: int
     prompt_token_ids: tuple[int, ...]
     features: tuple[MMFeature, ...]
     items: dict[str, Item]
@@ -76,6 +77,7 @@ class RequestMaker:
             index=index,
             name=f"r{index}",
             output_tokens=planned.output_tokens,
+            text_tokens=planned.text_tokens,
             prompt_token_ids=tuple(tokens),
             features=tuple(features),
             items=items,

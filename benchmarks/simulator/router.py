@@ -53,18 +53,20 @@ class Router:
 
     def _take(self, flow: Flow, order: Submit, address: str) -> None:
         """At the worker. A request that has ended meanwhile has its cancellation right behind it."""
-        worker, answer = self.workers[address], self._clock.after
-        try:
-            if worker.scheduler.num_waiting + worker.scheduler.num_running >= self._max_requests:
-                raise Overloaded("too many requests wait for this worker", retry_after=1.0)
-            worker.submit(flow.request, order.attempt, order.ready, flow.deadline + self._rpc)
-        except RequestError as error:
-            answer(self._rpc, self._refused, flow, order.attempt, error)
-        else:
-            answer(self._rpc, self._taken, flow, order.attempt, address)
+        worker = self.workers[address]
 
-    def _taken(self, flow: Flow, attempt: int, address: str) -> None:
-        if not flow.lifecycle.ended:
+        def answer(error: RequestError | None) -> None:
+            self._clock.after(self._rpc, self._answered, flow, order.attempt, address, error)
+
+        if worker.held >= self._max_requests:
+            answer(Overloaded("too many requests wait for this worker", retry_after=1.0))
+        else:
+            worker.submit(flow.request, order.attempt, order.ready, flow.deadline + self._rpc, answer)
+
+    def _answered(self, flow: Flow, attempt: int, address: str, error: RequestError | None) -> None:
+        if error is not None:
+            self._refused(flow, attempt, error)
+        elif not flow.lifecycle.ended:
             self._affinity.record(flow.request.chain, address)
             self._accepted(flow, attempt)
 

@@ -17,8 +17,8 @@ COSTS = CostModel(
     name="round",
     source="made up",
     encoder=EncoderCosts(0.002, 1e-8, 0.005, 0.001, 2e-5, 5e-4, 1e-10),
-    pd=PDCosts(0.008, 4e-5, 1e-4, 1e-8, 1e-9, 5e-4, 1e-10),
-    proxy=ProxyCosts(5e-4, 1e-9, 2e-5),
+    pd=PDCosts(0.008, 4e-5, 1e-4, 1e-8, 1e-9, 5e-4, 1e-10, take_request=3e-4, take_token=1e-6),
+    proxy=ProxyCosts(5e-4, 1e-9, 2e-5, item=1e-4),
     rpc=RPC,
 )
 #: A picture of 320x320 has 400 patches and 100 rows of 1 KiB.

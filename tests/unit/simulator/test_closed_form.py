@@ -32,7 +32,9 @@ def prefill(tokens: int, start: int = 0) -> float:
 def test_a_lone_text_request_takes_the_sum_of_its_stages() -> None:
     [record] = run(on_devices(1, 1), TEXT, [0.0]).records
     prompt = 100 + MODEL.prompt_overhead_tokens
-    assert record.ttft == pytest.approx(COSTS.proxy.request + RPC + prefill(prompt) + OUT)
+    assert record.ttft == pytest.approx(
+        COSTS.proxy.request + RPC + COSTS.pd.take(prompt) + prefill(prompt) + OUT
+    )
     steps = [COSTS.pd.step_seconds(0, 1, prompt + done, 0.0) for done in range(1, 20)]
     assert record.itls == pytest.approx(steps)
     assert (record.prompt_tokens, record.output_tokens, record.error) == (prompt, 20, "")
@@ -41,15 +43,17 @@ def test_a_lone_text_request_takes_the_sum_of_its_stages() -> None:
 def test_a_lone_picture_takes_the_sum_of_its_stages() -> None:
     [record] = run(on_devices(1, 1), [picture_request(1)], [0.0]).records
     nbytes = ROWS * MODEL.row_bytes
+    prompt = 50 + ROWS + MODEL.prompt_overhead_tokens + MODEL.item_overhead_tokens
     stages = (
-        COSTS.proxy.request + COSTS.proxy.media_byte * MEDIA,
+        COSTS.proxy.request + COSTS.proxy.item + COSTS.proxy.media_byte * MEDIA,
         COSTS.encoder.prepare(PIXELS),
         COSTS.encoder.tower(1, PATCHES),
         COSTS.encoder.save(nbytes),
+        COSTS.pd.take(prompt),
         COSTS.pd.load(nbytes),
         # While the embedding moves into the encoder cache, a step computes what stands before it.
         prefill(HEAD),
-        prefill(50 + ROWS + MODEL.prompt_overhead_tokens + MODEL.item_overhead_tokens - HEAD, HEAD),
+        prefill(prompt - HEAD, HEAD),
         COSTS.proxy.token,
     )
     # To the store and back: the proxy's look-up, the encoder's two, its lease. To the encoder: the job, the
@@ -88,8 +92,10 @@ def test_waiting_for_the_tower_is_that_of_a_queue_with_equal_service_times() -> 
         tower_item=0.0,
         tower_patch=0.0,
     )
-    quick = replace(COSTS.pd, step=1e-6, prefill_token=1e-9, prefill_context=0.0)
-    costs = replace(COSTS, encoder=encoder, pd=quick, proxy=replace(COSTS.proxy, request=0.0, media_byte=0.0))
+    quick = replace(COSTS.pd, step=1e-6, prefill_token=1e-9, prefill_context=0.0, take_request=0.0)
+    costs = replace(
+        COSTS, encoder=encoder, pd=quick, proxy=replace(COSTS.proxy, request=0.0, media_byte=0.0, item=0.0)
+    )
     one_by_one = replace(
         LIMITS, encoder=EncoderConfig(encoder_batch_patches=1, plan_credit=1000, tower_credit=1000)
     )
