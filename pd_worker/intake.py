@@ -8,12 +8,14 @@ from triptych.config import format_size
 from triptych.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.pd_worker.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.grammar import GrammarCompiler, GrammarState
 from triptych.pd_worker.names import check_name
 from triptych.pd_worker.output_text import OutputText, TokenDecoder
 from triptych.pd_worker.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import resolve
+from triptych.pd_worker.timestamps import TimelessDecoder, timestamp_tokens
 from triptych.pd_worker.wire import checked_plan, template_from_proto
 from triptych.protos import pd_pb2
 from triptych.protos.convert import sampling_from_proto
@@ -42,11 +44,18 @@ class Intake:
         max_model_len: int,
         encoder_cache_bytes: int,
         grammars: GrammarCompiler,
+        two_prompts: EncDecPrompts | None = None,
     ) -> None:
+        self._two_prompts = two_prompts
+        self._timestamps = timestamp_tokens(defaults)
         self._grammars = grammars
         self._model_key = model_key
         self._prompts = prompts
         self._tokenizer = tokenizer
+        #: What turns output tokens into text.
+        self._speaker = (
+            tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
+        )
         self._decoder = decoder
         self._defaults = defaults
         self._max_model_len = max_model_len
@@ -58,20 +67,22 @@ class Intake:
         plans = [checked_plan(slot.plan) for slot in message.items]
         self._check_plans(plans)
         resume = message.resume if message.HasField("resume") else None
-        prompt = self._prompt(message, resume, plans)
+        two = None if self._two_prompts is None else self._two_prompts.take(message, plans)
+        prompt = self._prompt(message, resume, plans) if two is None else two.prompt
         params = sampling_from_proto(message.sampling)
         sampling = resolve(
             params,
             self._defaults,
             len(prompt.token_ids),
             self._max_model_len,
-            "prompt" if message.HasField("prompt") else "messages",
+            "messages" if two is None and not message.HasField("prompt") else "prompt",
             self._decoder.geometry.vocab_size,
         )
         received = list(resume.output_token_ids) if resume else []
         self._check_tokens(received, "output_token_ids", "resume")
-        output = OutputText(self._tokenizer, sampling, received, resume.text_sent_chars if resume else 0)
+        output = OutputText(self._speaker, sampling, received, resume.text_sent_chars if resume else 0)
         positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
+        options = {} if two is None else two.options
         return EngineRequest(
             request_id=message.request_id,
             attempt=message.attempt,
@@ -91,6 +102,11 @@ class Intake:
             output_token_ids=received,
             resumed_tokens=len(received),
             grammar=self._grammar(params.output_format, received, output),
+            logits_rules=self._decoder.logits_rules(
+                self._defaults, {**options, "max_tokens": sampling.max_tokens}
+            ),
+            encoder_prompt_token_ids=() if two is None else two.encoder_token_ids,
+            timestamps=self._timestamps if options.get("timestamps") else None,
         )
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
@@ -104,9 +120,9 @@ class Intake:
         return pd_pb2.TokenizeReply(token_ids=token_ids, max_model_len=self._max_model_len)
 
     def detokenize(self, message: pd_pb2.DetokenizeRequest) -> pd_pb2.DetokenizeReply:
-        """The text of the ids, special tokens included. RequestError."""
+        """The text of the ids, special tokens included unless they are unwanted. RequestError."""
         self._check_tokens(message.token_ids, "tokens", "tokens")
-        text = self._tokenizer.decode(list(message.token_ids), skip_special_tokens=False)
+        text = self._speaker.decode(list(message.token_ids), skip_special_tokens=message.skip_special_tokens)
         return pd_pb2.DetokenizeReply(text=text)
 
     def _grammar(
@@ -135,18 +151,22 @@ class Intake:
             raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
 
     def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
-        geometry = self._decoder.geometry
-        width = geometry.hidden_size * (1 + geometry.deepstack_levels)
+        geometry, cross = self._decoder.geometry, self._decoder.cross
+        width = geometry.hidden_size * (1 + geometry.deepstack_levels) if cross is None else cross.width
         distinct: dict[str, ItemPlan] = {}
         for plan in plans:
-            if plan.modality != "image":
-                raise InvalidRequest("an item's modality must be image", param="items")
+            if plan.modality != self._decoder.modality:
+                raise InvalidRequest(f"an item's modality must be {self._decoder.modality}", param="items")
+            if (plan.length == 0) is (cross is None):
+                raise InvalidRequest("an item has a placeholder, unless it is an encoder's", param="items")
             if plan.width != width:
                 raise InvalidRequest(
                     f"an item's embeddings are {plan.width} wide, but this model takes {width}", param="items"
                 )
             if distinct.setdefault(plan.mm_hash, plan) != plan:
                 raise InvalidRequest("two plans of one mm_hash differ", param="items")
+        what = "images of messages" if cross is None else "encoder prompt"
+        param = "messages" if cross is None else "encoder_prompt"
         tokens = sum(plan.length for plan in plans)
         if tokens >= self._max_model_len:
             raise InvalidRequest(
@@ -157,10 +177,10 @@ class Intake:
         nbytes = sum(plan.nbytes for plan in distinct.values())
         if nbytes > self._encoder_cache_bytes:
             raise InvalidRequest(
-                f"the images of messages need {format_size(nbytes)} of embeddings, but "
+                f"the {what} needs {format_size(nbytes)} of embeddings, but "
                 f"--encoder-cache-memory is {format_size(self._encoder_cache_bytes)}: "
-                "send fewer or smaller images, or raise it",
-                param="messages",
+                "send less, or raise it",
+                param=param,
             )
 
     def _prompt(

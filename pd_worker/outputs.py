@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
 from triptych.errors import RequestError
-from triptych.types import FinishReason, PDTimings, Placement, Usage
+from triptych.types import FinishReason, PDTimings, Placement, TimestampTokens, Usage
 
 if TYPE_CHECKING:
     from triptych.pd_worker.request import RequestState
@@ -130,6 +130,8 @@ class RequestAdmitted(EngineEvent):
 
     prompt_token_ids: tuple[int, ...]
     placements: tuple[Placement, ...]
+    encoder_prompt_token_ids: tuple[int, ...] = ()
+    timestamps: TimestampTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

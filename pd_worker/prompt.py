@@ -50,6 +50,11 @@ class PromptBuilder:
         self._decoder = decoder
         self._max_model_len = max_model_len
 
+    @property
+    def guarded(self) -> GuardedTokenizer:
+        """The tokenizer to whom no text of a user is a special token unless it may be."""
+        return self._tokenizer
+
     def build(
         self, messages: bytes, plans: Sequence[ItemPlan], options: TemplateOptions = _NO_OPTIONS
     ) -> Prompt:
@@ -220,7 +225,9 @@ def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tup
     variables = {
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
     }
-    template = ChatTemplate(read_template(path, tokenizer.chat_template), variables)
+    # Encoder-decoder models know no conversations.
+    source = read_template(path, tokenizer.chat_template) if decoder.cross is None else ""
+    template = ChatTemplate(source, variables)
     image = () if decoder.image_token_id is None else (decoder.image_token_id,)
     guarded = GuardedTokenizer(
         tokenizer.backend_tokenizer, bos_token=variables.get("bos_token", ""), specials=image

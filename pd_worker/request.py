@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
-from triptych.types import FinishReason, MMFeature, PDTimings
+from triptych.types import FinishReason, MMFeature, PDTimings, TimestampTokens
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,10 @@ class EngineRequest:
     grammar: GrammarState | None = None
     #: What the checkpoint or the task forbids or forces, in this order.
     logits_rules: tuple[LogitsRule, ...] = ()
+    #: What a text encoder has read: to be reported.
+    encoder_prompt_token_ids: tuple[int, ...] = ()
+    #: How output tokens stand for times, where the request asked for them.
+    timestamps: TimestampTokens | None = None
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     @property

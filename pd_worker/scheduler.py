@@ -209,6 +209,8 @@ class Scheduler:
                         **request.names(),
                         prompt_token_ids=tuple(request.prompt_token_ids),
                         placements=placements,
+                        encoder_prompt_token_ids=request.encoder_prompt_token_ids,
+                        timestamps=request.timestamps,
                     )
                 )
 

@@ -31,6 +31,7 @@ from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
+from triptych.pd_worker.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
@@ -152,9 +153,17 @@ class PDWorker:
             max_model_len=self.engine.max_model_len,
             encoder_cache_bytes=config.encoder_cache_memory,
             grammars=GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
+            two_prompts=self._two_prompts(),
         )
         most = MAX_WAITING + config.max_num_seqs
         self.servicer = PDServicer(self.engine, intake, self.outbox, self._pool, max_requests=most)
+
+    def _two_prompts(self) -> EncDecPrompts | None:
+        """What makes prompts for an encoder-decoder model; None for any other."""
+        model = self._model
+        if model.decoder.cross is None:
+            return None
+        return EncDecPrompts(model.tokenizer, model.prompts.guarded, model.decoder, self.engine.max_model_len)
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration. It serves all namespaces of its model_key."""
@@ -169,7 +178,9 @@ class PDWorker:
                 "max_num_seqs": self._config.max_num_seqs,
                 "max_model_len": self.engine.max_model_len,
                 "metrics_port": metrics_port,
+                "encoder_decoder": int(self._model.decoder.cross is not None),
             },
+            modality=self._model.decoder.modality,
         )
 
     def start(self) -> None:

@@ -79,27 +79,27 @@ class GuardedTokenizer:
             text += self._break
         return text
 
-    def encode(self, rendered: str) -> list[int]:
+    def encode(self, rendered: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt rendered from protected strings.
 
         The tokenizer's own first token is added, as transformers' processors do, unless the template
         wrote it.
         """
         named = self._pattern.sub(lambda match: self._names[match[0]], rendered)
-        return self._encode(named.replace(self._break, ""), rendered)
+        return self._encode(named.replace(self._break, ""), rendered, add_special_tokens)
 
-    def encode_raw(self, text: str) -> list[int]:
+    def encode_raw(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a client's text in which special tokens count, all but `specials`."""
         for nonce in self._nonces:
             text = text.replace(nonce, "")
         named = self._pattern.sub(
             lambda match: match[0] if match[0] in self._withheld else self._names[match[0]], text
         )
-        return self._encode(named, text)
+        return self._encode(named, text, add_special_tokens)
 
-    def _encode(self, plain: str, written: str) -> list[int]:
+    def _encode(self, plain: str, written: str, add_special_tokens: bool) -> list[int]:
         bos_written = bool(self._bos_token) and written.startswith(self._bos_token)
-        ids = self._tokenizer.encode(plain, add_special_tokens=not bos_written).ids
+        ids = self._tokenizer.encode(plain, add_special_tokens=add_special_tokens and not bos_written).ids
         return [self._ids.get(token, token) for token in ids]
 
 

@@ -23,8 +23,10 @@ def checked_plan(message: common_pb2.ItemPlan) -> ItemPlan:
     plan = plan_from_proto(message)
     if not MM_HASH.fullmatch(plan.namespace):
         raise InvalidRequest("an item's namespace must be 64 lower-case hex characters", param="items")
-    if not (plan.rows and plan.width and plan.length):
-        raise InvalidRequest("an item needs rows, width and length above 0", param="items")
+    if not (plan.rows and plan.width):
+        raise InvalidRequest("an item needs rows and width above 0", param="items")
+    if plan.length == 0 and plan.runs is None:
+        return plan  # reaches the decoder by cross-attention: no placeholder stands for it
     if _embeds(plan) != plan.rows:
         raise InvalidRequest(
             f"an item's runs take {_embeds(plan)} embeddings, but it has {plan.rows} rows", param="items"
@@ -59,6 +61,10 @@ def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
         placements=[
             pd_pb2.ItemPlacement(offset=place.offset, length=place.length) for place in event.placements
         ],
+        encoder_prompt_token_ids=event.encoder_prompt_token_ids,
+        timestamps=None
+        if event.timestamps is None
+        else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
     )
 
 

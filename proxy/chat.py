@@ -10,7 +10,7 @@ import msgspec
 from triptych.proxy.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.media_hold import MediaHold
 from triptych.proxy.media_source import FileUrl, WebUrl
-from triptych.types import FinishReason, PositionLogprobs, SamplingParams, Usage
+from triptych.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,6 @@ class Timings:
     prefill: float = 0.0
     decode: float = 0.0
     items: list[ItemTiming] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class TimestampTokens:
-    """Token `first + n` says: n * `seconds` from the start of the window."""
-
-    first: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

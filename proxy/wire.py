@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import logprobs_from_proto
-from triptych.proxy.chat import Delta, RawPrompt, Started, TemplateOptions, TimestampTokens
+from triptych.proxy.chat import Delta, RawPrompt, Started, TemplateOptions
 from triptych.proxy.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.lifecycle import ResumeState
+from triptych.types import TimestampTokens
 
 
 def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:

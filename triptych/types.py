@@ -149,6 +149,17 @@ class SamplingParams:
     output_format: OutputFormat | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TimestampTokens:
+    """How a speech model's output tokens stand for times.
+
+    Token `first + n` says: n * `seconds` from the start of the window.
+    """
+
+    first: int
+    seconds: float
+
+
 class FinishReason(enum.StrEnum):
     """Why a request ended, in OpenAI's words where it has one."""
 
