@@ -42,6 +42,19 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     return config.kv_memory // nbytes
 
 
+def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
+    """Blocks in --swap-memory; 0 where preempted requests are recomputed, ConfigError where none fits."""
+    if config.preemption != "swap":
+        return 0
+    nbytes = block_bytes(geometry, config.block_size, dtype)
+    if config.swap_memory < nbytes:
+        raise ConfigError(
+            f"--swap-memory {format_size(config.swap_memory)} holds no KV block of {format_size(nbytes)}: "
+            "raise it, or leave out --preemption swap"
+        )
+    return config.swap_memory // nbytes
+
+
 def cross_limits_of(cross: CrossGeometry, num_blocks: int, block_size: int) -> CrossLimits:
     """What a request's encoder output may be."""
     return CrossLimits(cross.width, cross.max_rows, num_blocks, block_size)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from triptych.pd_worker.block_pool import BlockPool
+from triptych.pd_worker.outputs import BlockCopy
 from triptych.pd_worker.prefix_chain import plan_identity
+from triptych.pd_worker.swap_manager import SwapManager
 from triptych.types import ItemPlan
 
 
@@ -24,6 +26,8 @@ class TableState(enum.Enum):
     PENDING = enum.auto()
     #: Written; read-only until it goes.
     READY = enum.auto()
+    #: A copy is in host memory.
+    SWAPPED = enum.auto()
 
 
 @dataclass(slots=True)
@@ -31,18 +35,21 @@ class _Table:
     plan: ItemPlan
     blocks: tuple[int, ...]
     ready: bool
+    #: Its blocks can be found by their digests.
+    labelled: bool = False
     holders: set[str] = field(default_factory=set)
 
 
 class CrossKVManager:
-    """ABSENT --begin--> PENDING --commit--> READY; `fail` takes PENDING back.
+    """ABSENT --begin--> PENDING --commit--> READY; `fail` takes PENDING back; SWAPPED --restore--> READY.
 
     A table belongs to the requests that refer to it. When the last one lets go its blocks are free, and the
     table can be found until the first of them is taken for something else.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, swap: SwapManager | None = None) -> None:
         self._pool = pool
+        self._swap = swap
         self._block_size = block_size
         self._tables: dict[str, _Table] = {}
         self._held: dict[str, str] = {}
@@ -67,14 +74,17 @@ class CrossKVManager:
             return TableState.READY if table.ready else TableState.PENDING
         # Blocks are freed last one first and taken in that order: while that one is here, all are.
         last = self._pool.find(_digest(plan_identity(plan), self.blocks_for(plan) - 1))
-        return TableState.ABSENT if last is None else TableState.READY
+        if last is not None:
+            return TableState.READY
+        swapped = self._swap is not None and self._swap.has_table(plan)
+        return TableState.SWAPPED if swapped else TableState.ABSENT
 
     def cost(self, plan: ItemPlan) -> int:
         """Free blocks that a reference to the table takes out of the pool."""
         return 0 if plan.mm_hash in self._tables else self.blocks_for(plan)
 
     def acquire(self, request_id: str, plan: ItemPlan) -> bool:
-        """Refers to a table that is READY or PENDING; False, and nothing changed, when it is ABSENT."""
+        """Refers to a table that is READY or PENDING; False, and nothing changed, when it is neither."""
         table = self._tables.get(plan.mm_hash)
         if table is None:
             blocks = self._find(plan)
@@ -82,7 +92,7 @@ class CrossKVManager:
                 return False
             for block in blocks:
                 self._pool.refer(block)
-            table = self._tables[plan.mm_hash] = _Table(plan, blocks, ready=True)
+            table = self._tables[plan.mm_hash] = _Table(plan, blocks, ready=True, labelled=True)
         table.holders.add(request_id)
         self._held[request_id] = plan.mm_hash
         return True
@@ -95,20 +105,33 @@ class CrossKVManager:
         self._held[request_id] = plan.mm_hash
         return blocks
 
+    def restore(self, request_id: str, plan: ItemPlan) -> list[BlockCopy]:
+        """SWAPPED to READY: the copies that write it, which the step does before anyone reads."""
+        assert self._swap is not None, "there is host memory"
+        blocks = self.begin(request_id, plan)
+        self._tables[plan.mm_hash].ready = True
+        return self._swap.table_back(plan.mm_hash, blocks)
+
+    def last_held(self, request_id: str) -> tuple[int, ...]:
+        """The READY table that this request alone refers to; else empty."""
+        table = self._tables.get(self._held.get(request_id, ""))
+        alone = table is not None and table.ready and table.holders == {request_id}
+        return table.blocks if table is not None and alone else ()
+
     def commit(self, mm_hash: str) -> None:
-        """The projection is written: PENDING to READY."""
+        """The projection, or the copy, is written: READY, and to be found from now on."""
         table = self._tables.get(mm_hash)
-        if table is None or table.ready:
+        if table is None or table.labelled:
             return
-        table.ready = True
+        table.ready = table.labelled = True
         identity = plan_identity(table.plan)
         for index, block in enumerate(table.blocks):
             self._pool.relabel(block, _digest(identity, index))
 
     def fail(self, mm_hash: str) -> None:
-        """The projection has come to nothing: PENDING to ABSENT, and nobody refers to it any more."""
+        """The projection, or the copy, has come to nothing: ABSENT, and nobody refers to it any more."""
         table = self._tables.get(mm_hash)
-        if table is None or table.ready:
+        if table is None or table.labelled:
             return
         for request_id in list(table.holders):
             self.release(request_id)

@@ -14,7 +14,7 @@ from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.capacity import cross_limits_of, max_model_len, num_kv_blocks
+from triptych.pd_worker.capacity import cross_limits_of, max_model_len, num_host_blocks, num_kv_blocks
 from triptych.pd_worker.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
@@ -24,6 +24,7 @@ from triptych.pd_worker.outputs import EngineEvent
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
 from triptych.pd_worker.step_metrics import StepMetrics
+from triptych.pd_worker.swap_manager import SwapManager
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +55,25 @@ class Engine:
         self.max_model_len = max_model_len(config, decoder.geometry)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
         kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        host_blocks = num_host_blocks(config, decoder.geometry, decoder.dtype)
+        swap = SwapManager(host_blocks) if host_blocks else None
         cross = decoder.cross
         items = ItemTracker(
             EncoderCache(config.encoder_cache_memory),
             Admission(config.encoder_cache_memory),
             connector_scheduler,
-            None if cross is None else CrossKVManager(kv.pool, config.block_size),
+            None if cross is None else CrossKVManager(kv.pool, config.block_size, swap),
         )
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len)
         cross_limits = None if cross is None else cross_limits_of(cross, num_blocks, config.block_size)
-        self.scheduler = Scheduler(limits, kv, items, cross_limits)
+        self.scheduler = Scheduler(limits, kv, items, cross_limits, swap)
         self.runner = ModelRunner(
-            decoder, connector_worker, num_blocks=num_blocks, block_size=config.block_size
+            decoder,
+            connector_worker,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            backend=config.attention_backend,
+            num_host_blocks=host_blocks,
         )
         self._emit = emit
         self._turn = turn or nullcontext()

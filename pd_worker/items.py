@@ -14,7 +14,14 @@ from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.admission import Admission, distinct_bytes
 from triptych.pd_worker.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.encoder_cache import EncoderCache, Residency, Source
-from triptych.pd_worker.outputs import EngineEvent, GatheredRows, ItemLoaded, ItemMissing, Projection
+from triptych.pd_worker.outputs import (
+    EngineEvent,
+    GatheredRows,
+    ItemLoaded,
+    ItemMissing,
+    Projection,
+    SchedulerOutput,
+)
 from triptych.pd_worker.request import RequestState
 from triptych.types import MMFeature, Placement
 
@@ -82,6 +89,8 @@ class ItemTracker:
 
     def keeps_room(self, state: RequestState) -> bool:
         """False when the cross table for which no room was promised has gone since."""
+        if self.cross is None:
+            return True
         feature = state.request.cross
         return (
             feature is None
@@ -109,24 +118,29 @@ class ItemTracker:
             return False
         return self.cross.acquire(state.request_id, feature.plan)
 
-    def project(self, state: RequestState) -> Projection | None:
-        """The work that makes the cross table of a request that holds none; its embedding is READY.
+    def make_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
+        """Writes into the step's work what makes the cross table of a request that holds none.
 
-        None for a request without a cross item. The caller has seen to it that the blocks are free.
+        The projection, where there is one: its embedding is READY. The caller has seen to it that the blocks
+        are free.
         """
         feature = state.request.cross
         if self.cross is None or feature is None:
             return None
+        if self.cross.state(feature.plan) is TableState.SWAPPED:
+            output.swap_in += self.cross.restore(state.request_id, feature.plan)
+            output.restored.append(feature.mm_hash)
+            return None
         blocks = self.cross.begin(state.request_id, feature.plan)
-        return Projection(feature.mm_hash, feature.plan.rows, blocks)
+        projection = Projection(feature.mm_hash, feature.plan.rows, blocks)
+        output.projections.append(projection)
+        return projection
 
-    def projected(self, mm_hash: str, *, failed: bool = False) -> None:
-        """The step that projected is over."""
-        assert self.cross is not None
-        if failed:
-            self.cross.fail(mm_hash)
-        else:
-            self.cross.commit(mm_hash)
+    def tables_made(self, output: SchedulerOutput) -> None:
+        """The step that made these tables is over."""
+        if self.cross is not None:
+            for mm_hash in output.made_tables:
+                self.cross.commit(mm_hash)
 
     def drop_table(self, state: RequestState) -> None:
         """Takes the reference to the cross table back. Idempotent."""
@@ -151,6 +165,8 @@ class ItemTracker:
 
         True when all of them are here or on their way from the host copy. Only for admitted requests.
         """
+        if not self.keeps_room(state):
+            return False
         here = True
         presences: list[Presence] | None = None
         for index in self.needed(state, start):
@@ -221,11 +237,14 @@ class ItemTracker:
             return bool(self.cross_blocks(state))
         return feature.placement.end <= state.num_computed_tokens
 
-    def preempt(self, state: RequestState) -> bool:
+    def preempt(self, state: RequestState, *, swapped: bool = False) -> bool:
         """Releases all references; True when the request still has, or again got, room for all its items.
 
+        A swapped request keeps what it has of items in its prompt: it goes on where it stopped.
         Otherwise it has given back what it held, so that two such requests never wait for each other.
         """
+        if swapped and self.cross is None:
+            return True
         self.drop_table(state)
         self.cache.release_request(state.request_id)
         state.stored.update(state.features[index].mm_hash for index in state.consumed)

@@ -12,7 +12,7 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.batch import BatchBuilder, in_batch_order
 from triptych.pd_worker.logprobs import raw_logprobs
 from triptych.pd_worker.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.paged_kv_cache import PagedKVCache, copy_blocks
 from triptych.pd_worker.sampler import SamplerInput, sample
 
 log = logging.getLogger(__name__)
@@ -29,19 +29,24 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         backend: str = "sdpa",
+        num_host_blocks: int = 0,
     ) -> None:
         geometry = decoder.geometry
         self._decoder = decoder
         self._connector = connector
         self.encoder_cache: dict[str, EncoderOutput] = {}
+        sizes = {
+            "num_layers": geometry.num_layers,
+            "block_size": block_size,
+            "num_kv_heads": geometry.num_kv_heads,
+            "head_dim": geometry.head_dim,
+        }
         self.kv_cache = PagedKVCache(
-            num_layers=geometry.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=geometry.num_kv_heads,
-            head_dim=geometry.head_dim,
-            dtype=decoder.dtype,
-            device=decoder.device,
+            num_blocks=num_blocks, dtype=decoder.dtype, device=decoder.device, **sizes
+        )
+        #: Where preempted requests wait, with --preemption swap.
+        self.host_cache = PagedKVCache(
+            num_blocks=num_host_blocks, dtype=decoder.dtype, device=torch.device("cpu"), **sizes
         )
         self._builder = BatchBuilder(
             self.kv_cache,
@@ -69,6 +74,8 @@ class ModelRunner:
         self._start_transfers(scheduled)
         output = ModelRunnerOutput()
         try:
+            if scheduled.swap_out or scheduled.swap_in:
+                self._swap(scheduled)
             for projection in scheduled.projections:
                 self._project(projection)
             if scheduled.chunks:
@@ -84,6 +91,12 @@ class ModelRunner:
             self.encoder_cache.pop(key, None)
         if scheduled.ec_connector_metadata is not None:
             self._connector.start_load_caches(scheduled.ec_connector_metadata, self.encoder_cache)
+
+    @torch.inference_mode()
+    def _swap(self, scheduled: SchedulerOutput) -> None:
+        """What goes out leaves its blocks to what comes in."""
+        copy_blocks(self.kv_cache, self.host_cache, scheduled.swap_out)
+        copy_blocks(self.host_cache, self.kv_cache, scheduled.swap_in)
 
     @torch.inference_mode()
     def _project(self, projection: Projection) -> None:

@@ -62,6 +62,14 @@ class Projection:
     block_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """All layers' keys and values of one block, between the KV cache and host memory."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """All that the runner needs for one step."""
@@ -70,6 +78,12 @@ class SchedulerOutput:
     step: int
     #: Decodes first, then prefill chunks; the order of the batch.
     chunks: list[ScheduledChunk] = field(default_factory=list)
+    #: Blocks of preempted requests that go to host memory, before anything is written.
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    #: Blocks that come back from there, after that and before the chunks are computed.
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    #: Keys of the cross tables among them.
+    restored: list[str] = field(default_factory=list)
     #: Cross tables to write before the chunks are computed; none of the chunks reads them.
     projections: list[Projection] = field(default_factory=list)
     #: mm_hashes that the runner drops from the encoder cache before anything else in the step.
@@ -87,9 +101,14 @@ class SchedulerOutput:
         return sum(chunk.count for chunk in self.chunks)
 
     @property
+    def made_tables(self) -> list[str]:
+        """Keys of the cross tables that this step writes."""
+        return [*(projection.mm_hash for projection in self.projections), *self.restored]
+
+    @property
     def computes(self) -> bool:
         """The step has work for the decoder."""
-        return bool(self.chunks or self.projections)
+        return bool(self.chunks or self.projections or self.swap_out or self.swap_in)
 
 
 @dataclass(frozen=True, slots=True)

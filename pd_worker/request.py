@@ -114,7 +114,7 @@ class RequestStatus(enum.Enum):
     WAITING_ITEMS = enum.auto()
     #: In the running batch.
     RUNNING = enum.auto()
-    #: Gave its blocks up; is computed again from its first token.
+    #: Gave its blocks up; is computed again from its first token, or brought back from host memory.
     PREEMPTED = enum.auto()
     FINISHED = enum.auto()
 
@@ -138,6 +138,8 @@ class RequestState:
     #: Prompt tokens that the prefix cache gave at the first start.
     num_cached_tokens: int = 0
     preemptions: int = 0
+    #: The step whose work brings its tokens back from host memory.
+    restored_in: int = 0
     admitted_at: float | None = None
     #: When the last of its items was found here.
     items_at: float | None = None

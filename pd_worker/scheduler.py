@@ -23,6 +23,8 @@ from triptych.pd_worker.prefix_chain import PrefixChain
 from triptych.pd_worker.request import EngineRequest, RequestState, RequestStatus
 from triptych.pd_worker.request_check import CrossLimits, check_request
 from triptych.pd_worker.scheduler_limits import Budget, Latencies, SchedulerLimits
+from triptych.pd_worker.swap_manager import SwapManager
+from triptych.pd_worker.swapper import Swapper
 from triptych.types import FinishReason, Usage
 
 __all__ = ["CrossLimits", "Latencies", "Scheduler", "SchedulerLimits"]
@@ -50,11 +52,13 @@ class Scheduler:
         kv: KVCacheManager,
         items: ItemTracker,
         cross: CrossLimits | None = None,
+        swap: SwapManager | None = None,
     ) -> None:
         self.limits = limits
         self._cross_limits = cross
         self.kv = kv
         self.items = items
+        self._swapper = Swapper(kv, items, swap)
         self._step = 0
         self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
@@ -161,19 +165,21 @@ class Scheduler:
     def _fail_step(self, output: SchedulerOutput) -> None:
         """Ends all whose work was in the step."""
         error = InternalError("the engine failed to compute this request")
-        for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output)]:
+        restored = [state for state in self._running if state.restored_in == output.step]
+        for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output), *restored]:
             self._finish(state, FinishReason.ERROR, error)
 
     def _end_projections(self, output: SchedulerOutput) -> None:
         """The tables are written: whoever waits for one needs the item's embedding no more."""
-        for projection in output.projections:
-            self.items.projected(projection.mm_hash)
+        self.items.tables_made(output)
         for state in self._awaiting(output):
             self.items.consume(state)
 
     def _awaiting(self, output: SchedulerOutput) -> list[RequestState]:
-        """Running requests whose cross table was projected in this step."""
-        keys = {projection.mm_hash for projection in output.projections}
+        """Running requests whose cross table was made in this step."""
+        keys = set(output.made_tables)
+        if not keys:
+            return []
         return [state for state in self._running if any(f.mm_hash in keys for f in state.features)]
 
     def _take_events(self) -> list[EngineEvent]:
@@ -218,7 +224,7 @@ class Scheduler:
         """Starts loads ahead of time; again for running requests whose item came to nothing."""
         for state in self._waiting:
             if state.admitted and state.features:
-                here = self.items.seek(state, self._prefix_tokens(state), now)
+                here = self.items.seek(state, self._known_prefix(state)[1], now)
                 self._note_items(state, here, now)
         for state in self._running:
             if state.features and not state.is_decoding:
@@ -229,8 +235,12 @@ class Scheduler:
         if here and state.items_at is None:
             state.items_at = now
 
-    def _prefix_tokens(self, state: RequestState) -> int:
-        return len(self.kv.find_prefix(state.chain, state.num_tokens)) * self.kv.block_size
+    def _known_prefix(self, state: RequestState) -> tuple[list[int], int]:
+        """Blocks that the request would start with, and how many of its tokens need not be computed."""
+        if swapped := self._swapper.tokens(state):
+            return [], swapped
+        prefix = self.kv.find_prefix(state.chain, state.num_tokens)
+        return prefix, len(prefix) * self.kv.block_size
 
     def _decode(self, output: SchedulerOutput) -> Budget:
         budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
@@ -254,16 +264,17 @@ class Scheduler:
             victim = self._running[-1]
             if victim is state:
                 return False
-            self._preempt(victim)
-            output.preempted.append(victim)
+            self._preempt(victim, output)
         return True
 
-    def _preempt(self, state: RequestState) -> None:
+    def _preempt(self, state: RequestState, output: SchedulerOutput) -> None:
+        output.preempted.append(state)
         self._running.remove(state)
+        swapped = self._swapper.take_out(state, output)
         self.kv.free(state.request_id)
         state.num_computed_tokens = 0
         state.preemptions += 1
-        keeps_room = self.items.preempt(state)
+        keeps_room = self.items.preempt(state, swapped=swapped)
         state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
         bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
 
@@ -305,8 +316,7 @@ class Scheduler:
                 return
             if not state.admitted:
                 continue
-            prefix = self.kv.find_prefix(state.chain, state.num_tokens)
-            num_computed = len(prefix) * self.kv.block_size
+            prefix, num_computed = self._known_prefix(state)
             # Not the queue: whoever waits for an encoder holds nobody up.
             if not self.items.seek(state, num_computed, now):
                 continue
@@ -315,7 +325,11 @@ class Scheduler:
             if not self._allocate(state, prefix):
                 return
             if state.request.cross is not None and not self.items.hold_table(state):
-                self._project(state, output, budget)
+                projection = self.items.make_table(state, output)
+                if projection is not None:
+                    budget.take_projection(projection)
+            if self._swapper.bring_back(state, output):
+                state.restored_in = output.step
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
 
@@ -337,12 +351,6 @@ class Scheduler:
             return True
         self.items.drop_table(state)
         return False
-
-    def _project(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
-        projection = self.items.project(state)
-        if projection is not None:
-            output.projections.append(projection)
-            budget.take_projection(projection)
 
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
         self._waiting.remove(state)
@@ -426,6 +434,7 @@ class Scheduler:
         del self._states[state.request.key]
         state.status = RequestStatus.FINISHED
         self.kv.free(state.request_id)
+        self._swapper.free(state)
         self.items.finish(state)
         request = state.request
         usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), state.num_cached_tokens)

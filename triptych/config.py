@@ -95,6 +95,7 @@ class WorkerConfig(ServiceConfig):
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
+    max_audio_seconds: float = flag(1800.0, "longest audio file; features take 100 KiB of memory a second")
     encoder_batch_patches: int = flag(16384, "patches in one encoder batch, over all its items")
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
@@ -116,6 +117,17 @@ class PDConfig(WorkerConfig):
     kv_memory: int = flag(512 * MIB, "memory for the KV cache", size=True)
     encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    preemption: str = flag(
+        "recompute",
+        "what becomes of a request whose KV blocks are needed: computed again, or swapped out to host memory",
+        choices=("recompute", "swap"),
+    )
+    swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
+    attention_backend: str = flag(
+        "sdpa",
+        "torch's attention kernel, or blocks of keys one by one, which keeps no mask or bias as a whole",
+        choices=("sdpa", "blockwise"),
+    )
 
 
 #: How encoders give way to PD workers, by flag; a replica's sides take turns.

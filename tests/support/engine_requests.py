@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.request_check import CrossLimits
 from triptych.pd_worker.sampling import ResolvedSampling
 from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.swap_manager import SwapManager
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 WIDTH = 4
@@ -122,13 +124,16 @@ class ModellessEngine:
     prefix_caching: bool = True
     #: An encoder-decoder model's engine.
     cross: bool = False
+    #: Host blocks for preempted requests; 0: they are recomputed.
+    host_blocks: int = 0
     token: int = 7
     now: float = 0.0
     events: list[EngineEvent] = field(default_factory=list)
     resident: dict[str, EncoderOutput] = field(default_factory=dict)
     connector: ECConnectorScheduler = field(init=False)
-    #: What stands in each KV block: (mm_hash, index) of a cross table, or the request that wrote last.
-    content: dict[int, object] = field(default_factory=dict)
+    #: What stands in each KV block, and in each host block, by its offset.
+    content: dict[int, dict[int, Any]] = field(default_factory=dict)
+    host: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config = ECTransferConfig(connector="memory", store_url=self.store)
@@ -137,11 +142,12 @@ class ModellessEngine:
         self.kv = KVCacheManager(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)
         self.cache = EncoderCache(self.capacity)
         self.admission = Admission(self.capacity)
-        self.tables = CrossKVManager(self.kv.pool, self.block_size) if self.cross else None
+        self.swap = SwapManager(self.host_blocks) if self.host_blocks else None
+        self.tables = CrossKVManager(self.kv.pool, self.block_size, self.swap) if self.cross else None
         self.items = ItemTracker(self.cache, self.admission, self.connector, self.tables)
         limits = SchedulerLimits(self.max_num_seqs, self.budget, self.max_model_len)
         cross = CrossLimits(WIDTH, 64, self.num_blocks, self.block_size) if self.cross else None
-        self.scheduler = Scheduler(limits, self.kv, self.items, cross)
+        self.scheduler = Scheduler(limits, self.kv, self.items, cross, self.swap)
 
     def add(self, *requests: EngineRequest) -> None:
         for request in requests:
@@ -161,11 +167,14 @@ class ModellessEngine:
             self.resident.pop(key, None)
         assert output.ec_connector_metadata is not None
         self.worker.start_load_caches(output.ec_connector_metadata, self.resident)
+        for copy in output.swap_out:
+            self.host[copy.target] = dict(self.content[copy.source])
+        for copy in output.swap_in:
+            self.content[copy.target] = dict(self.host[copy.source])
         for projection in output.projections:
             assert self.resident[projection.mm_hash].data.shape[0] == projection.rows
-            self.content.update(
-                {block: (projection.mm_hash, i) for i, block in enumerate(projection.block_ids)}
-            )
+            for index, block in enumerate(projection.block_ids):
+                self.content[block] = {0: (projection.mm_hash, index)}
         for chunk in output.chunks:
             self._check_tables(chunk)
             for rows in chunk.rows:
@@ -175,14 +184,24 @@ class ModellessEngine:
         return ModelRunnerOutput(sampled=sampled, ec_connector_output=self.finished())
 
     def _check_tables(self, chunk: ScheduledChunk) -> None:
-        """The chunk reads its own cross table and writes its own blocks."""
+        """The chunk finds its cross table and all tokens before it in its blocks, and writes its own."""
         request = chunk.state.request
         if self.cross:
             assert chunk.cross_length == request.features[0].plan.rows
             for index, block in enumerate(chunk.cross_blocks):
-                assert self.content[block] == (request.features[0].mm_hash, index)
-        for block in chunk.block_ids[chunk.start // self.block_size :]:
-            self.content[block] = request.request_id
+                assert self.content[block] == {0: (request.features[0].mm_hash, index)}
+        tokens = [*request.prompt_token_ids, *request.output_token_ids]
+        names = tuple(feature.mm_hash for feature in request.features)
+        for position in range(chunk.end):
+            block = chunk.block_ids[position // self.block_size]
+            offset = position % self.block_size
+            written = (tokens[position], position, names)
+            if position >= chunk.start:
+                # A block's first token begins a new life of it.
+                self.content[block] = {**(self.content[block] if offset else {}), offset: written}
+            else:
+                found = self.content[block][offset]
+                assert found == written or (not self.cross and found[:2] == written[:2])
 
     def finished(self) -> ECConnectorOutput:
         return self.worker.get_finished()
@@ -202,6 +221,7 @@ class ModellessEngine:
         """Nobody holds anything any more."""
         assert self.kv.num_used == 0
         assert self.tables is None or self.tables.num_tables == 0
+        assert self.swap is None or self.swap.num_used == 0
         assert self.cache.references == 0
         assert self.admission.reserved == 0
 

@@ -79,10 +79,12 @@ def test_a_chunk_boundary_at_every_offset_of_an_image_changes_nothing(checkpoint
             assert_matches(cell, [SMALL], cell.answer([SMALL], 8))
 
 
-def test_preempted_requests_answer_alike(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_requests_answer_alike(checkpoint: Checkpoint, preemption: str) -> None:
     geometry = checkpoint.decoder.geometry
     block = 2 * geometry.num_layers * 8 * geometry.num_kv_heads * geometry.head_dim * 4
     flags = {"block_size": 8, "kv_memory": 26 * block, "max_model_len": 200, "prefix_caching": False}
+    flags["preemption"] = preemption
     prompts = [ONE, TWICE, TEXT, ONE]
     with engine_cell(checkpoint, **flags) as cell:
         assert_matches(cell, prompts, cell.answer(prompts, 24))

@@ -1,0 +1,51 @@
+"""Takes preempted requests out to host memory and back, with the cross table of the last who used it."""
+
+from __future__ import annotations
+
+from triptych.pd_worker.items import ItemTracker
+from triptych.pd_worker.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.outputs import SchedulerOutput
+from triptych.pd_worker.request import RequestState
+from triptych.pd_worker.swap_manager import SwapManager
+
+
+class Swapper:
+    """Writes the copies into the step's work. Without a SwapManager every preempted request is recomputed."""
+
+    def __init__(self, kv: KVCacheManager, items: ItemTracker, swap: SwapManager | None) -> None:
+        self._kv = kv
+        self._items = items
+        self._swap = swap
+
+    def tokens(self, state: RequestState) -> int:
+        """How many of the request's tokens are in host memory."""
+        return 0 if self._swap is None else self._swap.tokens(state.request_id)
+
+    def take_out(self, state: RequestState, output: SchedulerOutput) -> bool:
+        """Copies what is computed of a request that still has its blocks; False: it is computed again."""
+        count = state.num_computed_tokens
+        if self._swap is None or count == 0:
+            return False
+        blocks = self._kv.table(state.request_id)[: self._kv.blocks_for(count)]
+        feature = state.request.cross
+        table: tuple[int, ...] = ()
+        if feature is not None and self._items.cross is not None:
+            table = self._items.cross.last_held(state.request_id)
+        plan = feature.plan if feature is not None and table else None
+        copies = self._swap.out(state.request_id, blocks, count, plan, table)
+        if copies is None:
+            return False
+        output.swap_out += copies
+        return True
+
+    def bring_back(self, state: RequestState, output: SchedulerOutput) -> int:
+        """Copies the request's tokens into the blocks that it has got; how many they are."""
+        count = self.tokens(state)
+        if self._swap is not None and count:
+            output.swap_in += self._swap.back(state.request_id, self._kv.table(state.request_id))
+        return count
+
+    def free(self, state: RequestState) -> None:
+        """Idempotent."""
+        if self._swap is not None:
+            self._swap.free(state.request_id)

@@ -1,0 +1,84 @@
+"""Requests of an encoder-decoder model for an engine; the encoder's rows come from transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from support.encdec_oracle import Inputs, encoder_rows
+from support.engine_cell import EngineCell
+from support.engine_requests import CountingText, greedy
+from triptych.ec_connector.base import EncoderOutput
+from triptych.models.base import DecoderSide, LogitsRule
+from triptych.models.registry import generation_defaults, load_decoder
+from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.request import EngineRequest
+from triptych.types import ItemPlan, MMFeature, Placement
+
+_NAMES = itertools.count(1)
+
+
+@dataclass
+class EncDecCheckpoint:
+    """The decoder side of a tiny checkpoint, and encoder outputs as transformers computes them."""
+
+    path: Path
+    decoder: DecoderSide
+    _rows: dict[str, EncoderOutput] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, dtype: torch.dtype = torch.float32) -> EncDecCheckpoint:
+        cpu = torch.device("cpu")
+        return cls(path, load_decoder(path, device=cpu, dtype=dtype, attn_implementation=ATTENTION_NAME))
+
+    def output(self, inputs: Inputs) -> EncoderOutput:
+        """The encoder's rows for these inputs, under a key that follows from them."""
+        (tensor,) = inputs.values()
+        key = hashlib.sha256(self.path.name.encode() + tensor.numpy().tobytes()).hexdigest()
+        if key not in self._rows:
+            rows = encoder_rows(self.path, inputs).contiguous()
+            modality = type(self.decoder).modality
+            plan = ItemPlan(key, "n" * 64, modality, rows.shape[0], rows.shape[1], "float32", 0)
+            self._rows[key] = EncoderOutput(plan, rows)
+        return self._rows[key]
+
+    def request(
+        self,
+        cell: EngineCell,
+        inputs: Inputs,
+        decoder_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        rules: tuple[LogitsRule, ...] | None = None,
+        publish: bool = True,
+    ) -> EngineRequest:
+        """A greedy request; with `publish` its rows are in the store. `rules` None: the checkpoint's."""
+        if rules is None:
+            rules = self.decoder.logits_rules(generation_defaults(self.path), {"max_tokens": max_tokens})
+        output = self.output(inputs)
+        if publish:
+            cell.store[output.plan.mm_hash] = output
+        positions, delta = self.decoder.positions(decoder_ids, ())
+        now = time.monotonic()
+        return EngineRequest(
+            request_id=f"cross-{next(_NAMES)}",
+            attempt=1,
+            proxy_id="proxy",
+            arrival=now,
+            deadline=now + 60,
+            prompt_token_ids=list(decoder_ids),
+            features=(MMFeature(output.plan, Placement(0, 0)),),
+            ready=frozenset({output.plan.mm_hash}) if publish else frozenset(),
+            positions=positions,
+            position_delta=delta,
+            sampling=greedy(max_tokens),
+            prefix_root=b"r" * 32,
+            output=CountingText(max_tokens),
+            logits_rules=rules,
+        )
