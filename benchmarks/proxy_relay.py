@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
 import multiprocessing
 import os
 import platform
@@ -22,14 +21,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.metrics import ProxyMetrics
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -37,107 +32,17 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http_server import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind, calm_gc
-from triptych.rpc import make_channel, make_server
-from triptych.types import ItemPlan, WorkerInfo
+from triptych.rpc import make_channel
+from triptych.simulator.profile_proxy import ask, post
+from triptych.simulator.scripted_workers import FixedRegistry, NoStore, serve_workers
 
 RESULT = Path(__file__).parent / "results" / "proxy_relay.md"
-MODEL = "bench"
-#: What a chunk with one token holds.
-MARK = b'"content":" token"'
 TARGET = 80_000
-
-
-class NoStore:
-    """No item is ever asked for."""
-
-    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
-        return [None for _ in keys]
-
-    async def epoch(self) -> str:
-        return "epoch"
-
-
-class OneWorker:
-    """A registry with one PD worker."""
-
-    def __init__(self, address: str) -> None:
-        self.info = WorkerInfo(address, "pd", "i", "a" * 64, MODEL, (), {"max_num_seqs": 4096})
-
-    async def workers(self) -> list[WorkerInfo]:
-        return [self.info]
-
-    async def declare_proxy(self, proxy_id: str, term: float) -> None: ...
-
-    async def proxies(self) -> int:
-        return 1
-
-    async def collect_dead(self, older_than: float = 600.0) -> int:
-        return 0
-
-
-@dataclass(slots=True)
-class Inbox:
-    """What one proxy has submitted."""
-
-    waiting: list[pd_pb2.SubmitRequest] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class FastPD(pd_pb2_grpc.PDServiceServicer):
-    """Waits for `streams` requests of a proxy, then sends one token of each in every message."""
-
-    def __init__(self, streams: int) -> None:
-        self.streams = streams
-        self.inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
-
-    async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
-        inbox = self.inboxes[request.proxy_id]
-        inbox.waiting.append(request)
-        inbox.arrived.set()
-        return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_ADMITTED)
-
-    async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
-        await context.send_initial_metadata(())
-        inbox = self.inboxes[request.proxy_id]
-        while True:
-            await inbox.arrived.wait()
-            inbox.arrived.clear()
-            group = self.streams if inbox.waiting[0].sampling.max_tokens != 1 else 1
-            if len(inbox.waiting) < group:
-                continue
-            batch, inbox.waiting = inbox.waiting[:group], inbox.waiting[group:]
-            for step in _steps(batch):
-                yield step
-
-    async def Cancel(self, request: pd_pb2.CancelRequest, context: Any) -> Any:
-        raise NotImplementedError
-
-
-def _steps(batch: list[pd_pb2.SubmitRequest]) -> list[pd_pb2.StepEvents]:
-    ids = [request.request_id for request in batch]
-    count = batch[0].sampling.max_tokens
-    steps = [_step(ids, admitted=pd_pb2.Admitted(prompt_token_ids=[1, 2, 3]))]
-    steps += [
-        _step(ids, tokens=pd_pb2.Tokens(position=at, token_ids=[1000 + at], text=" token"))
-        for at in range(count)
-    ]
-    end = pd_pb2.Finished(reason="length", prompt_tokens=3, completion_tokens=count)
-    return [*steps, _step(ids, finished=end)]
-
-
-def _step(ids: list[str], **body: Any) -> pd_pb2.StepEvents:
-    return pd_pb2.StepEvents(events=[pd_pb2.RequestEvent(request_id=name, attempt=1, **body) for name in ids])
 
 
 def pd_process(pipe: Any, streams: int) -> None:
     async def serve() -> None:
-        server = make_server()
-        pd_pb2_grpc.add_PDServiceServicer_to_server(FastPD(streams), server)
-        state = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(state, server)
-        await state.set("", health_pb2.HealthCheckResponse.SERVING)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
+        server, port = await serve_workers(streams)
         pipe.send(port)
         await server.wait_for_termination()
 
@@ -151,7 +56,7 @@ def proxy_process(pipe: Any, pd_port: int) -> None:
     async def serve() -> None:
         view = NoStore()
         metrics = ProxyMetrics()
-        pool = WorkerPool(OneWorker(f"127.0.0.1:{pd_port}"), view, "bench")
+        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), view, "bench")
         dispatcher = Dispatcher(pool, view, metrics, proxy_id="bench", max_queue=4096)
         listener = bind("127.0.0.1", 0)
         http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)
@@ -173,38 +78,11 @@ def _pin(core: int) -> None:
         os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
-def _post(tokens: int) -> bytes:
-    body = json.dumps(
-        {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "x"}],
-            "max_tokens": tokens,
-            "stream": True,
-        }
-    )
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return (head + body).encode()
-
-
-async def ask(port: int, tokens: int) -> int:
-    """Reads one streamed reply to its end; the number of its chunks."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    writer.write(_post(tokens))
-    chunks, tail = 0, b""
-    while b"[DONE]" not in tail:
-        data = tail + await reader.read(1 << 18)
-        assert len(data) > len(tail), "the proxy closed the stream"
-        chunks += data.count(MARK) - tail.count(MARK)
-        tail = data[-64:]
-    writer.close()
-    return chunks
-
-
 async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float, float]:
     """(tokens per CPU second of the proxy, tokens per second of the clock)."""
     pipe.send("cpu")
     cpu, clock = pipe.recv(), time.perf_counter()
-    counts = await asyncio.gather(*(ask(port, tokens) for _ in range(streams)))
+    counts = await asyncio.gather(*(ask(port, post(tokens)) for _ in range(streams)))
     seconds = time.perf_counter() - clock
     pipe.send("cpu")
     used = pipe.recv() - cpu
@@ -278,7 +156,7 @@ async def latency(port: int, pd_port: int, repeats: int = 300) -> tuple[list[flo
         await direct.read()
         alone.append(time.perf_counter() - started)
         started = time.perf_counter()
-        writer.write(_post(1))
+        writer.write(post(1))
         await reader.readuntil(b"[DONE]")
         proxied.append(time.perf_counter() - started)
         await reader.readuntil(b"0\r\n\r\n")

@@ -47,6 +47,8 @@ PREPARE_ITEM, PREPARE_PIXEL = 5e-3, 12e-9
 TRANSFER_ITEM, SAVE_RATE, LOAD_RATE = 1e-3, 694 * _MIB, 912 * _MIB
 #: Our proxy on a server core, from `triptych profile` on an AMD EPYC.
 PROXY = ProxyCosts(request=1.6e-3, item=1.3e-3, media_byte=1e-8, token=1.6e-5)
+#: A PD worker's intake on such a core: seconds per request and per token of its prompt.
+TAKE_REQUEST, TAKE_TOKEN = 9e-5, 1.1e-6
 #: One message inside a data centre.
 RPC = 3e-4
 
@@ -188,6 +190,8 @@ def pd_costs(chip: Gpu, geometry: Geometry) -> PDCosts:
         prefill_context=attention / (chip.flops * ATTENTION),
         load_item=TRANSFER_ITEM,
         load_byte=1 / LOAD_RATE,
+        take_request=TAKE_REQUEST,
+        take_token=TAKE_TOKEN,
     )
 
 

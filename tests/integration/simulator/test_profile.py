@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.checkpoints import build_checkpoint
 
+from support.checkpoints import build_checkpoint
 from triptych.cli.app import app
 from triptych.errors import ConfigError
 from triptych.simulator import timing
