@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from triptych import hashing
 from triptych.cpus import lower_priority
+from triptych.encoder_worker.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.job import JobSpec, VerifiedMedia
 from triptych.encoder_worker.media import decode_image
 from triptych.errors import InvalidRequest
@@ -20,9 +22,18 @@ INLINE_BYTES = 1 << 20
 class Preparer:
     """Runs media work in `threads` threads of this niceness beside the event loop."""
 
-    def __init__(self, encoder: EncoderSide, *, max_pixels: int, threads: int, nice: int = 0) -> None:
+    def __init__(
+        self,
+        encoder: EncoderSide,
+        *,
+        max_pixels: int,
+        threads: int,
+        nice: int = 0,
+        audio: AudioLimits | None = None,
+    ) -> None:
         self._encoder = encoder
         self._max_pixels = max_pixels
+        self._audio = audio or AudioLimits()
         self._pool = ThreadPoolExecutor(
             threads, thread_name_prefix="media", initializer=lower_priority, initargs=(nice,)
         )
@@ -34,12 +45,19 @@ class Preparer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, _verify, spec, frames)
 
     async def prepare(self, media: VerifiedMedia) -> PreparedItem:
-        """Decoded and preprocessed pixels; InvalidRequest for what cannot be an image."""
+        """Decoded and preprocessed; InvalidRequest for what cannot be an item of this model."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
 
     def _prepare(self, media: VerifiedMedia) -> PreparedItem:
-        image = decode_image(media.data, max_pixels=self._max_pixels)
-        return self._encoder.preprocess(image, media.options)
+        return self._encoder.preprocess(self._decoded(media.data), media.options)
+
+    def _decoded(self, data: bytes) -> Any:
+        """The media as the encoder's `preprocess` takes them. A sound is decoded when its features are
+        not known yet; a text is read by its tokenizer."""
+        modality = self._encoder.modality
+        if modality == "audio":
+            return MediaAudio(data, self._audio)
+        return data if modality == "text" else decode_image(data, max_pixels=self._max_pixels)
 
     def close(self) -> None:
         """Ends the pool; what is queued is dropped."""

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import torch
-from PIL import Image
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
@@ -30,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that open jobs get after SIGTERM.
 DRAIN_SECONDS = 30.0
-#: Width and height of the picture that warms the tower up.
-_WARM_UP_SIZE = (64, 64)
 
 
 async def run(config: EncoderConfig) -> None:
@@ -109,6 +106,7 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
             "tower_credit": config.tower_credit,
             "metrics_port": metrics_port,
         },
+        modality=identity.modality,
     )
 
 
@@ -128,7 +126,7 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
 
 def warm_up(encoder: EncoderSide) -> None:
     """One small forward, so that the first request does not pay for lazy initialisation."""
-    item = encoder.preprocess(Image.new("RGB", _WARM_UP_SIZE, "grey"), {})
+    item = encoder.preprocess(encoder.sample(), {})
     with torch.inference_mode():
         encoder.encode([item])
 

@@ -16,6 +16,7 @@ from triptych.ec_connector.leases import Leases
 from triptych.ec_connector.memory_connector import memory_store
 from triptych.ec_connector.output_cache import OutputCache
 from triptych.ec_connector.store import EmbeddingStore
+from triptych.encoder_worker.audio import AudioLimits
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.job_metrics import JobMetrics
 from triptych.encoder_worker.jobs import JobTable
@@ -44,12 +45,13 @@ class WorkerIdentity:
     model_name: str
     address: str
     incarnation: str
+    modality: str = "image"
 
 
 def worker_identity(config: EncoderConfig, model: ModelIdentity, address: str) -> WorkerIdentity:
     """Who a worker of this checkpoint is from now on, at `address`."""
     name = config.served_model_name or Path(config.model).resolve().name
-    return WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex)
+    return WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex, model.modality)
 
 
 class EncoderWorker:
@@ -79,6 +81,7 @@ class EncoderWorker:
         self._preparer = Preparer(
             encoder,
             max_pixels=config.max_image_pixels,
+            audio=AudioLimits(config.max_audio_seconds),
             threads=max(1, config.decode_threads),
             nice=config.nice,
         )

@@ -108,6 +108,8 @@ def _write(folder: Path, family: str, traits: frozenset[str]) -> None:
     parts = _BUILDERS[family](traits)
     _randomise(parts.model, parts.randomise or _scale, seed=list(_BUILDERS).index(family))
     _quieten(parts.model, parts.tokenizer)
+    with torch.no_grad():
+        parts.model.get_output_embeddings().weight[list(parts.seldom)] *= 0.4
     parts.tokenizer.save_pretrained(folder)
     if parts.processor is not None:
         _write_json(folder / "preprocessor_config.json", parts.processor)
@@ -164,7 +166,11 @@ def _tensors(model: PreTrainedModel, family: str, traits: frozenset[str]) -> dic
 def _once(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors without those that are another's, as transformers saves them."""
     tied = model.all_tied_weights_keys
-    return {key: tensor for key, tensor in tensors.items() if key not in tied}
+    return {
+        key: tensor
+        for key, tensor in tensors.items()
+        if key not in tied or not torch.equal(tensor, tensors[tied[key]])
+    }
 
 
 def _write_tensors(folder: Path, tensors: dict[str, torch.Tensor], *, sharded: bool) -> None:

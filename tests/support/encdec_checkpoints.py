@@ -12,6 +12,10 @@ from transformers import (
     BartForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 from support import encdec_tokenizers as styles
@@ -28,6 +32,8 @@ class Parts:
     processor: dict[str, Any] | None
     generation: dict[str, Any] = field(default_factory=dict)
     randomise: Callable[[str, torch.Tensor], float] | None = None
+    #: Token ids that the model shall seldom say.
+    seldom: tuple[int, ...] = ()
 
 
 def _bart(traits: frozenset[str]) -> Parts:
@@ -56,6 +62,126 @@ def _bart(traits: frozenset[str]) -> Parts:
     return Parts(BartForConditionalGeneration(config), tokenizer, None, generation, _scale)
 
 
+def _whisper(traits: frozenset[str]) -> Parts:
+    """Windows of 30 s as all of its kind have; `small` takes 2 s."""
+    tokenizer = styles.whisper_tokenizer(420)
+    ids = {text: tokenizer.convert_tokens_to_ids(text) for text in styles.WHISPER_SPECIALS}
+    end, start, no_times = ids["<|endoftext|>"], ids["<|startoftranscript|>"], ids["<|notimestamps|>"]
+    seconds = 2 if "small" in traits else 30
+    config = WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=20,
+        d_model=HIDDEN,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=50 * seconds,
+        max_target_positions=448,
+        decoder_start_token_id=start,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        dtype="float32",
+    )
+    specials = [ids[text] for text in styles.WHISPER_SPECIALS if text not in ("<|endoftext|>",)]
+    times = range(no_times + 1, len(tokenizer))
+    generation = {
+        "bos_token_id": end,
+        "decoder_start_token_id": start,
+        "begin_suppress_tokens": [220, end],
+        "suppress_tokens": [7, 8, *specials],
+        "is_multilingual": True,
+        "lang_to_id": {f"<|{name}|>": ids[f"<|{name}|>"] for name in styles.WHISPER_LANGUAGES},
+        "task_to_id": {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")},
+        "no_timestamps_token_id": no_times,
+        "prev_sot_token_id": ids["<|startofprev|>"],
+        "max_initial_timestamp_index": 50,
+        "return_timestamps": False,
+        "max_length": 448,
+    }
+    processor = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 20,
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "chunk_length": seconds,
+        "n_fft": 400,
+    }
+    model = WhisperForConditionalGeneration(config)
+    return Parts(model, tokenizer, processor, generation, _whisper_scale, tuple(times))
+
+
+def _whisper_scale(name: str, parameter: torch.Tensor) -> float:
+    """Standard deviation of a matrix or kernel; as in `_scale`."""
+    if "positions" in name:
+        return 2.0 if "decoder" in name else 1.0
+    if "embed_tokens" in name:
+        return 0.15
+    gain = 1.4
+    if "fc2" in name:
+        gain = 0.2
+    elif "out_proj" in name:
+        gain = 1.0 if "encoder_attn" in name else 0.7
+    return float(gain / parameter[0].numel() ** 0.5)
+
+
+def _t5(traits: frozenset[str]) -> Parts:
+    """As version 1.1, gated and with a head of its own; `tied` is version 1.0."""
+    tokenizer = styles.t5_tokenizer(600)
+    tied = "tied" in traits
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=HIDDEN,
+        d_kv=16,
+        d_ff=128,
+        num_layers=3,
+        num_decoder_layers=2,
+        num_heads=5,
+        relative_attention_num_buckets=12,
+        relative_attention_max_distance=24,
+        feed_forward_proj="relu" if tied else "gated-gelu",
+        tie_word_embeddings=tied,
+        decoder_start_token_id=0,
+        dtype="float32",
+    )
+    model = T5ForConditionalGeneration(config)
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    scale = _tied_t5_scale if tied else _t5_scale
+    return Parts(model, tokenizer, None, {"decoder_start_token_id": 0}, scale)
+
+
+def _t5_scale(name: str, parameter: torch.Tensor) -> float:
+    """Standard deviation of a matrix; scores are not scaled, and the bias must decide among keys."""
+    if "relative_attention_bias" in name:
+        return 3.0
+    if "shared" in name or "embed_tokens" in name:
+        return 1.0
+    gain = 1.4
+    if name.endswith((".q.weight", ".k.weight")):
+        gain = 0.8
+    elif name.endswith(".wo.weight"):
+        gain = 0.5
+    elif name.endswith(".o.weight"):
+        gain = 1.0 if "EncDecAttention" in name else 3.0
+    elif "lm_head" in name:
+        gain = 3.0
+    return float(gain / parameter[0].numel() ** 0.5)
+
+
+def _tied_t5_scale(name: str, parameter: torch.Tensor) -> float:
+    """As untied, but what the blocks add outweighs the token, which the head would else say again."""
+    if "shared" in name or "embed_tokens" in name:
+        return 0.3
+    louder = 2.0 if name.endswith((".o.weight", ".wo.weight")) else 1.0
+    return louder * _t5_scale(name, parameter)
+
+
 def _scale(name: str, parameter: torch.Tensor) -> float:
     """Standard deviation of a matrix.
 
@@ -76,7 +202,11 @@ def _scale(name: str, parameter: torch.Tensor) -> float:
     return float(gain / parameter[0].numel() ** 0.5)
 
 
-BUILDERS: dict[str, Callable[[frozenset[str]], Parts]] = {"bart": _bart}
+BUILDERS: dict[str, Callable[[frozenset[str]], Parts]] = {
+    "bart": _bart,
+    "t5": _t5,
+    "whisper": _whisper,
+}
 FAMILIES = tuple(BUILDERS)
 #: Hub spelling of a key, by family, as in checkpoints.py.
-HUB_KEYS: dict[str, tuple[tuple[str, str], ...]] = {"bart": ((r"^model\.", ""),)}
+HUB_KEYS: dict[str, tuple[tuple[str, str], ...]] = {"bart": ((r"^model\.", ""),), "t5": (), "whisper": ()}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
+from PIL import Image
 
 from triptych.models.images import ImageProcessor
 from triptych.types import ItemPlan, MMFeature
@@ -68,6 +69,10 @@ class EncoderSide(ABC):
         as they came ("text"). `options` are the request's mm_processor_kwargs. InvalidRequest, naming the
         option, for what the processor does not know or the media cannot be.
         """
+
+    def sample(self) -> Any:
+        """Small media, as `preprocess` takes them, that warm the tower up."""
+        return Image.new("RGB", (64, 64), "grey")
 
     @abstractmethod
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:

@@ -54,6 +54,7 @@ class ModelIdentity:
 
     model_key: str
     namespace: str
+    modality: str = "image"
 
 
 def model_identity(path: Path, *, dtype: torch.dtype | str, revision: str = "") -> ModelIdentity:
@@ -71,11 +72,11 @@ def model_identity(path: Path, *, dtype: torch.dtype | str, revision: str = "") 
             ("dtype", str(dtype).removeprefix("torch.").encode()),
         )
     )
-    return ModelIdentity(model_key=model_key, namespace=_namespace(path, model_key))
+    encoder = family_of(path).encoder
+    return ModelIdentity(model_key, _namespace(encoder.processor_config(path), model_key), encoder.modality)
 
 
-def _namespace(path: Path, model_key: str) -> str:
-    config = family_of(path).encoder.processor_config(path)
+def _namespace(config: dict[str, Any], model_key: str) -> str:
     processor = json.dumps(config, sort_keys=True, default=str)
     return framed_digest(
         (

@@ -29,9 +29,7 @@ def preload(path: Path) -> None:
 
     Starts no thread and opens no device: the process may be forked afterwards.
     """
-    from triptych.models.images import ImageProcessor
     from triptych.models.registry import family_of
 
-    # Builds nothing: the family's module is imported to have its keys.
-    _ = family_of(path).keys
-    ImageProcessor(path)
+    # Builds nothing: the family's module is imported to have its encoder's settings.
+    family_of(path).encoder.processor_config(path)

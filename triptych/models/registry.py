@@ -59,6 +59,8 @@ FAMILIES = (
     Family("qwen2_5_vl", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration"),
     Family("llava", "LLaVA-1.5", "LlavaForConditionalGeneration"),
     Family("bart", "BART", "BartForConditionalGeneration"),
+    Family("t5", "T5", "T5ForConditionalGeneration"),
+    Family("whisper", "Whisper", "WhisperForConditionalGeneration"),
 )
 
 

@@ -79,6 +79,9 @@ class TextEncoder(EncoderSide):
         """The tokenizer's files are in the model key already; here is what reads them."""
         return {"tokenizers": tokenizers.__version__}
 
+    def sample(self) -> bytes:
+        return b"a"
+
     def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
         """`media` are the bytes of UTF-8 text, or with the option form "token_ids" little-endian
         uint32 numbers."""

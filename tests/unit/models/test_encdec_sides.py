@@ -34,7 +34,7 @@ def said(path: Path, text: str) -> list[int]:
     return [*result.prompt_token_ids, *result.token_ids]
 
 
-@pytest.mark.parametrize("variant", ["", "hub", "hub+sharded", "scaled"])
+@pytest.mark.parametrize("variant", ["", "hub+sharded", "scaled", "tied"])
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_encoder_rows_equal_transformers(family: str, variant: str) -> None:
     path = build_checkpoint(family, variant=variant)
@@ -54,7 +54,7 @@ def test_texts_of_several_lengths_in_one_batch_equal_one_by_one(family: str) -> 
         torch.testing.assert_close(rows, encoder.encode([item])[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["", "hub", "scaled"])
+@pytest.mark.parametrize("variant", ["", "hub", "scaled", "tied"])
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_logits_of_a_ragged_batch_equal_transformers(family: str, variant: str) -> None:
     path = build_checkpoint(family, variant=variant)

@@ -1,0 +1,123 @@
+"""Audio files to mono waveforms: known formats only, block by block, within limits."""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import soundfile
+import soxr
+from blake3 import blake3
+
+from triptych.errors import InvalidRequest, TooLarge
+
+logger = logging.getLogger(__name__)
+
+#: Containers that hostile bytes may reach, of the two dozen that libsndfile knows.
+FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "MPEG")
+_NAMES = "WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"
+_CHANNELS = 8
+_RATES = (1000, 192_000)
+#: Frames decoded at a time.
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class AudioLimits:
+    """What one file may be at most, once decoded."""
+
+    seconds: float = 1800.0
+
+
+class MediaAudio:
+    """One item's file; see `triptych.models.audio.AudioFile`."""
+
+    def __init__(self, data: bytes, limits: AudioLimits) -> None:
+        self._data = data
+        self._limits = limits
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return blake3(self._data).hexdigest()
+
+    def waveform(self, rate: int) -> np.ndarray:
+        return decode_audio(self._data, rate, self._limits)
+
+
+def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
+    """float32 [samples] at `rate`: the mean of the channels, resampled by soxr's high quality.
+
+    TooLarge beyond the limits; InvalidRequest(param "audio") for unknown formats, for files without a
+    sample and for damaged ones. The texts never repeat the decoder's words.
+    """
+    if not is_audio(data):
+        raise _refused(f"no {_NAMES} file; send one of these formats")
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check(file, limits)
+            parts = _decode(file, rate, limits)
+    except InvalidRequest:
+        raise
+    except Exception as error:  # libsndfile's own, and what numpy says of a header that cannot be
+        logger.info("audio could not be decoded (%s)", type(error).__name__)
+        raise _refused("the file is truncated or damaged and cannot be decoded") from None
+    waveform = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+    if not len(waveform):
+        raise _refused("the file has no sound in it, not a single sample")
+    if not np.isfinite(waveform).all():
+        raise _refused("the file has samples that are no numbers")
+    return waveform
+
+
+def is_audio(data: bytes) -> bool:
+    """By the first bytes: one of the formats that are decoded."""
+    return (
+        (data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE")
+        or data[:4] in (b"fLaC", b"OggS")
+        or data[:3] == b"ID3"
+        or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
+    )
+
+
+def _decode(file: soundfile.SoundFile, rate: int, limits: AudioLimits) -> list[np.ndarray]:
+    """Block by block, so that a small file that unfolds without end stops at the limit."""
+    stream = None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
+    most = int(limits.seconds * file.samplerate)
+    parts: list[np.ndarray] = []
+    seen = 0
+    while True:
+        block = file.read(_BLOCK, dtype="float32", always_2d=True)
+        seen += len(block)
+        if seen > most:
+            raise _too_long(limits)
+        mono = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
+        last = len(block) < _BLOCK
+        if stream is None:
+            parts.append(mono)
+        elif seen:
+            parts.append(stream.resample_chunk(np.ascontiguousarray(mono), last=last))
+        if last:
+            return parts
+
+
+def _check(file: soundfile.SoundFile, limits: AudioLimits) -> None:
+    """From the header, before anything is decoded."""
+    if file.format not in FORMATS:
+        raise _refused(f"no {_NAMES} file; send one of these formats")
+    if not 1 <= file.channels <= _CHANNELS:
+        raise _refused(f"{file.channels} channels; send at most {_CHANNELS}")
+    if not _RATES[0] <= file.samplerate <= _RATES[1]:
+        raise _refused(f"{file.samplerate} samples a second; send {_RATES[0]} to {_RATES[1]}")
+    if file.frames < 1 << 62 and file.frames > limits.seconds * file.samplerate:
+        raise _too_long(limits)
+
+
+def _too_long(limits: AudioLimits) -> TooLarge:
+    return TooLarge(f"audio: longer than {limits.seconds:g} s; send a shorter file", param="audio")
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"audio: {why}", param="audio")

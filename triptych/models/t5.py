@@ -1,0 +1,179 @@
+"""T5: text to text, no positions but a bias on the scores of self-attention, read from the first block."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
+
+from triptych.models.base import AttentionBias, DecoderSide, EncoderSide
+from triptych.models.cross_attention import CrossAttention
+from triptych.models.encdec import EncDecDecoder
+from triptych.models.loading import KeyMap
+from triptych.models.text_encoder import TextEncoder
+
+#: Tokens of the decoder: the model itself counts none, its configs name what it was trained with.
+_MAX_POSITIONS = 4096
+_PROJECTIONS = ("q", "k", "v", "o")
+
+KEYS = KeyMap(
+    encoder=(
+        (r"^shared\.", "embed_tokens."),
+        (r"^encoder\.", ""),
+    ),
+    decoder=(
+        (r"^shared\.", "decoder.embed_tokens."),
+        (r"^decoder\.", "decoder."),
+        (r"^lm_head\.", "lm_head."),
+    ),
+    shared=(r"^shared\.weight$",),
+    tied=(("lm_head.weight", "decoder.embed_tokens.weight"),),
+)
+
+
+class RelativeBias(AttentionBias):
+    """Of two positions only their distance counts; all distances from the greatest on are alike.
+
+    `table` [heads, distances] has the bias of a key so many positions before its query.
+    """
+
+    def __init__(self, attention: Any) -> None:
+        farthest = int(attention.relative_attention_max_distance)
+        weight = attention.relative_attention_bias.weight
+        buckets = T5Attention._relative_position_bucket(
+            -torch.arange(farthest + 1, device=weight.device),
+            bidirectional=False,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=farthest,
+        )
+        self.table: torch.Tensor = weight[buckets].T.contiguous()
+
+    def key(self, module: nn.Module) -> object:
+        return None if getattr(module, "is_cross", False) else "relative"
+
+    def of(
+        self, module: nn.Module, query_positions: torch.Tensor, key_positions: torch.Tensor
+    ) -> torch.Tensor:
+        distance = query_positions[..., :, None] - key_positions[..., None, :]
+        bias: torch.Tensor = self.table[:, distance.clamp(0, self.table.shape[1] - 1)]
+        return bias.movedim(0, -3)
+
+
+class SelfAttention(nn.Module):
+    """transformers' projections without its bias, which would be that of one unbroken sequence."""
+
+    def __init__(self, original: Any, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = int(config.d_kv)
+        for name in _PROJECTIONS:
+            setattr(self, name, getattr(original, name))
+        if original.has_relative_attention_bias:
+            self.relative_attention_bias = original.relative_attention_bias
+            self.relative_attention_num_buckets = original.relative_attention_num_buckets
+            self.relative_attention_max_distance = original.relative_attention_max_distance
+
+    def forward(self, hidden: torch.Tensor, attention: Any) -> torch.Tensor:
+        """[1, T, hidden] to [1, T, hidden]."""
+        shape = hidden.shape[:-1]
+        query, key, value = (
+            self.get_submodule(name)(hidden).view(*shape, -1, self.head_dim).transpose(1, 2)
+            for name in _PROJECTIONS[:3]
+        )
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        out, _ = attend(self, query, key, value, None, scaling=1.0, attn_metadata=attention)
+        result: torch.Tensor = self.get_submodule("o")(out.reshape(*shape, -1))
+        return result
+
+
+class T5TextEncoder(TextEncoder):
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        config = copy.deepcopy(config)
+        config.is_decoder = config.use_cache = False
+        stack: nn.Module = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
+
+
+class T5TextDecoder(EncDecDecoder):
+    keys: ClassVar[KeyMap] = KEYS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.bias = RelativeBias(self.module.decoder.block[0].layer[0].SelfAttention)
+
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        config = copy.deepcopy(config)
+        config.is_decoder = True
+        config.num_layers = config.num_decoder_layers
+        stack: Any = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        for index, block in enumerate(stack.block):
+            inner = block.layer[0]
+            inner.SelfAttention = SelfAttention(inner.SelfAttention, stack.config, index)
+        module: nn.Module = stack
+        return module
+
+    @classmethod
+    def take_cross_over(cls, stack: Any) -> None:
+        for index, block in enumerate(stack.block):
+            block.layer[1].EncDecAttention = CrossAttention(
+                block.layer[1].EncDecAttention,
+                layer_idx=index,
+                head_dim=stack.config.d_kv,
+                scaling=1.0,
+                config=stack.config,
+                names=_PROJECTIONS,
+            )
+
+    def cross_modules(self) -> list[CrossAttention]:
+        return [block.layer[1].EncDecAttention for block in self.module.decoder.block]
+
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        for block in self.module.decoder.block:
+            own, cross, feed_forward = block.layer
+            hidden = hidden + own.SelfAttention(own.layer_norm(hidden), attention)
+            heard, _ = cross.EncDecAttention(cross.layer_norm(hidden), attn_metadata=attention)
+            hidden = feed_forward(hidden + heard)
+        normed: torch.Tensor = self.module.decoder.final_layer_norm(hidden)
+        return normed
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.config.scale_decoder_outputs:
+            hidden = hidden * self.config.d_model**-0.5
+        return super().logits(hidden)
+
+    def start_token(self) -> int:
+        said = self.generation.extra.get("decoder_start_token_id")
+        for value in (said, getattr(self.config, "decoder_start_token_id", None), self.config.pad_token_id):
+            if value is not None:
+                return int(value)
+        return 0
+
+    @classmethod
+    def heads(cls, config: Any) -> tuple[int, int]:
+        return int(config.num_heads), int(config.d_kv)
+
+    @classmethod
+    def num_layers(cls, config: Any) -> int:
+        return int(config.num_decoder_layers)
+
+    @classmethod
+    def max_rows(cls, config: Any) -> int | None:
+        return None
+
+    @classmethod
+    def max_positions(cls, config: Any) -> int:
+        return max(_MAX_POSITIONS, int(getattr(config, "n_positions", 0)))
+
+
+ENCODER: type[EncoderSide] = T5TextEncoder
+DECODER: type[DecoderSide] = T5TextDecoder

@@ -1,0 +1,202 @@
+"""Whisper: sound to text. A window of a file is an item; its features are those of the whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
+
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.models.audio import AudioFile, FeatureCache, Features
+from triptych.models.base import (
+    DecoderSide,
+    EncoderSide,
+    GenerationDefaults,
+    LogitsRule,
+    PreparedItem,
+    PromptDefaults,
+)
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.cross_attention import CrossAttention
+from triptych.models.encdec import EncDecDecoder
+from triptych.models.loading import KeyMap, empty_module, load_into
+from triptych.models.text import load_config
+from triptych.models.whisper_prompt import WhisperPrompts
+
+KEYS = KeyMap(
+    encoder=((r"^(model\.)?encoder\.", ""),),
+    decoder=(
+        (r"^(model\.)?decoder\.", "decoder."),
+        (r"^proj_out\.", "lm_head."),
+    ),
+    tied=(("lm_head.weight", "decoder.embed_tokens.weight"),),
+)
+#: Features of the files last heard: windows of one file come one after another.
+_CACHE_BYTES = 256 << 20
+
+
+class Silence:
+    """Half a second without sound."""
+
+    digest = "silence"
+
+    def waveform(self, rate: int) -> np.ndarray:
+        return np.zeros(rate // 2, dtype=np.float32)
+
+
+class WhisperAudioEncoder(EncoderSide):
+    """Takes an `AudioFile`; the option `start_frame` says where the window begins, 0 by default."""
+
+    modality: ClassVar[str] = "audio"
+    keys: ClassVar[KeyMap] = KEYS
+
+    def __init__(
+        self,
+        config: Any,
+        module: nn.Module,
+        features: Features,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.width = int(config.d_model)
+        self._rows = int(config.max_source_positions)
+        self._features = features
+        self._cache = FeatureCache(_CACHE_BYTES)
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config = load_config(path)
+        features = Features(path)
+        if features.window != 2 * config.max_source_positions:
+            raise ConfigError(
+                f"MODEL={path}: its features have {features.window} frames a window, its tower takes "
+                f"{2 * config.max_source_positions}: fetch the checkpoint again"
+            )
+        module = empty_module(
+            lambda: WhisperEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        )
+        names = cls.keys.encoder_names(checkpoint.files)
+        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        return cls(config, module, features, device=device, dtype=dtype)
+
+    @classmethod
+    def processor_config(cls, path: Path) -> dict[str, Any]:
+        return Features(path).config
+
+    def sample(self) -> AudioFile:
+        return Silence()
+
+    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+        """`grid_thw` of the result: the window's first frame, its real frames, and the whole file's."""
+        start = options.get("start_frame", 0)
+        if (
+            set(options) - {"start_frame"}
+            or not isinstance(start, int)
+            or isinstance(start, bool)
+            or start < 0
+        ):
+            raise InvalidRequest(
+                "mm_processor_kwargs: audio takes only start_frame, a whole number from 0",
+                param="mm_processor_kwargs",
+            )
+        features, frames = self._cache.get(media.digest, lambda: self._compute(media))
+        if start >= frames:
+            raise InvalidRequest(
+                f"start_frame: the file has {frames} frames, none at {start}",
+                param="mm_processor_kwargs.start_frame",
+            )
+        window = features[:, start : start + self._features.window]
+        real = min(frames - start, self._features.window)
+        padded = functional.pad(window, (0, self._features.window - window.shape[1]))
+        return PreparedItem(
+            rows=self._rows,
+            length=0,
+            grid_thw=(start, real, frames),
+            cost=self._rows,
+            tensors={"input_features": padded.clone()},
+        )
+
+    def _compute(self, media: AudioFile) -> tuple[torch.Tensor, int]:
+        waveform = media.waveform(self._features.rate)
+        return self._features(waveform), self._features.real_frames(waveform)
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        features = torch.stack([item.tensors["input_features"] for item in items])
+        rows = self.module(features.to(self.device, self.dtype)).last_hidden_state
+        return [item.clone() for item in rows]
+
+
+class WhisperTextDecoder(EncDecDecoder):
+    """Prompt and rules follow the task: `language`, `task`, `timestamps`, `detect_language`, `prompt_ids`."""
+
+    modality: ClassVar[str] = "audio"
+    keys: ClassVar[KeyMap] = KEYS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prompts = WhisperPrompts(
+            self.start_token(), self.generation.extra, int(self.config.max_target_positions)
+        )
+
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        stack: nn.Module = WhisperDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
+
+    @classmethod
+    def take_cross_over(cls, stack: Any) -> None:
+        for index, layer in enumerate(stack.layers):
+            original = layer.encoder_attn
+            layer.encoder_attn = CrossAttention(
+                original,
+                layer_idx=index,
+                head_dim=original.head_dim,
+                scaling=original.scaling,
+                config=stack.config,
+                scale_query=True,
+            )
+
+    def cross_modules(self) -> list[CrossAttention]:
+        return [layer.encoder_attn for layer in self.module.decoder.layers]
+
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        stack = self.module.decoder
+        hidden = hidden + stack.embed_positions.weight[positions]
+        for layer in stack.layers:
+            # The layer only asks whether there are encoder rows; its cross-attention does not want them.
+            hidden = layer(hidden, None, hidden, attn_metadata=attention)
+        normed: torch.Tensor = stack.layer_norm(hidden)
+        return normed
+
+    @classmethod
+    def max_rows(cls, config: Any) -> int | None:
+        return int(config.max_source_positions)
+
+    @classmethod
+    def max_positions(cls, config: Any) -> int:
+        return int(config.max_target_positions)
+
+    def prompt_defaults(self, options: Mapping[str, Any]) -> PromptDefaults:
+        return self.prompts.of(options)
+
+    def logits_rules(
+        self, defaults: GenerationDefaults, options: Mapping[str, Any]
+    ) -> tuple[LogitsRule, ...]:
+        return self.prompts.rules(defaults, options)
+
+
+ENCODER: type[EncoderSide] = WhisperAudioEncoder
+DECODER: type[DecoderSide] = WhisperTextDecoder
