@@ -61,7 +61,7 @@ TOKENS = (NewTokens, RunTokens)
 
 
 class RunningScheduler(Scheduler):
-    """`quiet` steps decode and do nothing else: the next one is then alike until something comes in.
+    """After `quiet` steps, which just decode, the next ones are alike until something comes in.
 
     Between them no request starts, since what keeps it waiting (a slot, room, blocks, an item) can change
     only by a request's end, a transfer or a message; free blocks only grow fewer.
@@ -136,8 +136,17 @@ class RunningScheduler(Scheduler):
             and all(type(event) in TOKENS for event in events)
         )
 
+    @property
+    def alone(self) -> bool:
+        """Whether every request decodes: the next step can then be nothing but a plain decode of all."""
+        return (
+            not self._waiting
+            and 0 < len(self._running) <= self.limits.max_num_batched_tokens
+            and all(state.is_decoding for state in self._running)
+        )
+
     def room(self, before: Callable[[int], float]) -> int:
-        """Steps after a quiet one that end no request, take no block that is not free, and meet no deadline.
+        """Steps of plain decode that end no request, take no block that is not free, and meet no deadline.
 
         `before` gives the earliest moment at which step i (from 0) begins.
         """
@@ -160,7 +169,7 @@ class RunningScheduler(Scheduler):
         )
 
     def run_on(self, steps: int, now: float) -> list[RunTokens]:
-        """What `steps` times `schedule` and `update` would do after a quiet step, the last at `now`."""
+        """What `steps` times `schedule` and `update` would do, the last at `now`."""
         told: list[RunTokens] = []
         changes: list[tuple[int, bool, int, RequestState]] = []
         size = self.kv.block_size

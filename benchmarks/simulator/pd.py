@@ -149,7 +149,10 @@ class SimulatedPD:
         deadline: float,
         answer: Callable[[RequestError | None], None],
     ) -> None:
-        """Takes a request in. `answer` gets the error of what could never run, or None; nothing after `cancel`."""
+        """Takes a request in. `answer` gets the error of what could never run, or None.
+
+        It gets nothing after `cancel`.
+        """
         arrival, place = self._clock.now, self._cpu_place
 
         def done() -> None:
@@ -274,8 +277,8 @@ class SimulatedPD:
             cast(LengthText, chunk.state.request.output).token for chunk in output.chunks if chunk.samples
         ]
         moved, events = self._update(output, tokens)
-        quiet = self._jumps and not self._inbox and not moved and self.scheduler.quiet(output, events)
-        self._next(quiet)
+        plain = not moved and self.scheduler.quiet(output, events)
+        self._next(self._jumps and not self._inbox and (plain or self.scheduler.alone))
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> tuple[bool, list[EngineEvent]]:
         """Whether transfers or, in a step without tokens, anything else has moved; and the step's events."""
@@ -310,6 +313,7 @@ class SimulatedPD:
         steps = self.scheduler.room(lambda step: now + step * first)
         if steps < 1:
             return False
+        self._tell_streams(count, 0, first)
         last = self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0)
         slope = (last - first) / (steps - 1) if steps > 1 else 0.0
         work = steps * first + slope * steps * (steps - 1) / 2
