@@ -238,6 +238,17 @@ def _known(where: str, given: Collection[str], known: Collection[str]) -> None:
             raise ConfigError(f"{where}: {name!r} is not known: use one of {', '.join(known)}")
 
 
+def asked_of(matrix: Matrix, kind: str, load: str, system: str) -> dict[str, Any]:
+    """What decides a cell's figures, as JSON has it: two cells of another asking are not comparable."""
+    fields = {
+        "slo": dict(matrix.slo(load).limits),
+        "model": matrix.model,
+        "settings": getattr(matrix, kind),
+        "system": msgspec.structs.replace(matrix.named(system), about="", pause=False, timeout=1.0),
+    }
+    return dict(msgspec.json.decode(msgspec.json.encode(fields)))
+
+
 def as_fields(matrix: Matrix) -> dict[str, Any]:
     """For JSON: what a report has to know of it."""
     return dict(msgspec.to_builtins(matrix))

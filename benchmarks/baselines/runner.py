@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.baselines.cell import Cell
 from benchmarks.baselines.cell_files import CellFiles
-from benchmarks.baselines.matrix import Matrix, System
+from benchmarks.baselines.matrix import Matrix, System, asked_of
 from benchmarks.baselines.measure import CellFailed, Measured, measure_cell, rate_of, settle
 from benchmarks.baselines.pace import estimate, seconds_left, told
 from benchmarks.baselines.servers import Fleet, Server, idle_shares
 from benchmarks.baselines.turn import turn
-from triptych.errors import TriptychError
+from triptych.errors import ConfigError, TriptychError
 from triptych.goodput.display import Display
 from triptych.goodput.machine import describe, load_average
 
@@ -53,8 +53,9 @@ class Run:
 
     def run(self, everything: Sequence[Cell]) -> bool:
         """Whether all cells are done; `everything` is the whole plan, whose rates count also for a part."""
-        self._files.write_plan(self._matrix, everything)
         finished = {_key(found): found for found in self._files.read(everything)}
+        self._check_asked(finished.values())
+        self._files.write_plan(self._matrix, everything)
         left = self._left(finished)
         self._display.say(f"{len(self._cells) - len(left)} of {len(self._cells)} cells are there already")
         idle_checked = False
@@ -75,6 +76,16 @@ class Run:
         finally:
             self._fleet.close()
         return all(cell.name in finished and finished[cell.name]["status"] == "done" for cell in self._cells)
+
+    def _check_asked(self, finished: Iterable[dict[str, Any]]) -> None:
+        for found in finished:
+            cell = Cell(**found["cell"])
+            asked = asked_of(self._matrix, cell.kind, cell.load, cell.system)
+            if found["status"] == "done" and found["asked"] != asked:
+                raise ConfigError(
+                    f"{self._files.path(cell)} was measured with other settings than the file has now: "
+                    "use another --results folder, or remove it"
+                )
 
     def _left(self, finished: dict[str, dict[str, Any]]) -> list[Cell]:
         def open_(cell: Cell) -> bool:
@@ -109,6 +120,7 @@ class Run:
         machine = describe(load_before)
         found = {
             "cell": asdict(cell),
+            "asked": asked_of(self._matrix, cell.kind, cell.load, cell.system),
             "status": "failed" if why else "done",
             "why": why,
             "log_tail": tail,

@@ -95,6 +95,10 @@ def test_a_run_goes_on_where_it_was_cut_off_and_tells_what_failed(tmp_path, caps
     assert (slow["status"], slow["attempt"]) == ("done", 2)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in slow["server"]["pids"])
 
+    matrix.write_text(matrix.read_text().replace("ttft:20000", "ttft:10"))
+    assert main(words) == 2
+    assert "was measured with other settings" in capsys.readouterr().out
+
     assert report([str(folder)]) == 0
     text = capsys.readouterr().out
     assert "- 2 of 2 cells are measured." in text

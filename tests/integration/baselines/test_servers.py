@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def wait_for_state(pid: int, wanted: str) -> None:
+    """A signal arrives a little after it is sent."""
+    deadline = time.monotonic() + 10
+    while state(pid) != wanted:
+        assert time.monotonic() < deadline, f"{pid} is {state(pid)}, not {wanted}"
+
+
 def models(server: Server) -> int:
     with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as reply:
         return reply.status
@@ -48,7 +56,8 @@ def test_a_paused_server_goes_on_for_its_next_cell_and_ends_while_paused():
         assert not list(server.scratch.iterdir())
         fleet.rest(NULL)
         (pid,) = server.pids
-        assert state(pid) == "T" and server.alive()
+        wait_for_state(pid, "T")
+        assert server.alive()
         assert models(fleet.get(NULL)) == 200
         fleet.rest(NULL)
     finally:

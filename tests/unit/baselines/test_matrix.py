@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_the_committed_files_are_right(path):
-    names = ("PEER", "PEER_PRELOAD", "EPD_PROXY", "PATH")
+    names = re.findall(r"\$\{(\w+)\}", path.read_text())
     matrix = read_matrix(path, dict.fromkeys(names, "/somewhere"))
     assert matrix.name == path.stem
     assert {matrix.roles.ours, matrix.roles.colocated, matrix.roles.other} <= {s.name for s in matrix.system}
 
 
 def test_there_are_committed_files():
-    assert {path.stem for path in COMMITTED} == {"small", "tiny"}
+    assert {path.stem for path in COMMITTED} >= {"small", "tiny"}
