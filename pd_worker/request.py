@@ -159,7 +159,8 @@ class RequestState:
 
     @property
     def num_tokens(self) -> int:
-        return self.request.num_tokens
+        request = self.request
+        return len(request.prompt_token_ids) + len(request.output_token_ids)
 
     @property
     def admitted(self) -> bool:
@@ -174,7 +175,9 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Only the newest output token is left to compute."""
-        return bool(self.request.output_token_ids) and self.num_tokens - self.num_computed_tokens == 1
+        request = self.request
+        output = len(request.output_token_ids)
+        return output > 0 and len(request.prompt_token_ids) + output - self.num_computed_tokens == 1
 
     def timings(self) -> PDTimings:
         """Seconds of each stage; 0 for those it never reached."""
