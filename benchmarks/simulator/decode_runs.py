@@ -164,9 +164,8 @@ class RunningScheduler(Scheduler):
 
     def _new_blocks(self, steps: int) -> int:
         size = self.kv.block_size
-        return sum(
-            (state.num_tokens + steps - 2) // size - (state.num_tokens - 2) // size for state in self._running
-        )
+        known = [state.num_tokens - 2 for state in self._running]
+        return sum((tokens + steps) // size - tokens // size for tokens in known)
 
     def run_on(self, steps: int, now: float) -> list[RunTokens]:
         """What `steps` times `schedule` and `update` would do, the last at `now`."""
