@@ -95,8 +95,7 @@ class WorkerConfig(ServiceConfig):
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
-    max_audio_seconds: float = flag(1800.0, "longest audio file; features take 100 KiB of memory a second")
-    max_audio_seconds: float = flag(1800.0, "longest audio file; features take 100 KiB of memory a second")
+    max_audio_seconds: float = flag(1800.0, "longest audio file; its features take 0.5 MiB a second while computed")
     encoder_batch_patches: int = flag(16384, "patches in one encoder batch, over all its items")
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
