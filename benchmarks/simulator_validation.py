@@ -132,7 +132,7 @@ class Windows:
         closed = self.read(replace(cell, kind="closed", repeat=0))
         if closed is None:
             raise ConfigError(
-                f"{cell.name} needs its closed window first: measure without --only {cell.kind}"
+                f"{cell.name} needs its closed window first: measure without --kind {cell.kind}"
             )
         return round(share * float(closed["figures"]["throughput"]), 2)
 
@@ -147,7 +147,7 @@ def measure_all(
     left = [cell for cell in cells if windows.read(cell) is None]
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
     walls: list[float] = []
-    for name, group in groupby(left, key=lambda cell: cell.system):
+    for name, group in groupby(tuple(left), key=lambda cell: cell.system):
         todo = list(group)
         if time.monotonic() + _START + _guess(walls) > end:
             return False

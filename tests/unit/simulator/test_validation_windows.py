@@ -1,0 +1,95 @@
+"""Windows of a validation are measured once, whatever cuts the run off. No cluster is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import simulator_validation as validation
+from triptych.errors import ConfigError
+from triptych.simulator.validation import Cell, plan_cells
+
+FIGURES = {"ttft": 0.1, "tpot": 0.01, "throughput": 10.0}
+CELLS = plan_cells(["1e1pd-shared", "1-colocated"], ["mix"], 2)
+
+
+class FakeMachine:
+    """Starts no cluster; fails at the window named `breaks_at`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, breaks_at: str = "") -> None:
+        self.started: list[str] = []
+        self.measured: list[str] = []
+        self._breaks_at = breaks_at
+        monkeypatch.setattr(validation, "_cluster", self._cluster)
+        monkeypatch.setattr(validation, "_measured", self._measured)
+
+    @contextmanager
+    def _cluster(self, system: Any, options: Any) -> Iterator[str]:
+        self.started.append(system.name)
+        yield "http://127.0.0.1"
+
+    def _measured(self, cell: Cell, windows: Any, options: Any, url: str) -> dict[str, Any]:
+        if cell.name == self._breaks_at:
+            raise ConfigError("cut off")
+        self.measured.append(cell.name)
+        return {"cell": cell.name, "rate": 1.0, "figures": FIGURES, "doubts": [], "load_before": 0.0}
+
+
+def options(*words: str) -> Any:
+    return validation.parser().parse_args(["--profile", "p.json", "--results", "r", *words])
+
+
+def measure(windows: validation.Windows, *words: str) -> bool:
+    return validation.measure_all(CELLS, windows, options(*words), lambda line: None)
+
+
+def test_every_window_is_measured_once_with_one_start_per_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = FakeMachine(monkeypatch)
+    assert measure(validation.Windows(tmp_path))
+    assert machine.measured == [cell.name for cell in CELLS]
+    assert machine.started == ["1e1pd-shared", "1-colocated"]
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = FakeMachine(monkeypatch, breaks_at=CELLS[5].name)
+    with pytest.raises(ConfigError, match="cut off"):
+        measure(validation.Windows(tmp_path))
+    second = FakeMachine(monkeypatch)
+    assert measure(validation.Windows(tmp_path))
+    assert first.measured + second.measured == [cell.name for cell in CELLS]
+    assert second.started == ["1-colocated"]
+
+
+def test_no_cluster_is_started_without_time_for_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = FakeMachine(monkeypatch)
+    assert not measure(validation.Windows(tmp_path), "--minutes", "0.1")
+    assert not machine.started
+
+
+def test_an_open_window_is_sent_at_a_share_of_the_first_closed_ones_throughput(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = validation.Windows(tmp_path)
+    cell = Cell("1e1pd-shared", "mix", "open", 1)
+    with pytest.raises(ConfigError, match="closed window first"):
+        windows.rate(cell, 0.6)
+    FakeMachine(monkeypatch)
+    measure(windows)
+    assert windows.rate(cell, 0.6) == 6.0
+
+
+def test_what_is_no_window_is_named(tmp_path: Path) -> None:
+    cell = CELLS[0]
+    (tmp_path / f"{cell.name}.json").write_text('{"format": "other"}')
+    with pytest.raises(ConfigError, match=r"closed\.0\.json"):
+        validation.Windows(tmp_path).read(cell)
