@@ -30,6 +30,7 @@ from triptych.simulator.loads import SimulatedLoads
 from triptych.simulator.processors import Host, Task, Turn
 from triptych.simulator.requests import Request
 from triptych.simulator.shape import WorkerPlace
+from triptych.simulator.step_run import StepRun
 from triptych.simulator.store import SimulatedStore
 
 #: As in the worker, where neither flag nor checkpoint says less.
@@ -54,28 +55,6 @@ class PDCounts:
     seconds: float = 0.0
     prefill_tokens: int = 0
     preemptions: int = 0
-
-
-@dataclass(slots=True)
-class _Run:
-    """`steps` decode steps under way: step i takes `first` + i · `slope` seconds of work."""
-
-    task: Task
-    started: float
-    steps: int
-    first: float
-    slope: float
-
-    def work(self, steps: int) -> float:
-        return steps * self.first + self.slope * steps * (steps - 1) / 2
-
-    def steps_in(self, work: float) -> int:
-        """Whole steps that `work` seconds are enough for."""
-        low, high = 0, self.steps
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.work(middle) <= work + 1e-12 else (low, middle - 1)
-        return low
 
 
 class SimulatedPD:
@@ -131,7 +110,7 @@ class SimulatedPD:
         self._inbox: list[Callable[[], None]] = []
         self._awake = False
         self._busy = False
-        self._run: _Run | None = None
+        self._run: StepRun | None = None
         self._alarm: Timer | None = None
 
     @property
@@ -318,7 +297,7 @@ class SimulatedPD:
         slope = (last - first) / (steps - 1) if steps > 1 else 0.0
         work = steps * first + slope * steps * (steps - 1) / 2
         task = self._start(work, self._ran_on, marks=True)
-        self._run = _Run(task, now, steps, first, slope)
+        self._run = StepRun(task, now, steps, first, slope)
         self._turn.listen(self._cut)
         return True
 
@@ -337,7 +316,7 @@ class SimulatedPD:
         run, self._run = self._run, None
         assert run is not None
         now = self._clock.now
-        ends = _moments(run, now)
+        ends = run.ends(now)
         self.counts.steps += run.steps
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
@@ -352,29 +331,3 @@ class SimulatedPD:
 
     def _tell_streams(self, tokens: int, prefill: int, seconds: float) -> None:
         self._sink.streams(tokens, prefill, seconds)
-
-
-def _moments(run: _Run, now: float) -> list[float]:
-    """When each step of the run ended, by the speeds that its task has had."""
-    marks = run.task.marks or []
-    first, slope, steps = run.first, run.slope, run.steps
-    works = [i * first + slope * i * (i - 1) / 2 for i in range(1, steps + 1)]
-    changes = [(moment, left) for moment, left in marks if moment < now]
-    if len(changes) <= 1 and abs(now - run.started - works[-1]) < 1e-9:
-        ends = [run.started + work for work in works]
-    else:
-        ends = _along(changes, works, now)
-    ends[-1] = now
-    return ends
-
-
-def _along(changes: list[tuple[float, float]], works: list[float], now: float) -> list[float]:
-    begun = changes[0][1]
-    points = [(moment, begun - left) for moment, left in changes] + [(now, works[-1])]
-    ends, at = [], 0
-    for work in works:
-        while at + 2 < len(points) and points[at + 1][1] < work:
-            at += 1
-        (t0, w0), (t1, w1) = points[at], points[at + 1]
-        ends.append(t0 + (t1 - t0) * (work - w0) / (w1 - w0) if w1 > w0 else t1)
-    return ends
