@@ -20,6 +20,7 @@ from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
+from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
@@ -114,6 +115,7 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     """The tower, warm, and whose embeddings it makes. ConfigError for a checkpoint that cannot be served."""
     start = time.monotonic()
     path = Path(config.model)
+    check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype)

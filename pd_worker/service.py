@@ -29,6 +29,7 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
+from triptych.models.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.encdec_prompt import EncDecPrompts
@@ -253,6 +254,7 @@ def load_model(config: PDConfig) -> LoadedModel:
     """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured."""
     start = time.monotonic()
     path = Path(config.model)
+    check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)

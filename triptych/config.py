@@ -86,6 +86,10 @@ class WorkerConfig(ServiceConfig):
         "checkpoints on CPU unless bfloat16 is asked for",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    tensor_parallel: int = flag(1, "workers that share one model's weights; only 1 is served")
+    pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
+    speculative_model: str = flag("", "a model that guesses ahead; not served")
+    quantization: str = flag("", "how weights are quantized when they are loaded; not served")
     threads: int = flag(0, "torch threads; 0 chooses")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
     core_page: str = flag("", "file by which workers of one machine give way to each other")
@@ -95,7 +99,7 @@ class WorkerConfig(ServiceConfig):
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
-    max_audio_seconds: float = flag(1800.0, "longest audio file; its features take 0.5 MiB a second while computed")
+    max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
     encoder_batch_patches: int = flag(16384, "patches in one encoder batch, over all its items")
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.errors import ConfigError
+from triptych.models.support import check_supported, wanted_by_checkpoint
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -43,10 +44,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = read_json(path / "config.json")
     if config is None:
         raise ConfigError(f"MODEL={path} has no config.json: {_REMEDY}")
-    if config.get("quantization_config"):
-        raise ConfigError(
-            f"MODEL={path} is quantized, which is not supported: give an unquantized checkpoint"
-        )
+    check_supported(path, wanted_by_checkpoint(config, (file.name for file in path.iterdir())))
     return config
 
 

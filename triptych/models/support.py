@@ -1,0 +1,95 @@
+"""What encoder-decoder models can be combined with: one table, and one error for all that is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One row. `remedy` is set where it is not served; `where` are the tests, or what is said of it."""
+
+    name: str
+    title: str
+    where: str
+    remedy: str = ""
+
+    @property
+    def served(self) -> bool:
+        return not self.remedy
+
+
+_SCHEDULING = "`tests/unit/pd_worker/test_cross_scheduling.py`"
+_SIDES = "`tests/unit/models/test_encdec_sides.py`"
+_ENGINE = "`tests/integration/pd_worker/test_encdec_matches_generate.py`"
+MATRIX = (
+    Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
+    Support("bart", "BART", _SIDES),
+    Support("whisper", "Whisper", "`tests/unit/models/test_whisper_sides.py`"),
+    Support("t5", "T5", _SIDES),
+    Support("marian", "Other text models: Marian", _SIDES),
+    Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/test_audio.py`"),
+    Support("attention_bias", "Custom attention bias", _SIDES),
+    Support("prefix_caching", "Prefix caching", _SCHEDULING),
+    Support("choices", "Several choices, `n` > 1", _ENGINE),
+    Support(
+        "preemption",
+        "Preemption by recompute",
+        _ENGINE,
+    ),
+    Support("image_cross", "Images by cross-attention", "", "use a model whose pictures stand in the prompt"),
+    Support("quantization", "Quantized weights", "", "give an unquantized checkpoint"),
+    Support("fp8_kv", "KV cache in 8 bits", "", "leave --dtype at 16 or 32 bits"),
+    Support("cuda_graph", "CUDA graphs of decoding", "", "decode without them, as it does by itself"),
+    Support("tensor_parallel", "Tensor parallelism", "", "give --tensor-parallel 1, and more workers"),
+    Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
+    Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
+    Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
+    Support("lora", "LoRA adapters", "", "merge the adapter into the checkpoint"),
+)
+_BY_NAME = {row.name: row for row in MATRIX}
+
+
+def check_supported(path: Path, wanted: Iterable[str]) -> None:
+    """ConfigError for the first of `wanted`, names of rows, that is not served."""
+    for name in wanted:
+        row = _BY_NAME[name]
+        if not row.served:
+            raise ConfigError(f"MODEL={path}: {row.title} cannot be served: {row.remedy}")
+
+
+def wanted_by_checkpoint(config: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
+    """The rows that a checkpoint's config.json and its folder's file names ask for."""
+    wanted = []
+    if config.get("quantization_config"):
+        wanted.append("quantization")
+    if "adapter_config.json" in set(files):
+        wanted.append("lora")
+    if config.get("is_encoder_decoder") and config.get("sliding_window"):
+        wanted.append("sliding_window")
+    return wanted
+
+
+def wanted_by_flags(flags: Any) -> list[str]:
+    """The rows that a worker's flags ask for."""
+    asked = {
+        "tensor_parallel": flags.tensor_parallel != 1,
+        "pipeline_parallel": flags.pipeline_parallel != 1,
+        "speculative": bool(flags.speculative_model),
+        "quantization": bool(flags.quantization),
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def table() -> str:
+    """The matrix as Markdown."""
+    rows = [
+        f"| {row.title} | {'yes' if row.served else 'no'} | {row.where or f'refused: {row.remedy}'} |"
+        for row in MATRIX
+    ]
+    return "\n".join(["| what | served | tests, or what to do |", "| --- | --- | --- |", *rows])
