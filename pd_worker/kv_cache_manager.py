@@ -77,6 +77,8 @@ class KVCacheManager:
         """Adds blocks until `num_tokens` fit; False, and nothing changed, when there are too few."""
         table = self._tables[request_id]
         new = self.blocks_for(num_tokens) - len(table.blocks)
+        if new <= 0:
+            return True
         if new > self.pool.num_free:
             return False
         table.blocks.extend(self.pool.take() for _ in range(new))

@@ -171,6 +171,8 @@ class Scheduler:
 
     def _end_projections(self, output: SchedulerOutput) -> None:
         """The tables are written: whoever waits for one needs the item's embedding no more."""
+        if not output.made_tables:
+            return
         self.items.tables_made(output)
         for state in self._awaiting(output):
             self.items.consume(state)

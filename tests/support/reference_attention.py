@@ -36,3 +36,28 @@ def dense_causal(
 
 
 AttentionInterface.register(NAME, dense_causal)
+
+
+def written_out(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    allowed: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """[Q, heads, dim] of query [Q, heads, dim], key and value [K, kv_heads, dim], as the formula says it.
+
+    `allowed` is bool [Q, K]; `bias` [heads, Q, K].
+    """
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -126,3 +127,32 @@ def test_half_precision_rows_are_sampled_in_float32():
     values = logits(1).bfloat16()
     request = row(temperature=1.0, seed=3)
     assert sample(values, [request]) == sample(values.float(), [request])
+
+
+class NotTwice:
+    """Forbids what was said, in the prompt or since; a rule as checkpoints bring them."""
+
+    def apply(self, logits, prompt_ids, output_ids):
+        logits[[*prompt_ids, *output_ids]] = float("-inf")
+
+
+def test_rules_see_the_whole_prompt_and_all_output_and_leave_the_logits_alone():
+    values = logits(1)
+    order = values[0].argsort(descending=True).tolist()
+    request = dataclasses.replace(
+        row(temperature=0.0), rules=(NotTwice(),), prompt=order[:2], output_ids=order[2:5]
+    )
+    before = values.clone()
+    assert not request.plain
+    assert sample(values, [request]) == [order[5]]
+    assert torch.equal(values, before)
+
+
+def test_a_rule_that_forces_a_token_wins_over_bias_and_temperature():
+    class Forced:
+        def apply(self, logits, prompt_ids, output_ids):
+            logits.fill_(float("-inf"))
+            logits[9] = 0.0
+
+    request = dataclasses.replace(row(temperature=1.5, seed=3, logit_bias=((4, 50.0),)), rules=(Forced(),))
+    assert sample(logits(1), [request]) == [9]
