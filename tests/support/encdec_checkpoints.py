@@ -10,6 +10,8 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     T5Config,
@@ -60,6 +62,26 @@ def _bart(traits: frozenset[str]) -> Parts:
     if "summary" in traits:
         generation |= {"no_repeat_ngram_size": 3, "min_length": 12, "num_beams": 4, "max_length": 62}
     return Parts(BartForConditionalGeneration(config), tokenizer, None, generation, _scale)
+
+
+def _mbart(traits: frozenset[str]) -> Parts:
+    """Its outputs begin with the end token and that of a language."""
+    tokenizer = styles.bart_tokenizer(600, language="<mask>")
+    config = MBartConfig(
+        vocab_size=len(tokenizer),
+        d_model=HIDDEN,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_position_embeddings=256,
+        scale_embedding="scaled" in traits,
+        dtype="float32",
+    )
+    generation = {"bos_token_id": 0, "decoder_start_token_id": 2, "forced_bos_token_id": 4}
+    return Parts(MBartForConditionalGeneration(config), tokenizer, None, generation, _whisper_scale)
 
 
 def _whisper(traits: frozenset[str]) -> Parts:
@@ -204,9 +226,15 @@ def _scale(name: str, parameter: torch.Tensor) -> float:
 
 BUILDERS: dict[str, Callable[[frozenset[str]], Parts]] = {
     "bart": _bart,
+    "mbart": _mbart,
     "t5": _t5,
     "whisper": _whisper,
 }
 FAMILIES = tuple(BUILDERS)
 #: Hub spelling of a key, by family, as in checkpoints.py.
-HUB_KEYS: dict[str, tuple[tuple[str, str], ...]] = {"bart": ((r"^model\.", ""),), "t5": (), "whisper": ()}
+HUB_KEYS: dict[str, tuple[tuple[str, str], ...]] = {
+    "bart": ((r"^model\.", ""),),
+    "mbart": (),
+    "t5": (),
+    "whisper": (),
+}

@@ -25,8 +25,8 @@ WHISPER_SPECIALS = (
 WHISPER_TIMES = tuple(f"<|{step * 0.02:.2f}|>" for step in range(1501))
 
 
-def bart_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, the special tokens first, `<s>` and `</s>` around every text."""
+def bart_tokenizer(vocab_size: int, language: str = "<s>") -> PreTrainedTokenizerFast:
+    """Byte-level BPE, special tokens first, `<s>` or a language's, and `</s>` around every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,7 +38,9 @@ def bart_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single=f"{language} $A </s>",
+        pair=f"{language} $A </s> </s> $B </s>",
+        special_tokens=[(language, BART_SPECIALS.index(language)), ("</s>", 2)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -59,6 +59,7 @@ FAMILIES = (
     Family("qwen2_5_vl", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration"),
     Family("llava", "LLaVA-1.5", "LlavaForConditionalGeneration"),
     Family("bart", "BART", "BartForConditionalGeneration"),
+    Family("mbart", "mBART", "MBartForConditionalGeneration"),
     Family("t5", "T5", "T5ForConditionalGeneration"),
     Family("whisper", "Whisper", "WhisperForConditionalGeneration"),
 )

@@ -32,7 +32,7 @@ MATRIX = (
     Support("bart", "BART", _SIDES),
     Support("whisper", "Whisper", "`tests/unit/models/test_whisper_sides.py`"),
     Support("t5", "T5", _SIDES),
-    Support("marian", "Other text models: Marian", _SIDES),
+    Support("mbart", "Other text models: mBART", _SIDES),
     Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/test_audio.py`"),
     Support("attention_bias", "Custom attention bias", _SIDES),
     Support("prefix_caching", "Prefix caching", _SCHEDULING),

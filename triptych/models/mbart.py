@@ -1,0 +1,40 @@
+"""mBART: BART for many languages, normalised before every block and once more at the end.
+
+The text's language is the tokenizer's own default; the output's is the checkpoint's forced first token, or
+the second token of a decoder prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.mbart.modeling_mbart import MBartDecoder, MBartEncoder
+
+from triptych.models.bart import KEYS, BartTextDecoder, BartTextEncoder
+from triptych.models.base import DecoderSide, EncoderSide
+
+__all__ = ["DECODER", "ENCODER", "KEYS"]
+
+
+class MBartTextEncoder(BartTextEncoder):
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        stack: nn.Module = MBartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
+
+
+class MBartTextDecoder(BartTextDecoder):
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        stack: nn.Module = MBartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
+
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        normed: torch.Tensor = self.module.decoder.layer_norm(super().walk(hidden, positions, attention))
+        return normed
+
+
+ENCODER: type[EncoderSide] = MBartTextEncoder
+DECODER: type[DecoderSide] = MBartTextDecoder
