@@ -13,9 +13,10 @@ import torch
 
 from support.checkpoints import build_checkpoint
 from support.encdec_cell import EncDecCheckpoint
-from support.encdec_oracle import Inputs
+from support.encdec_oracle import Inputs, audio_inputs
 from support.encdec_oracle import greedy as oracle
 from support.engine_cell import EngineCell, engine_cell
+from support.sounds import sound
 from triptych.models.registry import generation_defaults
 from triptych.pd_worker.outputs import ItemMissing, NewTokens, RequestFinished
 
@@ -31,6 +32,11 @@ def bart() -> EncDecCheckpoint:
 @pytest.fixture(scope="module")
 def t5() -> EncDecCheckpoint:
     return EncDecCheckpoint.open(build_checkpoint("t5"))
+
+
+@pytest.fixture(scope="module")
+def whisper() -> EncDecCheckpoint:
+    return EncDecCheckpoint.open(build_checkpoint("whisper"))
 
 
 def text_of(checkpoint: EncDecCheckpoint, length: int, seed: int = 0) -> Inputs:
@@ -85,6 +91,38 @@ def test_t5_with_its_bias_answers_alike(t5: EncDecCheckpoint, count: int) -> Non
 def test_a_batch_of_texts_of_mixed_lengths_answers_as_each_alone(bart: EncDecCheckpoint, count: int) -> None:
     with engine_cell(bart, max_model_len=128) as cell:
         answers(cell, bart, LENGTHS[:count])
+        cell.assert_at_rest()
+
+
+def test_three_tasks_on_one_sound_answer_alike_and_project_it_once(whisper: EncDecCheckpoint) -> None:
+    inputs = audio_inputs(whisper.path, sound(3.0, seed=1))
+    defaults = generation_defaults(whisper.path)
+    tasks = [{}, {"task": "translate"}, {"timestamps": True}]
+    with engine_cell(whisper, max_model_len=64) as cell:
+        projected = counted(cell, whisper)
+        prompts = [list(whisper.decoder.prompt_defaults(task).token_ids) for task in tasks]
+        requests = [
+            whisper.request(cell, inputs, prompt, TOKENS, rules=whisper.decoder.logits_rules(defaults, task))
+            for prompt, task in zip(prompts, tasks, strict=True)
+        ]
+        outputs = cell.finish(requests)
+        assert projected == [1]
+        cell.assert_at_rest()
+    assert len({tuple(prompt) for prompt in prompts}) == 3
+    for prompt, tokens in zip(prompts[:2], outputs[:2], strict=True):
+        expected = oracle(whisper.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt).token_ids
+        assert tokens[: len(expected)] == expected
+        assert len(set(expected)) >= 10
+
+
+def test_sounds_of_a_batch_answer_as_each_alone(whisper: EncDecCheckpoint) -> None:
+    prompt = list(whisper.decoder.prompt_defaults({}).token_ids)
+    sounds = [audio_inputs(whisper.path, sound(seconds, seed=seconds)) for seconds in (1, 2, 5, 9)]
+    with engine_cell(whisper, max_model_len=64) as cell:
+        outputs = cell.finish([whisper.request(cell, inputs, prompt, TOKENS) for inputs in sounds])
+        for inputs, tokens in zip(sounds, outputs, strict=True):
+            expected = oracle(whisper.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt).token_ids
+            assert tokens[: len(expected)] == expected
         cell.assert_at_rest()
 
 
