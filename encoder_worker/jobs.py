@@ -254,7 +254,8 @@ class JobTable:
             return
         except Exception:
             logger.exception("preprocessing of %s failed", short(job.mm_hash))
-            error = InternalError("image: preprocessing failed", param="image")
+            modality = self.format.modality
+            error = InternalError(f"{modality}: preprocessing failed", param=modality)
             self._end(job, Failed(error, retryable=False))
             return
         if self._jobs.get(job.mm_hash) is not job:

@@ -59,8 +59,8 @@ class WatchedTower(EncoderSide):
     def load(cls, path: Any, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
         raise NotImplementedError
 
-    def preprocess(self, image: Image.Image, options: Mapping[str, Any]) -> PreparedItem:
-        return self.inner.preprocess(image, options)
+    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+        return self.inner.preprocess(media, options)
 
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         self.batches.append(len(items))
@@ -163,12 +163,13 @@ class Job:
     salt: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     namespace: str = NAMESPACE
+    modality: str = "image"
 
     def __post_init__(self) -> None:
         self.key = hashing.mm_hash(
             self.media,
             namespace=self.namespace,
-            modality="image",
+            modality=self.modality,
             processor_options=self.options,
             salt=self.salt,
         )
@@ -180,7 +181,7 @@ class Job:
             "job_id": "job",
             "mm_hash": self.key,
             "namespace": self.namespace,
-            "modality": "image",
+            "modality": self.modality,
             "processor_options": json.dumps(self.options) if self.options else "",
             "salt": self.salt,
             "media_bytes": len(self.media),
