@@ -19,7 +19,6 @@ from triptych.pd_worker.tokenization import GuardedTokenizer
 from triptych.protos import common_pb2, pd_pb2
 from triptych.types import ItemPlan, MMFeature, Placement
 
-START_OF_PREVIOUS = "<|startofprev|>"
 #: No vocabulary's token is longer.
 _MOST_CHARS_PER_TOKEN = 128
 
@@ -83,6 +82,8 @@ class EncDecPrompts:
         """Both prompts of a request with these items; a resumed one's are those of the earlier attempt."""
         plan = self._check(message, plans)
         options = task_options(message.transcription)
+        if previous := self._previous(message.transcription.prompt):
+            options["prompt_ids"] = previous
         features = (MMFeature(plan, Placement(0, 0)),)
         encoder = self._encoder_ids(message.encoder_prompt, plan)
         if message.HasField("resume") and message.resume.prompt_token_ids:
@@ -136,7 +137,7 @@ class EncDecPrompts:
         defaults = self._decoder.prompt_defaults(options)
         match message.prompt.WhichOneof("body") if message.HasField("prompt") else "":
             case "":
-                return (*self._previous(message.transcription.prompt), *defaults.token_ids)
+                return defaults.token_ids
             case "token_ids":
                 ids = tuple(message.prompt.token_ids.ids)
                 self._check_ids(ids, "prompt", "prompt")
@@ -149,16 +150,15 @@ class EncDecPrompts:
         return self._guarded.encode_raw(text, add_special_tokens=False)
 
     def _previous(self, text: str) -> tuple[int, ...]:
-        """A transcription's prompt, as said before: no text of it becomes a special token."""
+        """A transcription's prompt, for the family to put before its start.
+
+        No text of it becomes a special token.
+        """
         if not text.strip():
             return ()
-        start = self._tokenizer.token_to_id(START_OF_PREVIOUS)
-        if start is None:
-            raise InvalidRequest("prompt: this model takes none", param="prompt")
         self._check_chars(text, self._max_model_len, "prompt")
-        ids = self._guarded.encode(self._guarded.protect(" " + text.strip()), add_special_tokens=False)
-        # As OpenAI's Whisper: the end of a long prompt counts.
-        return (start, *ids[-(self._max_model_len // 2 - 1) :])
+        plain = self._guarded.protect(" " + text.strip())
+        return tuple(self._guarded.encode(plain, add_special_tokens=False))
 
     def _check_ids(self, ids: Sequence[int], name: str, param: str) -> None:
         vocab_size = self._decoder.geometry.vocab_size

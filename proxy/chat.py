@@ -133,6 +133,8 @@ class Started:
     prompt_token_ids: tuple[int, ...]
     encoder_prompt_token_ids: tuple[int, ...] = ()
     timestamps: TimestampTokens | None = None
+    #: Of audio: the window's first frame, its frames, and those of the file.
+    frames: tuple[int, ...] = ()
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

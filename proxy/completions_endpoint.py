@@ -25,7 +25,7 @@ class CompletionsEndpoint(JsonEndpoint[CompletionRequest]):
         self._max_choices = max_choices
         self._timeout = timeout
 
-    def parse(self, raw: bytes, request_id: str) -> CompletionRequest:
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> CompletionRequest:
         return parse_completion(raw, request_id, timeout=self._timeout, max_choices=self._max_choices)
 
     async def answer(self, request: CompletionRequest, reply: Reply) -> None:

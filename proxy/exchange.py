@@ -43,7 +43,7 @@ class JsonEndpoint(ABC, Generic[P]):
         self._max_body = max_body
 
     @abstractmethod
-    def parse(self, raw: bytes, request_id: str) -> P:
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> P:
         """The request in a body; of a large one in a thread."""
 
     @abstractmethod
@@ -58,7 +58,8 @@ class JsonEndpoint(ABC, Generic[P]):
             await reply.error(NotFound("use POST"), 405)
             return
         try:
-            request = await self._parse(await self._read(headers, receive), request_id)
+            raw = await self._read(headers, receive)
+            request = await self._parse(raw, request_id, headers.get(b"content-type", b""))
             await self._serve(request, receive, reply)
         except ClientGone:
             log.info("request %s: the client has gone", request_id)
@@ -86,12 +87,12 @@ class JsonEndpoint(ABC, Generic[P]):
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    async def _parse(self, raw: bytes, request_id: str) -> P:
+    async def _parse(self, raw: bytes, request_id: str, content_type: bytes) -> P:
         if not raw:
             raise InvalidRequest("the request body is empty: send JSON", param="body")
         if len(raw) <= INLINE_BODY:
-            return self.parse(raw, request_id)
-        return await asyncio.to_thread(self.parse, raw, request_id)
+            return self.parse(raw, request_id, content_type)
+        return await asyncio.to_thread(self.parse, raw, request_id, content_type)
 
     async def _serve(self, request: P, receive: Receive, reply: Reply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
@@ -158,8 +159,15 @@ class Reply:
             await self._start(200, headers)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def whole(self, data: bytes, status: int = 200, extra: Headers = ()) -> None:
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    async def whole(
+        self,
+        data: bytes,
+        status: int = 200,
+        extra: Headers = (),
+        *,
+        content_type: bytes = b"application/json",
+    ) -> None:
+        headers = [(b"content-type", content_type), (b"content-length", str(len(data)).encode())]
         await self._start(status, [*headers, *extra])
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from triptych.config import MIB
 from triptych.errors import NotFound
+from triptych.proxy.audio_endpoint import AudioEndpoint
 from triptych.proxy.chat import ChatCall, Done
 from triptych.proxy.completions_endpoint import CompletionsEndpoint
 from triptych.proxy.dispatcher import Dispatcher
@@ -55,6 +56,10 @@ def make_app(
     responses = ResponsesEndpoint(
         dispatcher, max_images=max_images, max_body=max_body, timeout=request_timeout
     )
+    transcriptions, translations = (
+        AudioEndpoint(dispatcher, queries, translates=translates, max_body=max_body, timeout=request_timeout)
+        for translates in (False, True)
+    )
     tokenize = TokenizeEndpoint(dispatcher, queries, max_images=max_images, max_body=max_body)
     detokenize = DetokenizeEndpoint(dispatcher, queries, max_body=max_body)
     state = StateEndpoints(dispatcher, pool, registry)
@@ -64,6 +69,8 @@ def make_app(
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
+            Route("/v1/audio/translations", translations, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/v1/models", state.models),
@@ -130,7 +137,7 @@ class ChatEndpoint(JsonEndpoint[tuple[ChatCall, ChatOptions]]):
         self._max_choices = max_choices
         self._timeout = timeout
 
-    def parse(self, raw: bytes, request_id: str) -> tuple[ChatCall, ChatOptions]:
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> tuple[ChatCall, ChatOptions]:
         return parse_body(
             raw,
             request_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.errors import DeadlineExceeded, RequestError, Unavailable
 from triptych.proxy.chat import Delta, Done, Output, Started, Timings
@@ -206,8 +206,12 @@ class Lifecycle:
         if self.prompt_token_ids is None:
             self.prompt_token_ids = tuple(prompt_token_ids)
             self._placements = tuple(placements)
-            instructions.append(Emit(started or Started(self.prompt_token_ids)))
+            instructions.append(Emit(self._with_frames(started or Started(self.prompt_token_ids))))
         return instructions
+
+    def _with_frames(self, started: Started) -> Started:
+        audio = [plan.grid_thw for plan in self.plans.values() if plan.modality == "audio"]
+        return replace(started, frames=audio[0]) if audio else started
 
     def item_loaded(self, attempt: int, mm_hash: str) -> list[Instruction]:
         if attempt != self.attempt or self.ended:

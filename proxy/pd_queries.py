@@ -39,8 +39,10 @@ class PDQueries:
             raise error_from_proto(reply.error)
         return Tokenized(tuple(reply.token_ids), reply.max_model_len)
 
-    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
-        message = pd_pb2.DetokenizeRequest(token_ids=token_ids)
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        message = pd_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         reply: pd_pb2.DetokenizeReply = await self._ask(model, "Detokenize", message)
         if reply.HasField("error"):
             raise error_from_proto(reply.error)

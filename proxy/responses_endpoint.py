@@ -25,7 +25,7 @@ class ResponsesEndpoint(JsonEndpoint[ResponsesRequest]):
         self._max_images = max_images
         self._timeout = timeout
 
-    def parse(self, raw: bytes, request_id: str) -> ResponsesRequest:
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> ResponsesRequest:
         return parse_responses(raw, request_id, max_images=self._max_images, timeout=self._timeout)
 
     async def answer(self, request: ResponsesRequest, reply: Reply) -> None:

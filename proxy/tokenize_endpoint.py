@@ -64,7 +64,7 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
         self._queries = queries
         self._max_images = max_images
 
-    def parse(self, raw: bytes, request_id: str) -> Query:
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> Query:
         body = decode_body(self._decoder, raw)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt or messages must be there, and not both", param="prompt")
@@ -114,7 +114,7 @@ class DetokenizeEndpoint(JsonEndpoint[DetokenizeBody]):
         self._dispatcher = dispatcher
         self._queries = queries
 
-    def parse(self, raw: bytes, request_id: str) -> DetokenizeBody:
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
         body = decode_body(self._decoder, raw)
         if len(body.tokens) > MAX_TOKEN_IDS:
             raise InvalidRequest(f"tokens takes at most {MAX_TOKEN_IDS} ids", param="tokens")

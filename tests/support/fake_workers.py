@@ -28,6 +28,9 @@ MODEL = "demo"
 MODEL_KEY = "a" * 64
 NAMESPACE = "b" * 64
 ROWS, WIDTH = 4, 8
+#: The token of 0 seconds, and the text of tokens that are no characters.
+FIRST_TIME, END_TOKEN = 5000, 2
+TOKEN_NAMES = {4000: "<|de|>"}
 
 
 def picture(name: str, size: int = 64) -> bytes:
@@ -299,6 +302,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.pause_at: int | None = None
         self.repeat_frames = False
         self.script: list[str] | None = None
+        #: Token ids of the answers to come where times or a language are asked for, the end token last.
+        self.answers: list[list[int]] = []
+        #: The same by the first frame of their window.
+        self.windows: dict[int, list[int]] = {}
         self.fail_choice: int | None = None
         self.questions: list[Any] = []
         self.gate = asyncio.Event()
@@ -380,7 +387,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         if any(token > 0x10FFFF for token in request.token_ids):
             error = common_pb2.Error(code="invalid_request_error", message="tokens: unknown", param="tokens")
             return pd_pb2.DetokenizeReply(error=error)
-        return pd_pb2.DetokenizeReply(text="".join(chr(token) for token in request.token_ids))
+        ids = list(request.token_ids)
+        if request.skip_special_tokens:
+            ids = [token for token in ids if END_TOKEN < token < FIRST_TIME]
+        return pd_pb2.DetokenizeReply(text="".join(TOKEN_NAMES.get(token, chr(token)) for token in ids))
 
     def emit(self, held: FakeRequest, **body: Any) -> None:
         event = pd_pb2.RequestEvent(request_id=held.submit.request_id, attempt=held.submit.attempt, **body)
@@ -399,6 +409,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         encoder = submit.encoder_prompt
         admitted.encoder_prompt_token_ids.extend([ord(letter) for letter in encoder.text])
         admitted.encoder_prompt_token_ids.extend(encoder.token_ids.ids)
+        if submit.transcription.timestamps:
+            admitted.timestamps.first, admitted.timestamps.seconds = FIRST_TIME, 0.02
         self.emit(held, admitted=admitted)
         for slot in submit.items:
             await self._load(held, slot.plan.mm_hash)
@@ -407,14 +419,20 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             self.emit(held, finished=pd_pb2.Finished(reason="error", error=self.fail_with))
             return
         count = sampling.max_tokens or 8
+        said: list[int] | None = None
+        if submit.transcription.timestamps or submit.transcription.detect_language:
+            start = submit.items[0].plan.grid_thw[0]
+            said = self.windows[start] if self.windows else self.answers.pop(0)
+            script = [chr(token) if END_TOKEN < token < 4000 else "" for token in said]
         if script is not None:
-            count = min(count, len(script))
+            count = min(count if said is None else len(said), len(script))
         for index in range(len(submit.resume.output_token_ids), count):
             if index == self.pause_at:
                 self.gate.clear()
             await self.gate.wait()
             text = script[index] if script else choice_text(sampling.choice, index)
-            tokens = pd_pb2.Tokens(position=index, token_ids=[1000 + index], text=text)
+            token = said[index] if said else 1000 + index
+            tokens = pd_pb2.Tokens(position=index, token_ids=[token], text=text)
             if sampling.HasField("logprobs"):
                 tokens.logprobs.append(fake_logprobs(index, text, sampling.logprobs))
             self.emit(held, tokens=tokens)
