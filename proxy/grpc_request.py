@@ -49,7 +49,7 @@ def call_of(
     in_range("n", request.n, 0, max_choices)
     tools = _tools(request.tools)
     messages = tuple(_message(index, message) for index, message in enumerate(request.messages))
-    sampling = _sampling(request.sampling)
+    sampling = sampling_of_message(request.sampling)
     if tools.forced is not None:
         sampling = replace(sampling, output_format=tools.forced)
     call = ChatCall(
@@ -151,7 +151,8 @@ def _json(text: str, kind: type[T], param: str) -> T | None:
     return value
 
 
-def _sampling(sampling: common_pb2.SamplingParams) -> SamplingParams:
+def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
+    """The values in range, with a seed drawn where none is given; InvalidRequest names the field."""
     if sampling.choice:
         raise InvalidRequest("sampling.choice must be 0: set n instead", param="choice")
     return check_sampling(

@@ -17,6 +17,7 @@ from triptych.proxy.answer import Answer, Shown
 from triptych.proxy.chat import Done, Output, Started
 from triptych.proxy.chat_tools import ToolUse
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc_generate import generate_call
 from triptych.proxy.grpc_request import call_of
 from triptych.proxy.pool import WorkerPool
 
@@ -65,6 +66,23 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
             log.exception("gRPC chat")
             await _abort(context, InternalError("an unexpected error in the proxy"))
 
+    async def Generate(
+        self, request: proxy_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[proxy_pb2.ChatEvent]:
+        try:
+            call = generate_call(request, timeout=self._timeout, max_choices=self._max_choices)
+            events = _Events(request, ToolUse(), call.n)
+            async with aclosing(self._dispatcher.chat(call)) as batches:
+                async for outputs in batches:
+                    for output in outputs:
+                        if (event := events.of(output)) is not None:
+                            yield event
+        except RequestError as error:
+            await _abort(context, error)
+        except Exception:
+            log.exception("gRPC generate")
+            await _abort(context, InternalError("an unexpected error in the proxy"))
+
     async def ListModels(
         self, request: proxy_pb2.ListModelsRequest, context: Context
     ) -> proxy_pb2.ListModelsReply:
@@ -77,21 +95,24 @@ async def _abort(context: Context, error: RequestError) -> NoReturn:
 
 
 class _Events:
-    """ChatEvents of one call; the prompt's ids go with the first one."""
+    """ChatEvents of one call; the prompts' ids go with the first one."""
 
-    def __init__(self, request: proxy_pb2.ChatRequest, tools: ToolUse, choices: int) -> None:
+    def __init__(
+        self, request: proxy_pb2.ChatRequest | proxy_pb2.GenerateRequest, tools: ToolUse, choices: int
+    ) -> None:
         self._with_ids = request.return_token_ids
         self._answers = [Answer(tools.form, parallel=tools.parallel) for _ in range(choices)]
-        self._prompt: tuple[int, ...] = ()
+        self._started: Started | None = None
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
         if isinstance(output, Started):
-            self._prompt = output.prompt_token_ids
+            self._started = output
             return None
         event = proxy_pb2.ChatEvent(choice=output.choice)
-        if self._with_ids and self._prompt:
-            event.prompt_token_ids.extend(self._prompt)
-            self._prompt = ()
+        if self._with_ids and self._started is not None:
+            event.prompt_token_ids.extend(self._started.prompt_token_ids)
+            event.encoder_prompt_token_ids.extend(self._started.encoder_prompt_token_ids)
+            self._started = None
         answer = self._answers[output.choice]
         if isinstance(output, Done):
             shown, reason = answer.end(output)

@@ -39,6 +39,70 @@ class Chunk:
     raw: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer to prompts, with the prompts as token ids; `encoder_prompt_token_ids` of text encoders."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    encoder_prompt_token_ids: tuple[int, ...]
+    raw: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What was said from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A file written down; `duration` in seconds."""
+
+    text: str
+    language: str
+    duration: float
+    segments: tuple[Segment, ...]
+    raw: Mapping[str, Any]
+
+
+def completion_of(raw: Mapping[str, Any]) -> Completion:
+    """The reply to /v1/completions with return_token_ids; InternalError when it is none."""
+    try:
+        choice = raw["choices"][0]
+        return Completion(
+            text=choice["text"],
+            finish_reason=choice["finish_reason"],
+            usage=usage_of(raw["usage"]),
+            token_ids=tuple(choice.get("token_ids") or ()),
+            prompt_token_ids=tuple(choice.get("prompt_token_ids") or ()),
+            encoder_prompt_token_ids=tuple(choice.get("encoder_prompt_token_ids") or ()),
+            raw=raw,
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise InternalError(f"the server's reply is no completion: {error!r}") from None
+
+
+def transcript_of(raw: Mapping[str, Any]) -> Transcript:
+    """The reply of the audio endpoints, verbose or not; InternalError when it is none."""
+    try:
+        return Transcript(
+            text=raw["text"],
+            language=raw.get("language", ""),
+            duration=float(raw.get("duration", 0.0)),
+            segments=tuple(Segment(it["start"], it["end"], it["text"]) for it in raw.get("segments") or ()),
+            raw=raw,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InternalError(f"the server's reply is no transcript: {error!r}") from None
+
+
 def answer_of(raw: Mapping[str, Any]) -> Answer:
     """The reply to a chat request; InternalError when it is none."""
     try:

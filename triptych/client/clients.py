@@ -10,13 +10,42 @@ from typing import Any, Self
 
 import httpx2
 
-from triptych.client.answers import Answer, Chunk, answer_of, chunk_of
+from triptych.client.answers import (
+    Answer,
+    Chunk,
+    Completion,
+    Transcript,
+    answer_of,
+    chunk_of,
+    completion_of,
+    transcript_of,
+)
 from triptych.client.messages import File, Messages
-from triptych.client.wire import EventLines, chat_body, error_of, pause, tokenize_body
+from triptych.client.wire import (
+    AudioForm,
+    EventLines,
+    audio_form,
+    chat_body,
+    completion_body,
+    error_of,
+    pause,
+    tokenize_body,
+)
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TRANSLATIONS = "/v1/audio/translations"
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+Body = dict[str, Any] | AudioForm | None
+
+
+def _content(body: Body) -> dict[str, Any]:
+    """What httpx calls it."""
+    return {"data": body.fields, "files": body.files} if isinstance(body, AudioForm) else {"json": body}
 
 
 class _Settings:
@@ -111,6 +140,34 @@ class Client:
                 raise self._settings.failed(error) from error
         events.check_end()
 
+    def complete(
+        self,
+        prompt: Any = None,
+        *,
+        encoder_prompt: Any = None,
+        decoder_prompt: Any = None,
+        audio: File | None = None,
+        model: str = "",
+        **options: Any,
+    ) -> Completion:
+        """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
+
+        Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
+        or bytes) `prompt` is the decoder's.
+        """
+        body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, model, options)
+        return completion_of(self._call("POST", COMPLETIONS, body))
+
+    def transcribe(self, file: File, *, model: str = "", **options: Any) -> Transcript:
+        """An audio file (a path or bytes) written down. `options`: language, prompt, temperature …"""
+        form = audio_form(file, model, options)
+        return transcript_of(self._call("POST", TRANSCRIPTIONS, form))
+
+    def translate(self, file: File, *, model: str = "", **options: Any) -> Transcript:
+        """The same in English."""
+        form = audio_form(file, model, options)
+        return transcript_of(self._call("POST", TRANSLATIONS, form))
+
     def models(self) -> list[str]:
         """Names that `model` takes."""
         return [model["id"] for model in _field(self._call("GET", "/v1/models"), "data")]
@@ -124,7 +181,7 @@ class Client:
         body = {"tokens": list(tokens)} | ({"model": model} if model else {})
         return str(_field(self._call("POST", "/detokenize", body), "prompt"))
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: Body = None) -> dict[str, Any]:
         attempt = 0
         while True:
             attempt += 1
@@ -133,9 +190,9 @@ class Client:
             except RequestError as error:
                 self._wait(error, attempt)
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx2.Response:
+    def _send(self, method: str, path: str, body: Body) -> httpx2.Response:
         try:
-            return self._http.request(method, path, json=body)
+            return self._http.request(method, path, **_content(body))
         except httpx2.TransportError as error:
             raise self._settings.failed(error) from error
 
@@ -218,6 +275,36 @@ class AsyncClient:
                 raise self._settings.failed(error) from error
         events.check_end()
 
+    async def complete(
+        self,
+        prompt: Any = None,
+        *,
+        encoder_prompt: Any = None,
+        decoder_prompt: Any = None,
+        audio: File | None = None,
+        model: str = "",
+        **options: Any,
+    ) -> Completion:
+        """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
+
+        Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
+        or bytes) `prompt` is the decoder's.
+        """
+        body = await asyncio.to_thread(
+            completion_body, prompt, encoder_prompt, decoder_prompt, audio, model, options
+        )
+        return completion_of(await self._call("POST", COMPLETIONS, body))
+
+    async def transcribe(self, file: File, *, model: str = "", **options: Any) -> Transcript:
+        """An audio file (a path or bytes) written down. `options`: language, prompt, temperature …"""
+        form = await asyncio.to_thread(audio_form, file, model, options)
+        return transcript_of(await self._call("POST", TRANSCRIPTIONS, form))
+
+    async def translate(self, file: File, *, model: str = "", **options: Any) -> Transcript:
+        """The same in English."""
+        form = await asyncio.to_thread(audio_form, file, model, options)
+        return transcript_of(await self._call("POST", TRANSLATIONS, form))
+
     async def models(self) -> list[str]:
         """Names that `model` takes."""
         return [model["id"] for model in _field(await self._call("GET", "/v1/models"), "data")]
@@ -231,7 +318,7 @@ class AsyncClient:
         body = {"tokens": list(tokens)} | ({"model": model} if model else {})
         return str(_field(await self._call("POST", "/detokenize", body), "prompt"))
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: Body = None) -> dict[str, Any]:
         attempt = 0
         while True:
             attempt += 1
@@ -240,9 +327,9 @@ class AsyncClient:
             except RequestError as error:
                 await self._wait(error, attempt)
 
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx2.Response:
+    async def _send(self, method: str, path: str, body: Body) -> httpx2.Response:
         try:
-            return await self._http.request(method, path, json=body)
+            return await self._http.request(method, path, **_content(body))
         except httpx2.TransportError as error:
             raise self._settings.failed(error) from error
 

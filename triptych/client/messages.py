@@ -55,6 +55,11 @@ def image_part(file: File) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def file_bytes(file: File) -> bytes:
+    """The content of a path, or the bytes themselves. OSError when it cannot be read."""
+    return file if isinstance(file, bytes) else Path(file).read_bytes()
+
+
 def data_url(data: bytes, name: str) -> str:
     """`data` as a data: URL with the type that its first bytes tell; `name` is for the error."""
     return f"data:{media_type(data, name)};base64,{base64.b64encode(data).decode()}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from triptych.client.messages import File, Messages, conversation
+from triptych.client.messages import File, Messages, conversation, file_bytes
 from triptych.errors import (
     DeadlineExceeded,
     InternalError,
@@ -19,6 +22,15 @@ from triptych.errors import (
     Unavailable,
     error_from_code,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AudioForm:
+    """What httpx makes a multipart form of."""
+
+    fields: dict[str, Any]
+    files: dict[str, tuple[str, bytes]]
+
 
 #: Longest pause before another try, in seconds.
 LONGEST_PAUSE = 10.0
@@ -38,6 +50,35 @@ def chat_body(
 def tokenize_body(prompt: Messages, model: str) -> dict[str, Any]:
     body: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
     return body | ({"model": model} if model else {})
+
+
+def completion_body(
+    prompt: Any,
+    encoder_prompt: Any,
+    decoder_prompt: Any,
+    audio: File | None,
+    model: str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A body of /v1/completions; what is None is left out. OSError when the file cannot be read."""
+    given = {"prompt": prompt, "encoder_prompt": encoder_prompt, "decoder_prompt": decoder_prompt}
+    body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if audio is not None:
+        data = base64.b64encode(file_bytes(audio)).decode()
+        body["multi_modal_data"] = {"audio": {"data": data}}
+    return {"return_token_ids": True, **body, **options} | ({"model": model} if model else {})
+
+
+def audio_form(file: File, model: str, options: Mapping[str, Any]) -> AudioForm:
+    """A form of the audio endpoints: fields, and the file. Lists repeat their field."""
+    fields: dict[str, Any] = {"response_format": "verbose_json"}
+    for name, value in options.items():
+        if value is not None:
+            fields[name] = str(value).lower() if isinstance(value, bool) else value
+    if model:
+        fields["model"] = model
+    name = "audio" if isinstance(file, bytes) else Path(file).name
+    return AudioForm(fields, {"file": (name, file_bytes(file))})
 
 
 def error_of(status: int, body: bytes, retry_after: str | None = None) -> RequestError:

@@ -1,0 +1,74 @@
+"""A GenerateRequest of gRPC turned into a ChatCall, or into an error that names the field."""
+
+from __future__ import annotations
+
+import uuid
+
+from triptych.errors import InvalidRequest
+from triptych.protos import common_pb2, proxy_pb2
+from triptych.proxy.chat import ChatCall, RawPrompt
+from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt, Transcription
+from triptych.proxy.grpc_request import sampling_of_message
+from triptych.proxy.validation import check_salt, in_range
+
+
+def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_choices: int) -> ChatCall:
+    """The request; InvalidRequest names the field at fault."""
+    in_range("timeout", request.timeout, 0, 86400)
+    in_range("n", request.n, 0, max_choices)
+    decoder = _decoder(request)
+    transcription = _transcription(request)
+    if decoder is not None and transcription is not None:
+        raise InvalidRequest(
+            "transcription and a decoder prompt exclude each other: both say how the decoder begins",
+            param="transcription",
+        )
+    return ChatCall(
+        request_id=uuid.uuid4().hex,
+        model=request.model,
+        messages=(),
+        sampling=sampling_of_message(request.sampling),
+        timeout=min(request.timeout or timeout, timeout),
+        cache_salt=check_salt(request.cache_salt),
+        n=request.n or 1,
+        prompt=decoder,
+        encoder=_encoder(request),
+        transcription=transcription,
+    )
+
+
+def _encoder(request: proxy_pb2.GenerateRequest) -> EncoderPrompt:
+    kind = request.WhichOneof("encoder")
+    if kind is None:
+        raise InvalidRequest("set encoder_text, encoder_token_ids or audio", param="encoder")
+    value = getattr(request, kind)
+    source = value.ids if kind == "encoder_token_ids" else value
+    if not source:
+        raise InvalidRequest(f"{kind} must not be empty", param=kind)
+    if kind == "audio":
+        return EncoderPrompt(AudioFile(value), kind)
+    return EncoderPrompt(_raw(source), kind)
+
+
+def _decoder(request: proxy_pb2.GenerateRequest) -> RawPrompt | None:
+    kind = request.WhichOneof("decoder")
+    if kind is None:
+        return None
+    value = getattr(request, kind)
+    source = value.ids if kind == "decoder_token_ids" else value
+    if not source:
+        raise InvalidRequest(f"{kind} must not be empty: leave it out for the model's start", param=kind)
+    return _raw(source)
+
+
+def _raw(source: object) -> RawPrompt:
+    return source if isinstance(source, str) else tuple(source)  # type: ignore[arg-type]
+
+
+def _transcription(request: proxy_pb2.GenerateRequest) -> Transcription | None:
+    if not request.HasField("transcription"):
+        return None
+    if request.WhichOneof("encoder") != "audio":
+        raise InvalidRequest("transcription goes with audio", param="transcription")
+    task: common_pb2.Transcription = request.transcription
+    return Transcription(task.language, task.task, task.prompt, task.timestamps, task.detect_language)
