@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from triptych.config import format_size, parse_size
+from triptych.cli.options import build
+from triptych.config import PDConfig, format_size, parse_size
 from triptych.launch.memory import available_memory, check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
 from triptych.launch.shape import shape_of
@@ -17,7 +18,9 @@ def check_model(values: dict[str, Any]) -> None:
     import torch
 
     from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
+    from triptych.models.support import check_supported, wanted_by_flags
 
+    check_supported(path, wanted_by_flags(build(PDConfig, values)))
     device = torch.device(values["device"])
     family = family_of(path)
     dtype = resolve_dtype(path, device, values["dtype"])
@@ -31,12 +34,13 @@ def check_model(values: dict[str, Any]) -> None:
     kv_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * size
     lines = [
         f"model         {path}",
-        f"family        {family.name}",
+        f"family        {family.name}, of {encoder.modality}",
         f"dtype         {str(dtype).removeprefix('torch.')} on {device}",
         *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(n * size)}" for name, n in counts.items()),
         f"embedding     {format_size(encoder.width * size)} a row",
         f"KV cache      {format_size(kv_token)} a token, --kv-memory holds {values['kv_memory'] // kv_token}",
         f"model length  {geometry.max_position_embeddings} tokens",
+        *_cross(decoder, size),
     ]
     plan = plan_memory(
         sum(counts.values()),
@@ -53,3 +57,13 @@ def check_model(values: dict[str, Any]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     check_fits(plan, available)
     sys.stdout.write("It fits.\n")
+
+
+def _cross(decoder: Any, size: int) -> list[str]:
+    """What an item takes where it is attended to from beside the prompt; nothing for other models."""
+    cross = decoder.cross
+    if cross is None:
+        return []
+    row = 2 * cross.num_layers * cross.num_kv_heads * cross.head_dim * size
+    most = f"{cross.max_rows} rows" if cross.max_rows else "any number of rows"
+    return [f"cross         {format_size(row)} a row of the KV cache, once for all requests; {most} an item"]
