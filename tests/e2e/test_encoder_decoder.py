@@ -1,0 +1,152 @@
+"""Encoder-decoder models through HTTP, proxy, encoder worker, store and PD worker: what transformers says.
+
+BART, T5 and Whisper share one store and one proxy; their namespaces keep them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from openai import AsyncOpenAI
+
+from support.checkpoints import build_checkpoint
+from support.cluster import Cluster, start_cluster, wait_for
+from support.encdec_oracle import audio_inputs, greedy, model_of, text_inputs, tokenizer_of
+from support.sounds import audio_file, sound
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FAMILIES = ("bart", "t5", "whisper")
+TEXTS = (
+    "The rain in Spain",
+    "x",
+    "A red circle beside a blue square, and nothing else in the picture",
+    "Hi you",
+)
+TOKENS = 40
+
+
+class Served:
+    """The cluster with a client of OpenAI's package."""
+
+    def __init__(self, cluster: Cluster, paths: dict[str, Path]) -> None:
+        self.cluster = cluster
+        self.paths = paths
+
+    def client(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.cluster.url}/v1", api_key="-", max_retries=0, timeout=120.0)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("encdec")
+    paths = {family: build_checkpoint(family, folder / family) for family in FAMILIES}
+    first, *others = FAMILIES
+    cluster = start_cluster(paths[first], folder / "run", "--threads", "1")
+    try:
+        for family in others:
+            cluster.add_worker("encoder", str(paths[family]), "--threads", "1", "--prepared-memory", "64MiB")
+            memory = ("--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB")
+            cluster.add_worker("pd", str(paths[family]), "--threads", "1", *memory)
+
+        def all_served() -> bool:
+            time.sleep(0.5)  # a look at the registry is dear, and the workers need the cores
+            with urllib.request.urlopen(f"{cluster.url}/v1/models", timeout=10) as reply:
+                names = {model["id"] for model in json.loads(reply.read())["data"]}
+            encoders = [worker for worker in cluster.workers() if worker.pool == "encoder"]
+            return names == set(FAMILIES) and len(encoders) == len(FAMILIES)
+
+        wait_for("all families to be served", all_served)
+        yield Served(cluster, paths)
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+async def test_texts_at_once_are_answered_as_by_generate(served: Served, family: str) -> None:
+    path = served.paths[family]
+    fields = {"return_token_ids": True, "ignore_eos": False}
+    async with served.client() as client:
+        replies = await asyncio.gather(
+            *(
+                client.completions.create(model=family, prompt=text, max_tokens=TOKENS, extra_body=fields)
+                for text in TEXTS
+            )
+        )
+    forced = model_of(path).generation_config.forced_eos_token_id
+    said: set[int] = set()
+    for text, reply in zip(TEXTS, replies, strict=True):
+        choice: Any = reply.choices[0]
+        expected = greedy(
+            path,
+            text_inputs(path, text),
+            max_new_tokens=TOKENS,
+            decoder_ids=list(choice.prompt_token_ids),
+            ignore_eos=False,
+            forced_eos_token_id=forced,
+        )
+        assert list(choice.token_ids) == expected.token_ids
+        assert choice.encoder_prompt_token_ids == text_inputs(path, text)["input_ids"][0].tolist()
+        said |= set(choice.token_ids)
+    assert len(said) >= 20
+
+
+@torch.no_grad()
+def heard(path: Path, waveform: Any, **options: Any) -> Any:
+    return model_of(path).generate(**audio_inputs(path, waveform), num_beams=1, **options)
+
+
+async def test_three_tasks_on_one_file_are_those_of_generate_and_encode_once(served: Served) -> None:
+    path, total = served.paths["whisper"], served.cluster.total
+    waveform = sound(12, seed=3)
+    wav = audio_file(waveform, 16_000, "WAV", subtype="FLOAT")
+    items, projections = (
+        total("encoder", "triptych_encoder_tower_items_total"),
+        total("pd", "triptych_pd_projections_total"),
+    )
+    async with served.client() as client:
+        create: Any = client.audio.transcriptions.create
+        file = ("a.wav", wav)
+        english, german, detected = await asyncio.gather(
+            create(model="whisper", file=file, language="en"),
+            create(model="whisper", file=file, language="de"),
+            create(model="whisper", file=file, response_format="verbose_json"),
+        )
+    tokenizer = tokenizer_of(path)
+    for reply, language in ((english, "en"), (german, "de")):
+        ids = heard(path, waveform, language=language, task="transcribe")[0]
+        assert reply.text == tokenizer.decode(ids, skip_special_tokens=True).strip()
+    features = audio_inputs(path, waveform)["input_features"]
+    token = model_of(path).detect_language(features)[0].item()
+    assert f"<|{detected.language}|>" == tokenizer.decode([token])
+    # Later windows of the file, where its last segment ends early, are items of their own.
+    later = len({segment.seek for segment in detected.segments} - {0})
+    assert total("encoder", "triptych_encoder_tower_items_total") == items + 1 + later
+    assert total("pd", "triptych_pd_projections_total") == projections + 1 + later
+
+
+async def test_a_long_file_has_the_segments_of_generate(served: Served) -> None:
+    path = served.paths["whisper"]
+    waveform = sound(75, seed=5)
+    options = {"language": "en", "task": "transcribe", "return_timestamps": True, "return_segments": True}
+    segments = heard(path, waveform, **options)["segments"][0]
+    async with served.client() as client:
+        create: Any = client.audio.transcriptions.create
+        file = ("a.flac", audio_file(waveform, 16_000, "WAV", subtype="FLOAT"))
+        reply = await create(model="whisper", file=file, language="en", response_format="verbose_json")
+        plain = await create(model="whisper", file=file, language="en")
+    expected = [
+        (round(float(it["start"]), 2), round(float(it["end"]), 2), it["tokens"].tolist()) for it in segments
+    ]
+    assert [(it.start, it.end, it.tokens) for it in reply.segments] == expected
+    assert len({it.seek for it in reply.segments}) >= 2
+    assert plain.text == reply.text
+    assert (reply.duration, plain.usage.seconds) == (75.0, 75)
