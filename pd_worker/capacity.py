@@ -55,6 +55,20 @@ def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dt
     return config.swap_memory // nbytes
 
 
-def cross_limits_of(cross: CrossGeometry, num_blocks: int, block_size: int) -> CrossLimits:
-    """What a request's encoder output may be."""
-    return CrossLimits(cross.width, cross.max_rows, num_blocks, block_size)
+def cross_limits_of(
+    config: PDConfig, cross: CrossGeometry, num_blocks: int, longest: int, *, whole: bool
+) -> CrossLimits:
+    """What a request's encoder output may be.
+
+    `whole`: every output has all of the encoder's positions. ConfigError, with the sum, when one of them and
+    `longest` tokens do not fit.
+    """
+    limits = CrossLimits(cross.width, cross.max_rows, num_blocks, config.block_size)
+    need = -(-(cross.max_rows or 0) // config.block_size) - (-longest // config.block_size)
+    if whole and need > num_blocks:
+        raise ConfigError(
+            f"--kv-memory {format_size(config.kv_memory)} holds {num_blocks} blocks of {config.block_size}, "
+            f"but {cross.max_rows} encoder positions and --max-model-len {longest} need {need}: raise "
+            "--kv-memory or lower --max-model-len"
+        )
+    return limits

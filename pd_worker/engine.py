@@ -65,7 +65,10 @@ class Engine:
             None if cross is None else CrossKVManager(kv.pool, config.block_size, swap),
         )
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len)
-        cross_limits = None if cross is None else cross_limits_of(cross, num_blocks, config.block_size)
+        cross_limits = None
+        if cross is not None:
+            whole = decoder.modality == "audio"
+            cross_limits = cross_limits_of(config, cross, num_blocks, self.max_model_len, whole=whole)
         self.scheduler = Scheduler(limits, kv, items, cross_limits, swap)
         self.runner = ModelRunner(
             decoder,

@@ -58,6 +58,7 @@ class Scheduler:
         self._cross_limits = cross
         self.kv = kv
         self.items = items
+        self.swap = swap
         self._swapper = Swapper(kv, items, swap)
         self._step = 0
         self._waiting: list[RequestState] = []

@@ -47,6 +47,10 @@ class StepMetrics:
         metrics.requests_waiting.set(scheduler.num_waiting)
         metrics.kv_blocks_used.set(scheduler.kv.num_used)
         metrics.kv_cache_usage.set(scheduler.kv.num_used / scheduler.kv.num_blocks)
+        if scheduler.items.cross is not None:
+            metrics.cross_tables.set(scheduler.items.cross.num_tables)
+        if scheduler.swap is not None:
+            metrics.host_blocks_used.set(scheduler.swap.num_used)
         metrics.encoder_cache_bytes.set(scheduler.items.cache.used)
         metrics.encoder_cache_references.set(scheduler.items.cache.references)
         metrics.reserved_bytes.set(scheduler.items.admission.reserved)
@@ -67,6 +71,8 @@ class StepMetrics:
     def _step(self, output: SchedulerOutput) -> None:
         metrics = self._metrics
         metrics.preemptions.inc(len(output.preempted))
+        metrics.projections.inc(len(output.projections))
+        metrics.swapped_blocks.inc(len(output.swap_out))
         metrics.prefix_queries.inc(output.prefix_queried)
         metrics.prefix_hits.inc(output.prefix_hit)
         if not output.chunks:

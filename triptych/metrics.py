@@ -99,6 +99,10 @@ class PDMetrics:
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
         )
         self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
+        self.cross_tables = gauge("triptych_pd_cross_tables", "cross-attention tables that requests share")
+        self.projections = counter("triptych_pd_projections", "encoder outputs projected into cross tables")
+        self.host_blocks_used = gauge("triptych_pd_host_blocks_used", "KV blocks swapped out to host memory")
+        self.swapped_blocks = counter("triptych_pd_swapped_blocks", "KV blocks swapped out")
         self.encoder_cache_bytes = gauge("triptych_pd_encoder_cache_bytes", "bytes of resident embeddings")
         self.encoder_cache_references = gauge(
             "triptych_pd_encoder_cache_references", "references to embeddings"

@@ -194,6 +194,8 @@ class EngineCell:
             "vllm:num_requests_waiting",
             "vllm:kv_cache_usage_perc",
             "triptych_pd_kv_blocks_used",
+            "triptych_pd_cross_tables",
+            "triptych_pd_host_blocks_used",
             "triptych_pd_encoder_cache_references",
             "triptych_pd_reserved_bytes",
         ):

@@ -118,9 +118,12 @@ async def test_outputs_that_give_way_to_others_keep_their_form(model, store_url,
     form = common_pb2.OutputFormat(regex="([0-9]{3}-){40}")
     async with serving(model, store_url, kv_memory=400 << 10) as (worker, client):
         gave_way, preempt = [], worker.engine.scheduler._preempt
-        monkeypatch.setattr(
-            worker.engine.scheduler, "_preempt", lambda state: (gave_way.append(state), preempt(state))
-        )
+
+        def noting(state, output):
+            gave_way.append(state)
+            preempt(state, output)
+
+        monkeypatch.setattr(worker.engine.scheduler, "_preempt", noting)
         answers = await asyncio.gather(*(ask(client, f"s{n}", form, seed=n) for n in range(4)))
         assert gave_way
     async with serving(model, store_url) as (_, client):

@@ -5,8 +5,14 @@ import torch
 
 from triptych.config import MIB, PDConfig
 from triptych.errors import ConfigError
-from triptych.models.base import DecoderGeometry
-from triptych.pd_worker.capacity import block_bytes, max_model_len, num_kv_blocks
+from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.pd_worker.capacity import (
+    block_bytes,
+    cross_limits_of,
+    max_model_len,
+    num_host_blocks,
+    num_kv_blocks,
+)
 
 GEOMETRY = DecoderGeometry(
     num_layers=4, num_heads=8, num_kv_heads=2, head_dim=64, hidden_size=512, vocab_size=1000,
@@ -37,3 +43,22 @@ def test_the_default_length_is_the_checkpoints_up_to_a_limit() -> None:
 def test_a_length_above_the_checkpoints_positions_is_an_error() -> None:
     with pytest.raises(ConfigError, match="40960 positions"):
         max_model_len(PDConfig(max_model_len=50000), GEOMETRY)
+
+
+def test_a_sound_that_never_fits_the_kv_memory_is_told_at_the_start() -> None:
+    cross = CrossGeometry(num_layers=2, num_kv_heads=4, head_dim=16, width=64, max_rows=1500)
+    config = PDConfig(block_size=16)
+    assert cross_limits_of(config, cross, 94 + 28, 448, whole=True).max_rows == 1500
+    with pytest.raises(ConfigError, match="1500 encoder positions and --max-model-len 448 need 122"):
+        cross_limits_of(config, cross, 94 + 27, 448, whole=True)
+    assert cross_limits_of(config, cross, 30, 448, whole=False).num_blocks == 30
+
+
+def test_host_blocks_are_those_that_swap_memory_holds() -> None:
+    geometry = DecoderGeometry(2, 4, 4, 16, 64, 100, 1, 512)
+    nbytes = block_bytes(geometry, 16, torch.float32)
+    assert num_host_blocks(PDConfig(swap_memory=3 * nbytes + 1), geometry, torch.float32) == 0
+    swapping = PDConfig(preemption="swap", swap_memory=3 * nbytes + 1)
+    assert num_host_blocks(swapping, geometry, torch.float32) == 3
+    with pytest.raises(ConfigError, match="--swap-memory 10 B holds no KV block"):
+        num_host_blocks(PDConfig(preemption="swap", swap_memory=10), geometry, torch.float32)
