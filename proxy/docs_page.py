@@ -34,7 +34,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
             yield f"<p>{escape(operation['summary'])}.</p>"
             if "requestBody" in operation:
-                yield from _body(document, operation["requestBody"]["content"]["application/json"])
+                yield from _body(document, next(iter(operation["requestBody"]["content"].values())))
             answers = ", ".join(
                 f"{status} ({escape(reply['description'].split(':')[0].lower())})"
                 for status, reply in operation["responses"].items()

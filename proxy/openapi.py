@@ -13,6 +13,7 @@ from triptych.proxy import openapi_replies as replies
 from triptych.proxy.completion_types import CompletionBody
 from triptych.proxy.openai_types import ChatBody
 from triptych.proxy.openapi_fields import HIDDEN, LIMITS, MESSAGE, SHAPES, WORDS, Schema
+from triptych.proxy.openapi_forms import FORMS, TranscriptReply
 from triptych.proxy.responses_types import ResponsesBody
 from triptych.proxy.sampling_fields import SamplingBody
 from triptych.proxy.tokenize_endpoint import DetokenizeBody, TokenizeBody
@@ -47,7 +48,7 @@ _ASK = [
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path. `body` and `reply` are Structs; `events`: it streams with `stream: true`."""
+    """One path. `body` and `reply` are Structs; `form` names a form; `events`: it streams on demand."""
 
     method: str
     path: str
@@ -58,6 +59,7 @@ class Operation:
     events: bool = False
     needs_key: bool = True
     statuses: tuple[int, ...] = ()
+    form: str = ""
 
 
 _BODY_STATUSES = (400, 404, 413, 429, 503, 504)
@@ -133,6 +135,26 @@ OPERATIONS = (
     Operation("get", "/openapi.json", "This document", "application/json"),
     Operation("get", "/docs", "This document for people", "text/html"),
 )
+FORM_OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/audio/transcriptions",
+        "Writes speech down",
+        TranscriptReply,
+        form="TranscriptionForm",
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/v1/audio/translations",
+        "Writes speech down in English",
+        TranscriptReply,
+        form="TranslationForm",
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+)
 _ERRORS = {
     400: "The request is wrong: `param` names the field, `message` the remedy",
     401: "The API key is missing or opens nothing",
@@ -154,15 +176,16 @@ def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
         TokenizeBody,
         DetokenizeBody,
     ]
-    shapes = [op.reply for op in OPERATIONS if not isinstance(op.reply, str)]
+    operations = (*OPERATIONS, *FORM_OPERATIONS)
+    shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
     _, components = msgspec.json.schema_components(
         [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}"
     )
     for body in bodies:
         _complete(components[body.__name__], body, max_choices)
-    components["MessageBody"] = MESSAGE
+    components |= {"MessageBody": MESSAGE, **FORMS}
     paths: dict[str, Any] = {}
-    for op in OPERATIONS:
+    for op in operations:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
     return {
         "openapi": "3.1.0",
@@ -224,6 +247,9 @@ def _operation(op: Operation) -> dict[str, Any]:
         examples = {name: {"value": value} for name, value in (op.examples or {}).items()}
         content = {"application/json": {"schema": _reference(op.body), "examples": examples}}
         body["requestBody"] = {"required": True, "content": content}
+    elif op.form:
+        content = {"multipart/form-data": {"schema": {"$ref": REFERENCE + op.form}, "examples": {}}}
+        body["requestBody"] = {"required": True, "content": content}
     return {
         "operationId": op.path.strip("/").replace("/", "_").replace(".", "_"),
         "summary": op.summary,
@@ -237,6 +263,8 @@ def _content(op: Operation) -> dict[str, Any]:
     if isinstance(op.reply, str):
         return {op.reply: {"schema": {"type": "object" if op.reply.endswith("json") else "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": _reference(op.reply)}}
+    if op.form:
+        content["text/plain"] = {"schema": {"type": "string"}}
     if op.events:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return content

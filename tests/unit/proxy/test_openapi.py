@@ -9,10 +9,12 @@ from openapi_spec_validator import validate
 from triptych.errors import InvalidRequest
 from triptych.proxy.completion_request import parse_completion
 from triptych.proxy.docs_page import make_page
+from triptych.proxy.form_body import Form
 from triptych.proxy.openai_request import parse_body
-from triptych.proxy.openapi import OPERATIONS, make_openapi
+from triptych.proxy.openapi import FORM_OPERATIONS, OPERATIONS, make_openapi
 from triptych.proxy.openapi_fields import HIDDEN, LIMITS, SHAPES, WORDS
 from triptych.proxy.responses_request import parse_responses
+from triptych.proxy.transcription_request import parse_transcription
 
 PARSERS = {
     "/v1/chat/completions": lambda raw: parse_body(raw, "r", max_images=4, timeout=1.0, max_choices=16),
@@ -37,6 +39,28 @@ def test_every_field_of_a_request_has_words():
         if operation.body is not None:
             fields = _properties(document, operation.body.__name__)
             assert not [name for name, field in fields.items() if not field.get("description")]
+
+
+@pytest.mark.parametrize("translates", [False, True])
+def test_every_field_of_a_form_has_words_and_is_one_that_the_parser_reads(translates: bool):
+    operation = FORM_OPERATIONS[int(translates)]
+    fields = _properties(make_openapi(), operation.form)
+    assert all(field["description"] for field in fields.values())
+    asked: set[str] = set()
+
+    class Asked(Form):
+        def one(self, name: str) -> str:
+            asked.add(name)
+            return "verbose_json" if name == "response_format" else ""
+
+        def all(self, name: str) -> list[str]:
+            asked.add(f"{name}[]")
+            return []
+
+    parse_transcription(Asked(files={"file": b"x"}), "r", translates=translates, timeout=1.0)
+    assert fields.keys() == asked - {"include[]"} - (
+        {"language", "timestamp_granularities[]"} if translates else set()
+    ) | {"file"}
 
 
 def test_nothing_is_said_of_fields_that_are_not_there():
@@ -84,7 +108,7 @@ def test_every_range_is_the_parsers_own(operation: Any, name: str):
 
 def test_the_page_shows_every_path_and_fetches_nothing():
     page = make_page(make_openapi())
-    assert all(operation.path in page for operation in OPERATIONS)
+    assert all(operation.path in page for operation in (*OPERATIONS, *FORM_OPERATIONS))
     assert "<script" not in page
     assert "src=" not in page
     assert "http://" not in page and "https://" not in page
