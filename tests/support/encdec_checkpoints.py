@@ -16,6 +16,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     T5Config,
     T5ForConditionalGeneration,
+    TrOCRConfig,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -82,6 +86,41 @@ def _mbart(traits: frozenset[str]) -> Parts:
     )
     generation = {"bos_token_id": 0, "decoder_start_token_id": 2, "forced_bos_token_id": 4}
     return Parts(MBartForConditionalGeneration(config), tokenizer, None, generation, _whisper_scale)
+
+
+def _trocr(traits: frozenset[str]) -> Parts:
+    """A tower narrower than its decoder."""
+    tokenizer = styles.bart_tokenizer(600)
+    tower = ViTConfig(
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        image_size=48,
+        patch_size=8,
+    )
+    text = TrOCRConfig(
+        vocab_size=len(tokenizer),
+        d_model=HIDDEN,
+        decoder_layers=3,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=128,
+        max_position_embeddings=128,
+        cross_attention_hidden_size=48,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(tower, text)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 2, 1, 2
+    config.dtype = "float32"
+    processor = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 48, "width": 48},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    generation = {"bos_token_id": 0, "decoder_start_token_id": 2}
+    return Parts(VisionEncoderDecoderModel(config), tokenizer, processor, generation, _scale)
 
 
 def _whisper(traits: frozenset[str]) -> Parts:
@@ -228,13 +267,26 @@ BUILDERS: dict[str, Callable[[frozenset[str]], Parts]] = {
     "bart": _bart,
     "mbart": _mbart,
     "t5": _t5,
+    "trocr": _trocr,
     "whisper": _whisper,
 }
 FAMILIES = tuple(BUILDERS)
 #: Hub spelling of a key, by family, as in checkpoints.py.
 HUB_KEYS: dict[str, tuple[tuple[str, str], ...]] = {
+    **dict.fromkeys(FAMILIES, ()),
     "bart": ((r"^model\.", ""),),
-    "mbart": (),
-    "t5": (),
-    "whisper": (),
+    "trocr": (
+        *(
+            (rf"^encoder\.layers\.(\d+)\.{name}\.", rf"encoder.encoder.layer.\1.{hub}.")
+            for name, hub in (
+                (r"attention\.q_proj", "attention.attention.query"),
+                (r"attention\.k_proj", "attention.attention.key"),
+                (r"attention\.v_proj", "attention.attention.value"),
+                (r"attention\.o_proj", "attention.output.dense"),
+                (r"mlp\.fc1", "intermediate.dense"),
+                (r"mlp\.fc2", "output.dense"),
+            )
+        ),
+        (r"^encoder\.layers\.", "encoder.encoder.layer."),
+    ),
 }

@@ -74,7 +74,7 @@ class EncDecDecoder(DecoderSide):
             num_layers=self.geometry.num_layers,
             num_kv_heads=self.geometry.num_kv_heads,
             head_dim=self.geometry.head_dim,
-            width=int(config.d_model),
+            width=self.cross_width(config),
             max_rows=self.max_rows(config),
         )
 
@@ -130,6 +130,11 @@ class EncDecDecoder(DecoderSide):
     def vocab_size(cls, config: Any) -> int:
         """Tokens that the decoder can say."""
         return int(config.vocab_size)
+
+    @classmethod
+    def cross_width(cls, config: Any) -> int:
+        """Columns of an encoder row."""
+        return int(config.d_model)
 
     @classmethod
     def max_rows(cls, config: Any) -> int | None:

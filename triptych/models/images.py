@@ -23,6 +23,7 @@ BACKEND = "pil"
 _CLASSES = {
     "Qwen2VLImageProcessor": "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
     "CLIPImageProcessor": "transformers.models.clip.image_processing_pil_clip",
+    "ViTImageProcessor": "transformers.models.vit.image_processing_pil_vit",
     "LlavaImageProcessor": "transformers.models.llava.image_processing_pil_llava",
 }
 _DEFAULTS = {"llava": "CLIPImageProcessor"}

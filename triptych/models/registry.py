@@ -61,6 +61,7 @@ FAMILIES = (
     Family("bart", "BART", "BartForConditionalGeneration"),
     Family("mbart", "mBART", "MBartForConditionalGeneration"),
     Family("t5", "T5", "T5ForConditionalGeneration"),
+    Family("trocr", "TrOCR", "VisionEncoderDecoderModel"),
     Family("whisper", "Whisper", "WhisperForConditionalGeneration"),
 )
 

@@ -17,7 +17,7 @@ from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 
 CPU = torch.device("cpu")
-TEXT_FAMILIES = tuple(family for family in FAMILIES if family != "whisper")
+TEXT_FAMILIES = tuple(family for family in FAMILIES if family not in ("whisper", "trocr"))
 TEXTS = ("A calm sea.", "def main(): return 3", "größer als " * 9)
 
 

@@ -1,0 +1,207 @@
+"""TrOCR: a ViT reads a picture of a line of text, a decoder in BART's manner writes it by cross-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.trocr.modeling_trocr import TrOCRDecoder
+from transformers.models.vit.modeling_vit import ViTModel
+
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
+from triptych.models.checkpoint import Checkpoint
+from triptych.models.cross_attention import CrossAttention
+from triptych.models.encdec import EncDecDecoder
+from triptych.models.images import ImageProcessor, check_known
+from triptych.models.loading import KeyMap, empty_module, load_into
+from triptych.models.text import load_config
+
+#: The hub's names inside a ViT layer, and those of today's transformers.
+_HUB_LAYER = (
+    (r"attention\.attention\.query\.", "attention.q_proj."),
+    (r"attention\.attention\.key\.", "attention.k_proj."),
+    (r"attention\.attention\.value\.", "attention.v_proj."),
+    (r"attention\.output\.dense\.", "attention.o_proj."),
+    (r"intermediate\.dense\.", "mlp.fc1."),
+    (r"output\.dense\.", "mlp.fc2."),
+    ("", ""),
+)
+KEYS = KeyMap(
+    encoder=(
+        *((rf"^encoder\.encoder\.layer\.(\d+)\.{hub}", rf"layers.\1.{name}") for hub, name in _HUB_LAYER),
+        (r"^encoder\.", ""),
+    ),
+    decoder=(
+        (r"^decoder\.model\.decoder\.", "decoder."),
+        (r"^decoder\.output_projection\.", "lm_head."),
+    ),
+    tied=(("lm_head.weight", "decoder.embed_tokens.weight"),),
+)
+
+
+class TrOCREncoder(EncoderSide):
+    """A row is one patch, the class token before them; every picture is brought to one size."""
+
+    keys: ClassVar[KeyMap] = KEYS
+
+    def __init__(
+        self, config: Any, module: nn.Module, images: ImageProcessor, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.width = int(config.encoder.hidden_size)
+        self._rows = rows_of(config)
+        self._side = int(config.encoder.image_size)
+        self._images = images
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config = checked_config(path)
+        names = cls.keys.encoder_names(checkpoint.files)
+        pooled = any(name.startswith("pooler.") for name in names.values())
+
+        def build() -> nn.Module:
+            tower: nn.Module = ViTModel._from_config(
+                config.encoder, dtype=dtype, attn_implementation="sdpa", add_pooling_layer=pooled
+            )
+            return tower
+
+        module = empty_module(build)
+        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        return cls(config, module, ImageProcessor(path), device, dtype)
+
+    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+        check_known(options, {})
+        pixels = self._images(media, {})["pixel_values"]
+        if pixels.shape[-2:] != (self._side, self._side):
+            raise InvalidRequest(
+                f"the image became {tuple(pixels.shape[-2:])} where the tower takes {self._side}",
+                param="image",
+            )
+        return PreparedItem(
+            rows=self._rows, length=0, grid_thw=(), cost=self._rows, tensors={"pixel_values": pixels}
+        )
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+        rows = self.module(pixels.to(self.device, self.dtype)).last_hidden_state
+        return [image.clone() for image in rows]
+
+
+class SelfAttention(nn.Module):
+    """transformers' projections behind the registered attention function, which its own module passes by."""
+
+    def __init__(self, original: Any, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = int(original.head_dim)
+        self.scaling = float(original.scaling)
+        self.q_proj, self.k_proj = original.q_proj, original.k_proj
+        self.v_proj, self.out_proj = original.v_proj, original.out_proj
+
+    def forward(self, hidden_states: torch.Tensor, attention: Any) -> torch.Tensor:
+        """[1, T, hidden] to [1, T, hidden]; the query is scaled, as transformers does it here."""
+        shape = hidden_states.shape[:-1]
+        parts = (
+            self.q_proj(hidden_states) * self.scaling,
+            self.k_proj(hidden_states),
+            self.v_proj(hidden_states),
+        )
+        query, key, value = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in parts)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        out, _ = attend(self, query, key, value, None, scaling=1.0, attn_metadata=attention)
+        result: torch.Tensor = self.out_proj(out.reshape(*shape, -1))
+        return result
+
+
+class TrOCRTextDecoder(EncDecDecoder):
+    modality: ClassVar[str] = "image"
+    keys: ClassVar[KeyMap] = KEYS
+
+    @classmethod
+    def read_config(cls, path: Path) -> Any:
+        config = checked_config(path)
+        text = config.decoder
+        text.encoder_rows = rows_of(config)
+        text.decoder_start_token_id = config.decoder_start_token_id or text.decoder_start_token_id
+        return text
+
+    @classmethod
+    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+        stack: Any = TrOCRDecoder._from_config(config, dtype=dtype)
+        for index, layer in enumerate(stack.layers):
+            layer.self_attn = SelfAttention(layer.self_attn, stack.config, index)
+        module: nn.Module = stack
+        return module
+
+    @classmethod
+    def take_cross_over(cls, stack: Any) -> None:
+        for index, layer in enumerate(stack.layers):
+            original = layer.encoder_attn
+            layer.encoder_attn = CrossAttention(
+                original,
+                layer_idx=index,
+                head_dim=original.head_dim,
+                scaling=original.scaling,
+                config=stack.config,
+                scale_query=True,
+            )
+
+    def cross_modules(self) -> list[CrossAttention]:
+        return [layer.encoder_attn for layer in self.module.decoder.layers]
+
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        stack = self.module.decoder
+        table = stack.embed_positions
+        hidden = hidden + table.weight[positions + table.offset]
+        if stack.layernorm_embedding is not None:
+            hidden = stack.layernorm_embedding(hidden)
+        for layer in stack.layers:
+            hidden = layer.self_attn_layer_norm(hidden + layer.self_attn(hidden, attention))
+            seen, _ = layer.encoder_attn(hidden, attn_metadata=attention)
+            hidden = layer.encoder_attn_layer_norm(hidden + seen)
+            wide = layer.activation_fn(layer.fc1(hidden))
+            hidden = layer.final_layer_norm(hidden + layer.fc2(wide))
+        return hidden
+
+    @classmethod
+    def cross_width(cls, config: Any) -> int:
+        return int(config.cross_attention_hidden_size or config.d_model)
+
+    @classmethod
+    def max_rows(cls, config: Any) -> int | None:
+        return int(config.encoder_rows)
+
+
+def checked_config(path: Path) -> Any:
+    """The config; ConfigError for a pair of other parts than a ViT and a TrOCR decoder that fit."""
+    config = load_config(path)
+    text = config.decoder
+    parts = (config.encoder.model_type, text.model_type)
+    if parts != ("vit", "trocr") or not text.use_learned_position_embeddings:
+        raise ConfigError(
+            f"MODEL={path} joins {parts[0]} and {parts[1]}: of this kind only ViT with TrOCR and learned "
+            "positions is supported"
+        )
+    if (text.cross_attention_hidden_size or text.d_model) != config.encoder.hidden_size:
+        raise ConfigError(f"MODEL={path} projects its tower's rows: only rows as they are are supported")
+    return config
+
+
+def rows_of(config: Any) -> int:
+    """Rows of every picture: its patches and the class token."""
+    return int((config.encoder.image_size // config.encoder.patch_size) ** 2 + 1)
+
+
+ENCODER: type[EncoderSide] = TrOCREncoder
+DECODER: type[DecoderSide] = TrOCRTextDecoder
