@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from triptych.pd_worker.attention_backends import AttentionCall, attend, whole_bias
-from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossTables, PrefillSpan
+from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 __all__ = [
     "ATTENTION_NAME",
     "AttentionMetadata",
+    "CrossSpan",
     "CrossTables",
     "PagedKVCache",
     "PrefillSpan",
@@ -126,9 +127,14 @@ def _cross_decode(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: AttentionMetadata, options: _Options
 ) -> torch.Tensor:
     assert meta.cross is not None
-    k = _gather(keys, meta.cross.decode_tables)
-    v = _gather(values, meta.cross.decode_tables)
-    return _attend_decodes(q[:, : meta.num_decodes], k, v, meta.cross_mask(), options, meta, None)
+    if not meta.cross.decodes:
+        k = _gather(keys, meta.cross.decode_tables)
+        v = _gather(values, meta.cross.decode_tables)
+        return _attend_decodes(q[:, : meta.num_decodes], k, v, meta.cross_mask(), options, meta, None)
+    out = torch.empty(meta.num_decodes, q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
+    for span in meta.cross.decodes:
+        out[span.tokens] = _cross_span(q[:, span.tokens], keys, values, span, options, meta)
+    return out
 
 
 def _attend_decodes(
@@ -182,10 +188,28 @@ def _cross_prefill(
 ) -> torch.Tensor:
     """[chunk, heads, dim]: every query over all rows of its own encoder output."""
     assert meta.cross is not None
-    table, rows = meta.cross.prefills[index]
-    k = _gather(keys, table[None])[:, :, :rows]
-    v = _gather(values, table[None])[:, :, :rows]
+    return _cross_span(q, keys, values, meta.cross.prefills[index], options, meta)
+
+
+def _cross_span(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    span: CrossSpan,
+    options: _Options,
+    meta: AttentionMetadata,
+) -> torch.Tensor:
+    """[n, heads, dim] of queries [heads, n, dim] over all rows of one encoder output."""
+    k, v = _rows(keys, span), _rows(values, span)
     return _attend(q[None], k, v, None, options, meta, None)[0].transpose(0, 1)
+
+
+def _rows(blocks: torch.Tensor, span: CrossSpan) -> torch.Tensor:
+    """[1, kv_heads, rows, dim]; a view where the blocks follow one another."""
+    if span.first is None:
+        return _gather(blocks, span.table[None])[:, :, : span.rows]
+    start = span.first * blocks.shape[1]
+    return blocks.flatten(0, 1)[start : start + span.rows].transpose(0, 1)[None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,17 +30,33 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossSpan:
+    """One encoder output: its first `rows` rows are in the blocks of `table` [blocks].
+
+    `first` is the first block where they follow one another, so that nothing has to be gathered. `tokens` [n]
+    are the batch indices of the decodes that attend to it.
+    """
+
+    table: torch.Tensor
+    rows: int
+    first: int | None = None
+    tokens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CrossTables:
     """Where the batch's sequences find the keys and values of their encoder outputs, all of them written.
 
-    As in AttentionMetadata: `decode_tables` [D, blocks] and `decode_lengths` [D] in rows; `prefills` are
-    table [blocks] and rows of each prefill span.
+    As in AttentionMetadata: `decode_tables` [D, blocks] and `decode_lengths` [D] in rows, for all decodes at
+    once; where outputs are long or shared, `decodes` has one span for each output in place of that.
+    `prefills` are those of the prefill spans.
     """
 
     decode_tables: torch.Tensor
     decode_lengths: torch.Tensor
-    prefills: Sequence[tuple[torch.Tensor, int]]
+    prefills: Sequence[CrossSpan]
     decode_padded: bool = True
+    decodes: Sequence[CrossSpan] = ()
 
 
 @dataclass(slots=True)

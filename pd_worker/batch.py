@@ -9,10 +9,13 @@ import torch
 
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import AttentionBias, MergedEmbeds
-from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossTables, PrefillSpan
+from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.outputs import ScheduledChunk
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.request import EngineRequest
+
+#: From so many encoder rows on, a call for each output costs less than one gathered copy for all.
+_LONG_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +149,28 @@ class BatchBuilder:
         return CrossTables(
             decode_tables=tables,
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
-            prefills=[
-                (self._move(torch.tensor(chunk.cross_blocks)), chunk.cross_length)
-                for chunk in chunks
-                if chunk.count > 1
-            ],
+            prefills=[self._cross_span(chunk) for chunk in chunks if chunk.count > 1],
             decode_padded=padded,
+            decodes=self._cross_decodes(decodes),
+        )
+
+    def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
+        """One span for each encoder output, where that reads less than all decodes at once would."""
+        tokens: dict[tuple[int, ...], list[int]] = {}
+        for index, chunk in enumerate(decodes):
+            tokens.setdefault(chunk.cross_blocks, []).append(index)
+        longest = max((chunk.cross_length for chunk in decodes), default=0)
+        if len(tokens) == len(decodes) and longest < _LONG_ROWS:
+            return []
+        return [self._cross_span(decodes[indices[0]], indices) for indices in tokens.values()]
+
+    def _cross_span(self, chunk: ScheduledChunk, tokens: Sequence[int] = ()) -> CrossSpan:
+        blocks, first = chunk.cross_blocks, chunk.cross_blocks[0]
+        return CrossSpan(
+            self._move(torch.tensor(blocks)),
+            chunk.cross_length,
+            first if blocks == tuple(range(first, first + len(blocks))) else None,
+            self._move(torch.tensor(tokens)) if tokens else None,
         )
 
     def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from support.reference_attention import written_out
 from triptych.config import PDConfig, flags_of
 from triptych.pd_worker.attention import (
     AttentionMetadata,
+    CrossSpan,
     CrossTables,
     PagedKVCache,
     PrefillSpan,
@@ -124,7 +125,7 @@ class Case:
             start = chunk.length - chunk.count
             if chunk.count > 1:
                 prefills.append(PrefillSpan(len(slots), len(slots) + chunk.count, start, torch.tensor(own)))
-                rows.append((torch.tensor(cross), chunk.rows))
+                rows.append(CrossSpan(torch.tensor(cross), chunk.rows))
             slots += [own[i // BLOCK] * BLOCK + i % BLOCK for i in range(start, chunk.length)]
         lengths = [self.chunks[i].length for i in decodes]
         encoded = [self.chunks[i].rows for i in decodes]
@@ -276,3 +277,20 @@ def test_another_requests_contents_change_nothing() -> None:
     for backend in BACKENDS:
         for cross in (False, True):
             assert torch.equal(one.attend(backend, cross=cross)[1], other.attend(backend, cross=cross)[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_that_are_read_one_by_one_give_what_all_at_once_gives(backend: str) -> None:
+    case = Case((Chunk(9, 1, 40), Chunk(16, 1, 23), Chunk(7, 1, 40)))
+    case.encoder[2], case.cross_tables[2] = case.encoder[0], case.cross_tables[0]
+    in_place = list(range(990, 996))
+    case.cache.write(0, case.cache.slots(in_place, 23), *case.encoder[1])
+    metadata = case._metadata(backend, None)
+    assert metadata.cross is not None
+    spans = [
+        CrossSpan(torch.tensor(case.cross_tables[0]), 40, None, torch.tensor([0, 2])),
+        CrossSpan(torch.tensor(in_place), 23, 990, torch.tensor([1])),
+    ]
+    one_by_one = replace(metadata, cross=replace(metadata.cross, decodes=spans))
+    case._metadata = lambda *_: one_by_one  # type: ignore[method-assign]
+    close(case.attend(backend, cross=True), case.expected_cross())

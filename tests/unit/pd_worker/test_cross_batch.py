@@ -47,9 +47,23 @@ def test_a_prefill_takes_its_table_and_its_rows_along() -> None:
     batch = builder.build([chunk("a", 3, 3, 1, (4, 9), (1, 5)), chunk("b", 5, 0, 4, (3, 8), (0, 2, 7))], {})
     cross = batch.attention.cross
     assert cross is not None
-    assert [(table.tolist(), rows) for table, rows in cross.prefills] == [([0, 2, 7], 5)]
+    assert [(span.table.tolist(), span.rows, span.first) for span in cross.prefills] == [([0, 2, 7], 5, None)]
     assert batch.token_ids.tolist() == [8, 2, 0, 7, 8]
 
 
 def test_the_slots_of_a_projection_follow_its_blocks() -> None:
     assert cache().slots((5, 0, 7), 5).tolist() == [10, 11, 0, 1, 14]
+
+
+def test_decodes_on_one_output_read_it_together_and_in_place_where_its_blocks_follow_one_another() -> None:
+    builder = BatchBuilder(cache(), 1, torch.device("cpu"), torch.float32)
+    shared, other = (6, 7, 8), (0, 2)
+    decodes = [
+        chunk("a", 5, 3, 1, (4, 9), shared),
+        chunk("b", 3, 3, 1, (3, 5), other),
+        chunk("a", 5, 2, 1, (10, 11), shared),
+    ]
+    cross = builder.build(decodes, {}).attention.cross
+    assert cross is not None
+    spans = [(span.tokens.tolist(), span.rows, span.first) for span in cross.decodes]
+    assert spans == [([0, 2], 5, 6), ([1], 3, None)]
