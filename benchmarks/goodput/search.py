@@ -22,7 +22,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """Rates in requests per second. A rate is judged by the majority of `windows` windows (odd)."""
+    """Rates in requests per second. A rate is judged by the majority of `windows` windows (odd).
+
+    `step` is the first factor away from `start`; further ones are its squares, up to 2.
+    """
 
     start: float
     lowest: float = 0.05
@@ -30,6 +33,7 @@ class SearchLimits:
     resolution: float = 0.05
     windows: int = 3
     confirmations: int = 2
+    step: float = 2.0
 
 
 @dataclass(slots=True)
@@ -91,15 +95,15 @@ class _Search:
 
     def bracket(self) -> tuple[float, float]:
         """A sustained rate (0: none) and one that is not (infinite: none)."""
-        limits, rate = self._limits, self._limits.start
+        limits, rate, step = self._limits, self._limits.start, self._limits.step
         if self.sustains(rate):
             while rate < limits.highest:
-                low, rate = rate, min(rate * 2, limits.highest)
+                low, rate, step = rate, min(rate * step, limits.highest), min(step * step, 2.0)
                 if not self.sustains(rate):
                     return low, rate
             return rate, math.inf
         while rate > limits.lowest:
-            high, rate = rate, max(rate / 2, limits.lowest)
+            high, rate, step = rate, max(rate / step, limits.lowest), min(step * step, 2.0)
             if self.sustains(rate):
                 return rate, high
         return 0.0, rate
@@ -124,7 +128,7 @@ class _Search:
 
 
 def search(measure: Callable[[float], Verdict], limits: SearchLimits) -> SearchResult:
-    """Doubles or halves from `start`, bisects, confirms, and looks again at the first sustained rate."""
+    """Goes up or down from `start`, bisects, confirms, and looks again at the first sustained rate."""
     run = _Search(measure, limits)
     low, high = run.bracket()
     if low > 0 and math.isfinite(high):
