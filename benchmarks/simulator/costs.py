@@ -183,29 +183,29 @@ class _WithShape(msgspec.Struct):
     shape: ModelShape
 
 
-def read_costs(path: Path) -> CostModel:
-    """The costs in a file of `write_costs` or of `triptych profile`.
+def read_costs(path: Path, flag: str = "--costs") -> CostModel:
+    """The costs in a file of `write_costs` or of `triptych profile`; `flag` gave its name.
 
     ConfigError when it cannot be read, holds no cost model, or one with a cost that cannot be.
     """
-    costs = _decode(path, CostModel, "cost model: write one with `triptych profile`")
+    costs = _decode(path, CostModel, "cost model: write one with `triptych profile`", flag)
     stages = (("encoder", costs.encoder), ("pd", costs.pd), ("proxy", costs.proxy))
     found = {f"{stage}.{name}": value for stage, part in stages for name, value in asdict(part).items()}
     for name, value in (*found.items(), ("rpc", costs.rpc)):
         if not 0 <= value < math.inf:
-            raise ConfigError(f"--costs {path}: {name} is {value}, but must be seconds of 0 and above")
+            raise ConfigError(f"{flag} {path}: {name} is {value}, but must be seconds of 0 and above")
     return costs
 
 
-def read_shape(path: Path) -> ModelShape:
+def read_shape(path: Path, flag: str = "--costs") -> ModelShape:
     """The model's sizes in a file of `triptych profile`; ConfigError when there are none."""
-    return _decode(path, _WithShape, "model shape: write one with `triptych profile`").shape
+    return _decode(path, _WithShape, "model shape: write one with `triptych profile`", flag).shape
 
 
-def _decode(path: Path, kind: type[T], wanted: str) -> T:
+def _decode(path: Path, kind: type[T], wanted: str, flag: str) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise ConfigError(f"--costs {path}: {error.strerror}") from None
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"--costs {path} holds no {wanted} ({error})") from None
+        raise ConfigError(f"{flag} {path} holds no {wanted} ({error})") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from triptych.errors import ConfigError
 from triptych.goodput.record import RequestRecord
@@ -29,6 +29,7 @@ def simulate(
     *,
     warm_up: int = 0,
     concurrency: int = 0,
+    enough: Callable[[RequestRecord], bool] | None = None,
 ) -> Simulation:
     """Sends `load` to a cluster in virtual time, until every request has ended.
 
@@ -36,7 +37,8 @@ def simulate(
     `model_shape` what sizes it has. `load` is `goodput.workload.plan_requests`' and `times` (seconds,
     ascending) `goodput.arrivals.arrival_times`', so that the same requests can be sent to a real cluster;
     `warm_up` of them are marked as not measured. `concurrency` above 0 keeps that many requests in flight
-    instead, whatever `times` say.
+    instead, whatever `times` say. `enough` hears of every record as its request ends; once it says True the
+    simulation is over, and requests that had not ended have no record.
 
     `shape` is made by `simulator.shape`'s `on_devices`, `colocated`, `pinned`, `shared`, or by hand. `limits`
     are the services' flags. `seed` names the pictures: which worker a key belongs to depends on it. Equal
@@ -56,7 +58,7 @@ def simulate(
         raise ConfigError("a load without requests: nothing to simulate")
     if not shape.encoders and any(planned.pictures for planned in load):
         raise ConfigError(f"shape {shape.name} has no encoder, but the load has pictures")
-    run = _Run(load, times, shape, costs, model_shape, limits or Limits(), seed, warm_up, concurrency)
+    run = _Run(load, times, shape, costs, model_shape, limits or Limits(), seed, warm_up, concurrency, enough)
     with _without_collector():
         return run.result()
 
@@ -85,6 +87,7 @@ class _Run:
         seed: int,
         warm_up: int,
         concurrency: int,
+        enough: Callable[[RequestRecord], bool] | None,
     ) -> None:
         self._clock = Clock()
         self._load = load
@@ -95,14 +98,16 @@ class _Run:
         self._cluster = Cluster(self._clock, shape, costs, model, limits, self._ended)
         self._records: dict[int, RequestRecord] = {}
         self._next = 0
+        self._enough = enough
+        self._over = False
 
     def result(self) -> Simulation:
         for _ in range(min(self._concurrency or 1, len(self._load))):
             self._plan_next(0.0)
-        self._clock.run()
+        self._clock.run(lambda: self._over)
         missing = len(self._load) - len(self._records)
-        assert not missing, f"{missing} requests have not ended"
-        records = tuple(self._records[index] for index in range(len(self._load)))
+        assert self._over or not missing, f"{missing} requests have not ended"
+        records = tuple(self._records[index] for index in sorted(self._records))
         seconds = max(record.sent + record.e2e for record in records)
         counters = count(self._cluster, records, max(seconds, 1e-9))
         return Simulation(records, counters, self._cluster.leftovers())
@@ -120,5 +125,7 @@ class _Run:
 
     def _ended(self, flow: Flow, error: str) -> None:
         record = self._records[flow.request.index] = flow.record(self._clock.now, error)
+        if self._enough is not None and self._enough(record):
+            self._over = True
         if self._concurrency:
             self._plan_next(record.sent + record.e2e)

@@ -1,0 +1,162 @@
+"""How much a shape can serve at most, by its stages' costs alone: what a search begins at, and what it skips.
+
+A device that decodes is in a steady state when its step lasts `t = step + r·t·work`: `r` requests per second
+bring `work` seconds each, prompt and output. An objective on TPOT limits `t`, and so `r`; so do the number of
+sequences, the memory of keys and values, and the prompt tokens of a step. An encoder's batches are as large
+as its credit allows. Waiting is left out, so these rates are above what is sustained.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triptych.goodput.slo import Slo
+from triptych.goodput.workload import Workload
+from triptych.simulator.costs import CostModel, ModelShape
+from triptych.simulator.plan.question import Question
+from triptych.simulator.requests import JPEG_BYTES
+from triptych.simulator.shape import ClusterShape, Limits
+
+#: Of its core, what a proxy should take at most: above, waiting for it shows.
+PROXY_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request of a workload asks on average. `fresh`: pictures that nobody has shown before."""
+
+    output_tokens: float
+    prompt_tokens: float
+    #: Mean of the squared prompt, of which attention takes half.
+    prompt_squared: float
+    text_tokens: float
+    pictures: float
+    fresh: float
+    patches: float
+    patches_squared: float
+    pixels: float
+    picture_bytes: float
+
+
+def demand_of(load: Workload, model: ModelShape) -> Demand:
+    """Averages over the workload's weights."""
+    sizes = [(width * height, *model.plan(width, height), weight) for width, height, weight in load.sizes]
+    total = sum(weight for *_, weight in sizes)
+    pixels, patches, rows = (sum(size[i] * size[3] for size in sizes) / total for i in range(3))
+    counts = sum(weight for _, weight in load.images)
+    text = model.prompt_overhead_tokens + load.text_tokens
+    prompts = [
+        (text + count * (rows + model.item_overhead_tokens), weight / counts) for count, weight in load.images
+    ]
+    pictures = sum(count * weight for count, weight in load.images) / counts
+    return Demand(
+        output_tokens=load.output_tokens,
+        prompt_tokens=sum(tokens * share for tokens, share in prompts),
+        prompt_squared=sum(tokens * tokens * share for tokens, share in prompts),
+        text_tokens=load.text_tokens,
+        pictures=pictures,
+        fresh=pictures * (1 - load.reuse),
+        patches=patches,
+        patches_squared=sum(size[1] ** 2 * size[3] for size in sizes) / total,
+        pixels=pixels,
+        picture_bytes=pixels * JPEG_BYTES[load.content],
+    )
+
+
+def proxy_seconds(load: Workload, costs: CostModel, model: ModelShape) -> float:
+    """CPU seconds of a proxy for one request."""
+    asked, proxy = demand_of(load, model), costs.proxy
+    return (
+        proxy.request
+        + asked.pictures * (proxy.item + proxy.media_byte * asked.picture_bytes)
+        + proxy.prompt_token * asked.text_tokens
+        + proxy.token * asked.output_tokens
+    )
+
+
+def proxies_for(rate: float, seconds: float) -> int:
+    """Proxies for `rate` requests per second of `seconds` each."""
+    return max(1, math.ceil(rate * seconds / PROXY_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Upper bounds in requests per second: of one encoder, one PD worker, one replica that is both."""
+
+    encoder: float
+    pd_worker: float
+    replica: float
+    #: Of a step, and of a request's work on a PD worker, in seconds.
+    step: float
+    work: float
+
+    def bound(self, encoders: int, pd_workers: int) -> float:
+        return min(encoders * self.encoder if encoders else math.inf, pd_workers * self.pd_worker)
+
+    def of(self, shape: ClusterShape) -> float:
+        """Workers that encode and decode are replicas."""
+        both = sum(worker.encodes and worker.decodes for worker in shape.workers)
+        if both:
+            return both * self.replica
+        return self.bound(shape.encoders, shape.pd_workers)
+
+    def step_seconds(self, rate: float) -> float:
+        """Of a PD worker that gets `rate`, at most nineteen twentieths of its bound."""
+        rate = min(rate, 0.95 * self.pd_worker)
+        return self.step / max(1 - rate * self.work, 1e-3)
+
+
+def estimate(question: Question, load: Workload | None = None) -> Estimate:
+    """Of the question's device under `load`, or its own."""
+    device, load = question.device, question.workload if load is None else load
+    asked = demand_of(load, device.model)
+    tower = _tower_seconds(asked, device.costs, device.limits)
+    prepare = device.costs.encoder.prepare(round(asked.pixels)) * asked.fresh
+    threads = device.limits.encoder.decode_threads
+    work = _work_seconds(asked, device.costs)
+    prepared = threads / prepare if prepare else math.inf
+    return Estimate(
+        encoder=min(1 / tower if tower else math.inf, prepared),
+        pd_worker=_steps_rate(asked, work, device.costs, device.model, device.limits, question.slo),
+        replica=min(
+            prepared,
+            _steps_rate(asked, work + tower, device.costs, device.model, device.limits, question.slo),
+        ),
+        step=device.costs.pd.step,
+        work=work,
+    )
+
+
+def _tower_seconds(asked: Demand, costs: CostModel, limits: Limits) -> float:
+    """Of one request's fresh pictures, in the largest batches."""
+    encoder = costs.encoder
+    batch = max(1, min(limits.encoder.tower_credit, limits.encoder.encoder_batch_patches // asked.patches))
+    return asked.fresh * (
+        encoder.tower_batch / batch
+        + encoder.tower_item
+        + encoder.tower_patch * asked.patches
+        + encoder.tower_pair * asked.patches_squared
+    )
+
+
+def _work_seconds(asked: Demand, costs: CostModel) -> float:
+    pd, context = costs.pd, asked.prompt_tokens + asked.output_tokens / 2
+    prefill = pd.prefill_token * asked.prompt_tokens + pd.prefill_context * asked.prompt_squared / 2
+    return prefill + asked.output_tokens * (pd.decode_seq + pd.context_token * context)
+
+
+def _steps_rate(
+    asked: Demand, work: float, costs: CostModel, model: ModelShape, limits: Limits, slo: Slo
+) -> float:
+    step = costs.pd.step
+    longest = min(slo.seconds("tpot"), slo.seconds("e2el") / asked.output_tokens)
+    room = limits.pd.kv_memory / model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
+    sequences = min(limits.pd.max_num_seqs, room)
+    budget = limits.pd.max_num_batched_tokens / 2
+    rates = [
+        (1 - step / longest) / work,
+        sequences / (asked.output_tokens * step + sequences * work),
+        budget / (asked.prompt_tokens * step + budget * work),
+    ]
+    return max(0.0, min(rates))

@@ -1,0 +1,176 @@
+"""Simulated windows: definition (c) of goodput for a shape, with as few and as short ones as will do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from triptych.goodput.arrivals import Arrivals, arrival_times
+from triptych.goodput.drift import MATTERS, SURE, drift_of
+from triptych.goodput.record import RequestRecord
+from triptych.goodput.search import SearchLimits, Verdict, search
+from triptych.goodput.slo import Slo
+from triptych.goodput.sustained import judge
+from triptych.goodput.workload import Workload, plan_requests
+from triptych.simulator.costs import CostModel
+from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
+from triptych.simulator.plan.question import Question
+from triptych.simulator.result import Counters
+from triptych.simulator.run import simulate
+from triptych.simulator.shape import ClusterShape
+
+#: Measured part of a window in seconds, and its least and most requests; before it, a request's whole stay.
+SECONDS, LEAST, MOST = 5.0, 200, 4000
+#: A growth of TTFT is judged as if it went on for a window of the harness.
+MINUTE = 60.0
+#: Where the first window of a search is, as a share of the bound.
+FIRST = 0.92
+#: Rates below this share of the bound are none.
+LOWEST = 0.02
+_SEED_STEP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One window: its verdict, how long a measured window it was, and what the cluster did in it."""
+
+    verdict: Verdict
+    requests: int
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Fineness:
+    """How finely a search looks, and how it goes away from its first rate, both as factors minus 1."""
+
+    resolution: float = 0.06
+    step: float = 1.12
+
+
+FINE = Fineness()
+COARSE = Fineness(0.1, 1.1)
+
+
+class Trials:
+    """Windows of one question, each simulated once. `on_window` hears what is about to be simulated."""
+
+    def __init__(self, question: Question, on_window: Callable[[str], None] = lambda told: None) -> None:
+        self.question = question
+        self.requests = 0
+        self._on_window = on_window
+        self._known: dict[tuple[str, Workload, float, int], Trial] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def window(self, shape: ClusterShape, load: Workload, rate: float, repeat: int = 0) -> Trial:
+        """`repeat` draws another load of the same kind."""
+        key = (shape.name, load, rate, repeat)
+        found = self._known.get(key)
+        if found is None:
+            self._on_window(f"{shape.name} at {rate:.3g} requests/s")
+            found = self._known[key] = self._simulate(shape, load, rate, repeat)
+            self.requests += found.requests
+        return found
+
+    def highest(
+        self,
+        shape: ClusterShape,
+        load: Workload,
+        start: float = 0.0,
+        repeat: int = 0,
+        fineness: Fineness = FINE,
+    ) -> float:
+        """The highest sustained rate, looked for from `start` or near the bound; 0 when there is none."""
+        bound = estimate(self.question, load).of(shape)
+        if bound <= 0:
+            return 0.0
+        limits = SearchLimits(
+            start=start or FIRST * bound,
+            lowest=LOWEST * bound,
+            highest=100 * bound,
+            resolution=fineness.resolution,
+            windows=1,
+            confirmations=0,
+            step=fineness.step,
+        )
+        return search(lambda rate: self.window(shape, load, rate, repeat).verdict, limits).rate
+
+    def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int) -> Trial:
+        question, device = self.question, self.question.device
+        seed = question.seed * _SEED_STEP + repeat
+        found = estimate(question, load)
+        warm_up, measured = window_counts(found, load, rate, shape.pd_workers, question.slo)
+        proxies = proxies_for(rate, proxy_seconds(load, device.costs, device.model))
+        result = simulate(
+            plan_requests(load, warm_up + measured, seed),
+            arrival_times(Arrivals(rate=rate), warm_up + measured, seed),
+            shape,
+            with_proxies(device.costs, proxies),
+            device.model,
+            device.limits,
+            seed,
+            warm_up=warm_up,
+            enough=Doomed(question.slo, measured),
+        )
+        return Trial(verdict_of(result.records, question.slo), warm_up + measured, result.counters)
+
+
+def window_counts(found: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo) -> tuple[int, int]:
+    """Requests that warm the cluster up, as long as one stays in it, and requests that are measured."""
+    step = min(found.step_seconds(rate / pd_workers), slo.seconds("tpot"))
+    warm_up = math.ceil(rate * (load.output_tokens * step + 0.5))
+    measured = max(LEAST, math.ceil(rate * SECONDS))
+    return min(warm_up, MOST), min(measured, MOST)
+
+
+def with_proxies(costs: CostModel, count: int) -> CostModel:
+    """`count` proxies as one that is so many times as fast: it sees every worker, as each of them does."""
+    proxy = costs.proxy
+    return replace(
+        costs,
+        proxy=replace(
+            proxy,
+            request=proxy.request / count,
+            media_byte=proxy.media_byte / count,
+            token=proxy.token / count,
+            item=proxy.item / count,
+            prompt_token=proxy.prompt_token / count,
+        ),
+    )
+
+
+class Doomed:
+    """Whether so many measured requests have missed one objective that its P99 will be over the limit."""
+
+    def __init__(self, slo: Slo, measured: int) -> None:
+        self._slo = slo
+        self._left = dict.fromkeys((name for name, _ in slo.limits), _most_late(measured))
+
+    def __call__(self, record: RequestRecord) -> bool:
+        if record.warm_up:
+            return False
+        for name in self._slo.misses(record.latencies()):
+            self._left[name] -= 1
+        return min(self._left.values()) < 0
+
+
+def _most_late(measured: int) -> int:
+    """With one more than these, the lower neighbour of P99 is late too."""
+    return measured - 1 - math.floor((measured - 1) * 0.99)
+
+
+def verdict_of(records: tuple[RequestRecord, ...], slo: Slo) -> Verdict:
+    """The harness's verdict, and none of a growth that would be too much within its minute."""
+    # Gaps between single tokens are in no verdict, and sorting them would cost most.
+    records = tuple(replace(record, itls=()) for record in records)
+    if not any(not record.warm_up for record in records):
+        return Verdict(False, math.inf, "nothing ended")
+    found = judge(records, slo)
+    drift, limit = drift_of(records, slo), slo.seconds("ttft")
+    sent = [record.sent for record in records if not record.warm_up]
+    growth = drift.growth * MINUTE / max(max(sent) - min(sent), 1e-9)
+    if found.sustained and drift.z > SURE and math.isfinite(limit) and growth > MATTERS * limit:
+        return Verdict(False, found.reference, f"TTFT grows by {growth * 1000:.0f} ms in a minute")
+    return found
