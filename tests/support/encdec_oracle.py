@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from transformers import (
     AutoFeatureExtractor,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
     GenerationMixin,
+    VisionEncoderDecoderModel,
+    ViTImageProcessorPil,
 )
 from transformers.utils import logging
 
 from support.oracle import OracleResult
 
-#: Inputs of the encoder: {"input_ids": [1, n]} or {"input_features": [1, mels, frames]}.
+#: Inputs of the encoder: {"input_ids": [1, n]}, {"input_features": [1, mels, frames]} or
+#: {"pixel_values": [1, 3, height, width]}.
 Inputs = Mapping[str, torch.Tensor]
 
 
@@ -28,13 +33,23 @@ Inputs = Mapping[str, torch.Tensor]
 def model_of(path: Path) -> Any:
     """The whole model in fp32, as transformers loads it."""
     logging.disable_progress_bar()
-    kind = AutoModelForSpeechSeq2Seq if is_audio(path) else AutoModelForSeq2SeqLM
+    kind: Any = AutoModelForSpeechSeq2Seq if is_audio(path) else AutoModelForSeq2SeqLM
+    if _processor(path).get("image_processor_type"):
+        # Its decoder knows no other attention.
+        return VisionEncoderDecoderModel.from_pretrained(path, dtype=torch.float32).eval()
     return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
 def is_audio(path: Path) -> bool:
     """Whether the checkpoint hears rather than reads."""
-    return (path / "preprocessor_config.json").exists()
+    return "feature_extractor_type" in _processor(path)
+
+
+def _processor(path: Path) -> dict[str, Any]:
+    """preprocessor_config.json; a model that reads has none."""
+    file = path / "preprocessor_config.json"
+    values: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return values
 
 
 @functools.lru_cache(maxsize=8)
@@ -45,6 +60,12 @@ def tokenizer_of(path: Path) -> Any:
 def text_inputs(path: Path, text: str) -> Inputs:
     """What transformers' tokenizer makes of a text."""
     return {"input_ids": tokenizer_of(path)(text, return_tensors="pt")["input_ids"]}
+
+
+def image_inputs(path: Path, image: Image.Image) -> Inputs:
+    """What transformers' processor makes of a picture."""
+    pixels = ViTImageProcessorPil.from_pretrained(path)(images=[image], return_tensors="pt")
+    return {"pixel_values": pixels["pixel_values"]}
 
 
 def audio_inputs(path: Path, waveform: Any) -> Inputs:
