@@ -85,11 +85,12 @@ async def _serve(
 
 
 def _core_page(config: EncoderConfig, encoder: EncoderSide) -> CorePage | None:
-    """The page in which this tower sees who is ahead of it, looked at before each layer."""
+    """The page in which others see this tower at work, and it may see who is ahead, before each layer."""
     if not config.core_page:
         return None
-    page = CorePage(config.core_page, config.core_slot, torch_threads(config), config.give_way)
-    before_each_layer(encoder.module, page.give_way)
+    page = CorePage(config.core_page, config.core_slot, torch_threads(config), patience=config.give_way)
+    if config.give_way:
+        before_each_layer(encoder.module, page.give_way)
     return page
 
 

@@ -37,7 +37,7 @@ class Engine:
 
     `emit` gets all events of one step at once, in order, and must not block. `connector_worker` has to be
     made with an `on_progress` that calls `wake`. `turn` is held while the decoder computes, where others use
-    the same device.
+    the same device; `rest` is called between two steps.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Engine:
         *,
         model_name: str = "",
         turn: AbstractContextManager[object] | None = None,
+        rest: Callable[[], object] | None = None,
     ) -> None:
         self.max_model_len = max_model_len(config, decoder.geometry)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
@@ -80,6 +81,7 @@ class Engine:
         )
         self._emit = emit
         self._turn = turn or nullcontext()
+        self._rest = rest or (lambda: None)
         self._idle: AbstractContextManager[object] = nullcontext()
         self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
@@ -131,6 +133,8 @@ class Engine:
     def _run(self) -> None:
         busy = False
         while not self._stopping:
+            if busy:
+                self._rest()
             commands = self._take_inbox(sleep=not busy)
             try:
                 busy = self._step(commands)

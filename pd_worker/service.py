@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -88,7 +88,8 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
     address = bind(server, config)
     metrics = PDMetrics(model.name)
     with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-        worker = PDWorker(config, model, metrics, turn=_core_page(config, model))
+        page = _core_page(config, model)
+        worker = PDWorker(config, model, metrics, turn=page, rest=None if page is None else page.rest)
         info = worker.info(address, metrics_port)
         heartbeat = Heartbeat(Registry(store), info)
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
@@ -113,8 +114,8 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
 class PDWorker:
     """Engine, connector, intake and outbox of one model, wired together in the running event loop.
 
-    `transfer` says where embeddings are loaded from, the store by default; `turn` is held while the decoder
-    computes.
+    `transfer` says where embeddings are loaded from, the store by default; `turn` and `rest` are those of
+    the engine.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class PDWorker:
         *,
         transfer: ECTransferConfig | None = None,
         turn: AbstractContextManager[object] | None = None,
+        rest: Callable[[], object] | None = None,
     ) -> None:
         self._config = config
         self._model = model
@@ -144,6 +146,7 @@ class PDWorker:
             metrics,
             model_name=model.name,
             turn=turn,
+            rest=rest,
         )
         intake = Intake(
             model_key=model.identity.model_key,
@@ -222,10 +225,11 @@ class PDWorker:
 
 
 def _core_page(config: PDConfig, model: LoadedModel) -> CorePage | None:
-    """The page in which others see this worker's steps."""
+    """The page in which others see this worker's steps, and it sees whether they lack cores."""
     if not config.core_page:
         return None
-    return CorePage(config.core_page, config.core_slot, torch_threads(config, model.decoder))
+    threads = torch_threads(config, model.decoder)
+    return CorePage(config.core_page, config.core_slot, threads, interval=config.step_interval)
 
 
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:

@@ -121,6 +121,9 @@ class PDConfig(WorkerConfig):
     kv_memory: int = flag(512 * MIB, "memory for the KV cache", size=True)
     encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    step_interval: float = flag(
+        0.02, "seconds between the begins of two steps, at least, while towers on --core-page lack cores"
+    )
     preemption: str = flag(
         "recompute",
         "what becomes of a request whose KV blocks are needed: computed again, or swapped out to host memory",
@@ -135,7 +138,7 @@ class PDConfig(WorkerConfig):
 
 
 #: How encoders give way to PD workers, by flag; a replica's sides take turns.
-SHARING_FLAGS = ("nice", "core_page", "core_slot", "give_way")
+SHARING_FLAGS = ("nice", "core_page", "core_slot", "give_way", "step_interval")
 
 
 @dataclass(frozen=True, slots=True)

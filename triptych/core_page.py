@@ -1,12 +1,19 @@
 """How workers of one machine give way to each other: a shared page with the threads that compute right now.
 
-One byte for each worker, the most important first. PD workers only write theirs. An encoder looks at those
-before its own between two layers of the tower, and waits while their threads and its own would be more than
-there are cores; never for long, so that decoding slows the tower down and does not stop it.
+One byte for each worker, the most important first. Two ways of using it:
+
+An encoder may look at the bytes before its own between two layers of the tower (`give_way`), and wait while
+their threads and its own would be more than there are cores; never for long, so that decoding slows the
+tower down and does not stop it.
+
+A PD worker may keep the begins of its steps apart (`rest`) while all together want more cores than there
+are. A step costs nearly the same for one sequence as for several: fewer steps with more sequences in each
+leave the towers the cores that many small steps would take.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -26,14 +33,23 @@ def fits(ahead: bytes, own: int, cores: int) -> bool:
     return busy == 0 or busy + own <= cores
 
 
+def crowded(others: bytes, own: int, cores: int) -> bool:
+    """Whether `own` threads and those of `others` are more than the cores."""
+    return sum(others) + own > cores
+
+
 class CorePage:
     """One worker's view; `with page:` says that its `threads` compute. ConfigError for no file."""
 
-    def __init__(self, path: str, slot: int, threads: int, patience: float = 0.0) -> None:
-        """`patience`: seconds that one `give_way` lasts at most."""
+    def __init__(
+        self, path: str, slot: int, threads: int, *, patience: float = 0.0, interval: float = 0.0
+    ) -> None:
+        """Seconds: `patience` is what one `give_way` lasts at most, `interval` what `rest` keeps apart."""
         if not 0 <= slot < SLOTS:
             raise ConfigError(f"--core-slot {slot}: give a number from 0 to {SLOTS - 1}")
-        self._slot, self._threads, self._patience = slot, min(threads, 255), patience
+        self._slot, self._threads = slot, min(threads, 255)
+        self._patience, self._interval = patience, interval
+        self._begun = -math.inf
         self._cores = len(os.sched_getaffinity(0))
         try:
             self._page = _opened(path)
@@ -60,6 +76,19 @@ class CorePage:
             time.sleep(_LOOK_SECONDS)
         self._page[self._slot] = self._threads
         return time.monotonic() - start
+
+    def rest(self) -> float:
+        """Before a step: waits while others lack cores and the last step began too lately; the seconds."""
+        start = now = time.monotonic()
+        while now < self._begun + self._interval and self._crowded():
+            time.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+        self._begun = now
+        return now - start
+
+    def _crowded(self) -> bool:
+        others = self._page[: self._slot] + self._page[self._slot + 1 :]
+        return crowded(others, self._threads, self._cores)
 
     def _may_run(self) -> bool:
         return fits(self._page[: self._slot], self._threads, self._cores)

@@ -18,6 +18,7 @@ from triptych.cli.serve import internal_token, plan_cluster
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
+from triptych.launch.cores import share_cores
 from triptych.launch.memory import MemoryPlan, check_fits, weight_elements
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
 
@@ -188,7 +189,7 @@ def test_the_cluster_makes_up_a_token_of_its_own_and_keeps_client_keys_from_the_
 def test_a_replica_alone_keeps_its_embeddings_and_several_share_them(tmp_path, replicas, connector):
     words = ["--topology", "colocated", "--replicas", str(replicas), "--encoder-batch-patches", "7"]
     values = app.commands["serve"].make_context("serve", words).params
-    plan = plan_cluster(DEMO_MODEL, "demo", values, tmp_path, 1 << 20)
+    plan = plan_cluster(DEMO_MODEL, "demo", share_cores(values, 2), tmp_path, 1 << 20)
     assert [name for name, _ in plan.workers] == [f"colocated-{index}" for index in range(replicas)]
     assert plan.pools == {"encoder": replicas, "pd": replicas}
     command = plan.workers[0][1]
@@ -201,7 +202,7 @@ def test_a_replica_alone_keeps_its_embeddings_and_several_share_them(tmp_path, r
 def _planned(tmp_path, *words: str) -> dict[str, dict[str, object]]:
     """The parsed flags of each worker that `triptych serve` with these words would start."""
     values = app.commands["serve"].make_context("serve", list(words)).params
-    plan = plan_cluster(DEMO_MODEL, "demo", values, tmp_path, 1 << 20)
+    plan = plan_cluster(DEMO_MODEL, "demo", share_cores(values, 2), tmp_path, 1 << 20)
     return {
         name: app.commands[command[3]].make_context(name, list(command[4:])).params
         for name, command in plan.workers
@@ -230,6 +231,18 @@ def test_encoders_that_give_way_are_niced_or_stand_behind_the_pd_workers_in_the_
     }
     assert {flags["core_page"] for flags in turns.values()} == {str(tmp_path / "cores")}
     assert {flags["nice"] for flags in turns.values() if "nice" in flags} == {0}
+
+
+def test_without_a_word_towers_take_every_core_behind_paced_decode_steps(tmp_path):
+    workers = _planned(tmp_path)
+    assert list(workers) == ["pd-0", "encoder-0", "encoder-1"]
+    towers = [workers["encoder-0"], workers["encoder-1"]]
+    assert [(flags["threads"], flags["nice"], flags["give_way"]) for flags in towers] == [(1, 10, 0.0)] * 2
+    assert workers["pd-0"]["step_interval"] > 0
+    assert {flags["core_page"] for flags in workers.values()} == {str(tmp_path / "cores")}
+    alone = _planned(tmp_path, "--cpu-sharing", "free")
+    assert list(alone) == ["pd-0", "encoder-0"]
+    assert (alone["pd-0"]["step_interval"], alone["encoder-0"]["nice"]) == (0.0, 0)
 
 
 def test_the_token_may_come_from_a_file(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import wait_for
-from triptych.core_page import SLOTS, CorePage, fits
+from triptych.core_page import SLOTS, CorePage, crowded, fits
 from triptych.errors import ConfigError
 
 CORES = len(os.sched_getaffinity(0))
@@ -62,6 +62,43 @@ def test_a_step_that_never_ends_slows_a_tower_down_and_does_not_stop_it(tmp_path
     tower = CorePage(path, 1, 1, patience=0.001)
     with CorePage(path, 0, CORES), tower:
         assert tower.give_way() >= 0.001
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "cores", "lacking"),
+    [(b"", 2, 2, False), (b"\1", 1, 2, False), (b"\1\1", 1, 2, True), (b"\1", 2, 2, True)],
+)
+def test_cores_are_lacking_when_more_threads_compute_than_there_are(others, own, cores, lacking):
+    assert crowded(others, own, cores) is lacking
+
+
+def test_steps_are_kept_apart_while_a_tower_lacks_cores_and_no_longer(tmp_path):
+    path = str(tmp_path / "cores")
+    decoder = CorePage(path, 0, CORES, interval=3600.0)
+    tower = CorePage(path, 1, 1)
+    steps: list[float] = []
+
+    def step() -> None:
+        steps.append(decoder.rest())
+
+    step()
+    step()
+    assert steps == [0.0, 0.0]
+    thread = threading.Thread(target=step)
+    with tower:
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+    thread.join(30)
+    assert len(steps) == 3 and steps[2] > 0
+
+
+def test_a_step_rests_no_longer_than_its_interval(tmp_path):
+    path = str(tmp_path / "cores")
+    decoder = CorePage(path, 0, CORES, interval=0.002)
+    with CorePage(path, 1, 1):
+        decoder.rest()
+        decoder.rest()
 
 
 def test_a_worker_started_again_takes_back_what_its_killed_forerunner_left(tmp_path):

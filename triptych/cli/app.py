@@ -144,11 +144,11 @@ def colocated(**values: Any) -> None:
 )
 @click.option(
     "--encoders",
-    default=1,
-    show_default=True,
+    default=0,
+    show_default="1; with --cpu-sharing pace one per core, up to 4",
     envvar="TRIPTYCH_ENCODERS",
     show_envvar=True,
-    type=click.IntRange(1, 64),
+    type=click.IntRange(0, 64),
     help="encoder workers",
 )
 @click.option(
@@ -189,13 +189,14 @@ def colocated(**values: Any) -> None:
 )
 @click.option(
     "--cpu-sharing",
-    default="free",
+    default="auto",
     show_default=True,
     envvar="TRIPTYCH_CPU_SHARING",
     show_envvar=True,
-    type=click.Choice(["free", "nice", "turn"]),
+    type=click.Choice(["auto", "free", "nice", "turn", "pace"]),
     help="free: all alike; nice: encoders by --encoder-nice; turn: towers wait, between layers, for "
-    "decode steps that need the cores",
+    "decode steps that need the cores; pace: as nice, and PD workers make fewer steps, with more sequences "
+    "in each, while towers lack cores; auto: pace where encoders and PD workers share a CPU, else free",
 )
 @click.option(
     "--encoder-nice",
@@ -204,7 +205,7 @@ def colocated(**values: Any) -> None:
     envvar="TRIPTYCH_ENCODER_NICE",
     show_envvar=True,
     type=click.IntRange(0, 19),
-    help="niceness of encoders with --cpu-sharing nice",
+    help="niceness of encoders with --cpu-sharing nice or pace",
 )
 @click.option(
     "--give-way",
@@ -216,9 +217,18 @@ def colocated(**values: Any) -> None:
     help="seconds that a tower waits before a layer, at most, with --cpu-sharing turn",
 )
 @click.option(
+    "--step-interval",
+    default=0.02,
+    show_default=True,
+    envvar="TRIPTYCH_STEP_INTERVAL",
+    show_envvar=True,
+    type=click.FloatRange(0, 1),
+    help="seconds between the begins of two steps while towers lack cores, with --cpu-sharing pace",
+)
+@click.option(
     "--encoder-threads",
     default=0,
-    show_default="--threads",
+    show_default="--threads; with --cpu-sharing pace all cores over all encoders",
     envvar="TRIPTYCH_ENCODER_THREADS",
     show_envvar=True,
     type=click.IntRange(0, 1024),

@@ -24,7 +24,7 @@ from triptych.config import (
     read_internal_token,
 )
 from triptych.errors import ConfigError
-from triptych.launch.cores import assign_cores, check_sharing
+from triptych.launch.cores import assign_cores, check_sharing, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
@@ -49,7 +49,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
     check_port(values["host"], values["port"], "--port")
     check_port(values["host"], values["grpc_port"], "--grpc-port")
     store_memory = parse_size(str(values["store_memory"])) if values["store"] == "auto" else 0
-    _check_memory(path, values, store_memory)
+    values = _share_cores(path, values, store_memory)
     run_dir = Path(values["run_dir"] or tempfile.mkdtemp(prefix="triptych-")).absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -60,6 +60,20 @@ def serve_cluster(values: dict[str, Any]) -> None:
             shutil.rmtree(run_dir, ignore_errors=True)
     if code:
         sys.exit(code)
+
+
+def _share_cores(path: Path, values: dict[str, Any], store_memory: int) -> dict[str, Any]:
+    """The flags with a number of encoders that fits; ConfigError where not even one does."""
+    cores = len(os.sched_getaffinity(0))
+    chosen = share_cores(values, cores)
+    try:
+        _check_memory(path, chosen, store_memory)
+    except ConfigError:
+        if values["encoders"] or chosen["encoders"] == 1:
+            raise
+        chosen = share_cores(values | {"encoders": 1}, cores)
+        _check_memory(path, chosen, store_memory)
+    return chosen
 
 
 def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None:
@@ -118,12 +132,12 @@ def _workers(
     )
     # In the order of importance: decoding goes first where cores are shared.
     kinds: tuple[tuple[str, int, tuple[type[Any], ...], dict[str, Any]], ...] = (
-        ("pd", shape.pd_workers, (PDConfig,), {}),
+        ("pd", shape.pd_workers, (PDConfig,), _pd_values(values)),
         ("encoder", shape.encoders, (EncoderConfig,), _encoder_values(values)),
         ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig), {}),
     )
     cpus = assign_cores(os.sched_getaffinity(0), shape.workers, values["cpus_per_worker"])
-    page = str(run_dir / "cores") if values["cpu_sharing"] == "turn" else ""
+    page = str(run_dir / "cores") if values["cpu_sharing"] in ("turn", "pace") else ""
     workers: list[tuple[str, tuple[str, ...]]] = []
     for kind, count, configs, own in kinds:
         for index in range(count):
@@ -137,8 +151,17 @@ def _workers(
 
 def _encoder_values(values: dict[str, Any]) -> dict[str, Any]:
     """What encoders get otherwise than PD workers."""
-    threads = values["encoder_threads"] or values["threads"]
-    return {"threads": threads, "nice": values["encoder_nice"] if values["cpu_sharing"] == "nice" else 0}
+    sharing = values["cpu_sharing"]
+    return {
+        "threads": values["encoder_threads"],
+        "nice": values["encoder_nice"] if sharing in ("nice", "pace") else 0,
+        "give_way": values["give_way"] if sharing == "turn" else 0.0,
+    }
+
+
+def _pd_values(values: dict[str, Any]) -> dict[str, Any]:
+    """What PD workers get otherwise than encoders."""
+    return {"step_interval": values["step_interval"] if values["cpu_sharing"] == "pace" else 0.0}
 
 
 def internal_token(values: dict[str, Any]) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from triptych.errors import ConfigError
+
+#: Encoders that share a machine's cores, at most: more copies of a tower's weights gain little.
+_MOST_ENCODERS = 4
 
 
 def assign_cores(available: Collection[int], workers: int, each: int) -> list[str]:
@@ -19,6 +23,24 @@ def assign_cores(available: Collection[int], workers: int, each: int) -> list[st
         )
     cores = sorted(available)
     return [",".join(map(str, cores[i * each : (i + 1) * each])) for i in range(workers)]
+
+
+def share_cores(values: Mapping[str, Any], cores: int) -> dict[str, Any]:
+    """The flags with what they leave to us: --cpu-sharing auto, and 0 as --encoders and --encoder-threads.
+
+    Where encoders and PD workers share the cores of one machine and nothing else was asked for, towers get a
+    thread on every core, in as many encoders as that takes, behind decoding (`pace`).
+    """
+    share = values["topology"] == "epd" and values["device"] == "cpu" and not values["cpus_per_worker"]
+    sharing = values["cpu_sharing"]
+    if sharing == "auto":
+        sharing = "pace" if share else "free"
+    encoders = values["encoders"] or (min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
+    threads = values["encoder_threads"] or values["threads"]
+    if not threads and sharing == "pace":
+        # Never all cores for one of them: each of its layers would end with the core that is taken away.
+        threads = max(1, cores // max(encoders, 2))
+    return dict(values) | {"cpu_sharing": sharing, "encoders": encoders, "encoder_threads": threads}
 
 
 def check_sharing(sharing: str, *, cpus_per_worker: int, topology: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.launch.cores import assign_cores, check_sharing
+from triptych.launch.cores import assign_cores, check_sharing, share_cores
 
 
 def test_each_worker_gets_cores_of_its_own():
@@ -24,3 +24,26 @@ def test_workers_that_share_no_cores_cannot_give_way():
     with pytest.raises(ConfigError, match="--topology epd"):
         check_sharing("nice", cpus_per_worker=0, topology="colocated")
     check_sharing("free", cpus_per_worker=1, topology="colocated")
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "chosen"),
+    [
+        ({}, 2, ("pace", 2, 1)),
+        ({}, 1, ("pace", 1, 1)),
+        ({}, 16, ("pace", 4, 4)),
+        ({"encoders": 1}, 8, ("pace", 1, 4)),
+        ({"encoders": 3, "encoder_threads": 2}, 8, ("pace", 3, 2)),
+        ({"threads": 1}, 8, ("pace", 4, 1)),
+        ({"cpu_sharing": "nice"}, 8, ("nice", 1, 0)),
+        ({"cpu_sharing": "free"}, 8, ("free", 1, 0)),
+        ({"cpus_per_worker": 1}, 8, ("free", 1, 0)),
+        ({"device": "cuda"}, 8, ("free", 1, 0)),
+        ({"topology": "colocated"}, 8, ("free", 1, 0)),
+    ],
+)
+def test_what_the_flags_leave_open_is_chosen_for_the_cores_of_the_machine(flags, cores, chosen):
+    given = {"topology": "epd", "device": "cpu", "cpus_per_worker": 0, "cpu_sharing": "auto"}
+    given |= {"encoders": 0, "encoder_threads": 0, "threads": 0} | flags
+    found = share_cores(given, cores)
+    assert (found["cpu_sharing"], found["encoders"], found["encoder_threads"]) == chosen
