@@ -122,7 +122,14 @@ def greedy(
     for name, value in options.items():
         setattr(config, name, value)
     given = {} if decoder_ids is None else {"decoder_input_ids": torch.tensor([decoder_ids])}
-    out = GenerationMixin.generate(model, **inputs, **given, generation_config=config)
+    # What the call's config leaves out is taken from the model's own.
+    own = copy.deepcopy(model.generation_config)
+    if ignore_eos:
+        model.generation_config.eos_token_id = None
+    try:
+        out = GenerationMixin.generate(model, **inputs, **given, generation_config=config)
+    finally:
+        model.generation_config = own
     best = torch.stack(out.scores)[:, 0].topk(2, dim=-1)
     prompt = len(out.sequences[0]) - len(out.scores)
     ids = out.sequences[0].tolist()

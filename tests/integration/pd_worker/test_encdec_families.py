@@ -42,14 +42,13 @@ def inputs_of(family: str, path: Path, number: int, vocab: int) -> Inputs:
 
 
 def varied(checkpoint: EncDecCheckpoint, family: str, count: int) -> Iterator[tuple[Inputs, OracleResult]]:
-    """The first `count` inputs of which the reference says TOKENS tokens, enough of them different."""
+    """The first `count` inputs of which the reference says enough different tokens."""
     vocab = checkpoint.decoder.geometry.vocab_size
     prompt = list(checkpoint.decoder.prompt_defaults({}).token_ids)
     for number in range(CANDIDATES):
         inputs = inputs_of(family, checkpoint.path, number, vocab)
         result = oracle(checkpoint.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt)
-        # Some say their end before; the engine is asked to go on, and generate would not.
-        if len(result.token_ids) == TOKENS and len(set(result.token_ids)) >= MIN_DISTINCT:
+        if len(set(result.token_ids)) >= MIN_DISTINCT:
             yield inputs, result
             count -= 1
         if not count:
