@@ -84,11 +84,13 @@ class ChatRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., tools: _Optional[_Union[ChatTools, _Mapping]] = ..., chat_template_kwargs: _Optional[str] = ..., no_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "encoder_text", "encoder_token_ids", "audio", "decoder_text", "decoder_token_ids", "transcription", "sampling", "cache_salt", "return_token_ids", "timeout", "n")
+    __slots__ = ("model", "encoder_text", "encoder_token_ids", "audio", "image", "image_url", "decoder_text", "decoder_token_ids", "transcription", "sampling", "cache_salt", "return_token_ids", "timeout", "n", "mm_processor_kwargs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TEXT_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_URL_FIELD_NUMBER: _ClassVar[int]
     DECODER_TEXT_FIELD_NUMBER: _ClassVar[int]
     DECODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRANSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -97,10 +99,13 @@ class GenerateRequest(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
+    MM_PROCESSOR_KWARGS_FIELD_NUMBER: _ClassVar[int]
     model: str
     encoder_text: str
     encoder_token_ids: _common_pb2.TokenIds
     audio: bytes
+    image: bytes
+    image_url: str
     decoder_text: str
     decoder_token_ids: _common_pb2.TokenIds
     transcription: _common_pb2.Transcription
@@ -109,7 +114,8 @@ class GenerateRequest(_message.Message):
     return_token_ids: bool
     timeout: float
     n: int
-    def __init__(self, model: _Optional[str] = ..., encoder_text: _Optional[str] = ..., encoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., audio: _Optional[bytes] = ..., decoder_text: _Optional[str] = ..., decoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ...) -> None: ...
+    mm_processor_kwargs: str
+    def __init__(self, model: _Optional[str] = ..., encoder_text: _Optional[str] = ..., encoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., audio: _Optional[bytes] = ..., image: _Optional[bytes] = ..., image_url: _Optional[str] = ..., decoder_text: _Optional[str] = ..., decoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., mm_processor_kwargs: _Optional[str] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
     __slots__ = ("text", "token_ids", "prompt_token_ids", "finish", "choice", "logprobs", "tool_calls", "encoder_prompt_token_ids")

@@ -9,24 +9,13 @@ import msgspec
 
 from triptych.proxy.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.media_hold import MediaHold
-from triptych.proxy.media_source import FileUrl, WebUrl
+from triptych.proxy.media_source import ImagePart
 from triptych.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePart:
-    """An image file: base64 text as a data: URL holds it, the bytes, or where to get it.
-
-    `param` is the field's path.
-    """
-
-    source: str | bytes | WebUrl | FileUrl
-    param: str
 
 
 @dataclass(frozen=True, slots=True)

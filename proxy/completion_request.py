@@ -15,7 +15,7 @@ from triptych.proxy.json_body import decode_body
 from triptych.proxy.sampling_fields import sampling_of
 from triptych.proxy.two_prompts import two_prompts
 from triptych.proxy.unserved_fields import refuse_unserved
-from triptych.proxy.validation import check_salt, in_range
+from triptych.proxy.validation import check_options, check_salt, in_range
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
@@ -65,6 +65,11 @@ def parse_completion(
     prompts: tuple[RawPrompt | None, ...] = (decoder,)
     if encoder is None or body.prompt is not None:
         prompts = _prompts(body.prompt)
+    options = check_options(body.mm_processor_kwargs or {})
+    if options and (encoder is None or encoder.modality != "image"):
+        raise InvalidRequest(
+            "mm_processor_kwargs goes with multi_modal_data.image", param="mm_processor_kwargs"
+        )
     if encoder is not None and body.echo:
         raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -75,6 +80,7 @@ def parse_completion(
         sampling=sampling_of(body, max_tokens=limit, logprobs=body.logprobs),
         timeout=timeout,
         cache_salt=check_salt(body.cache_salt or ""),
+        processor_options=options,
         n=n,
         prompt=prompts[0],
         encoder=encoder,
@@ -83,7 +89,7 @@ def parse_completion(
     for index, prompt in enumerate(prompts[1:], start=1):
         # Equal seeds for unequal prompts: a prompt's answer does not depend on its place in the list.
         calls.append(replace(first, request_id=f"{request_id}#p{index}", prompt=prompt))
-    options = CompletionOptions(
+    form = CompletionOptions(
         prompts=prompts,
         n=n,
         stream=bool(body.stream),
@@ -94,7 +100,7 @@ def parse_completion(
         timings=bool(body.triptych_timings),
         encoder=encoder,
     )
-    return CompletionRequest(request_id, tuple(calls), options)
+    return CompletionRequest(request_id, tuple(calls), form)
 
 
 def _refuse(body: CompletionBody) -> None:

@@ -18,6 +18,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     encoder_prompt: Any = None
     decoder_prompt: Any = None
     multi_modal_data: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     model: str | None = None
     suffix: str | None = None
     stream: bool | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from triptych.errors import InvalidRequest
+from triptych.proxy.media_source import ImagePart
 
 if TYPE_CHECKING:
     from triptych.proxy.chat import ChatCall
@@ -32,18 +33,20 @@ class AudioFile:
 
 @dataclass(frozen=True, slots=True)
 class EncoderPrompt:
-    """A text, token ids or audio for the encoder; `param` is the request field that holds it.
+    """A text, token ids, audio or a picture for the encoder; `param` is the request field that holds it.
 
     `start_frame` is where a window of a long audio file begins.
     """
 
-    source: str | tuple[int, ...] | AudioFile
+    source: str | tuple[int, ...] | AudioFile | ImagePart
     param: str
     start_frame: int = 0
 
     @property
     def modality(self) -> str:
-        return "audio" if isinstance(self.source, AudioFile) else "text"
+        if isinstance(self.source, AudioFile):
+            return "audio"
+        return "image" if isinstance(self.source, ImagePart) else "text"
 
     @property
     def options(self) -> Mapping[str, object]:
@@ -53,7 +56,7 @@ class EncoderPrompt:
         return {"form": TOKEN_IDS} if isinstance(self.source, tuple) else {}
 
     def text_bytes(self) -> bytes:
-        """The item's media, where the prompt is no audio; InvalidRequest for text that is no Unicode."""
+        """The item's media, where the prompt is no file; InvalidRequest for text that is no Unicode."""
         if isinstance(self.source, tuple):
             return b"".join([token.to_bytes(4, "little") for token in self.source])
         assert isinstance(self.source, str)
@@ -82,8 +85,9 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
     encoder = call.encoder
     if not kind.encoder_decoder:
         if encoder is not None:
+            remedy = "messages with the picture" if encoder.modality == "image" else "prompt or messages"
             raise InvalidRequest(
-                f"{encoder.param}: {_name(call)} has no encoder of its own; send prompt or messages",
+                f"{encoder.param}: {_name(call)} is no encoder-decoder model; send {remedy}",
                 param=encoder.param,
             )
         return call
@@ -110,4 +114,6 @@ def _name(call: ChatCall) -> str:
 def _remedy(kind: ModelKind) -> str:
     if kind.modality == "audio":
         return "POST /v1/audio/transcriptions, or multi_modal_data.audio in POST /v1/completions"
+    if kind.modality == "image":
+        return "multi_modal_data.image in POST /v1/completions"
     return "prompt or encoder_prompt in POST /v1/completions"

@@ -8,7 +8,8 @@ from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.chat import ChatCall, RawPrompt
 from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt, Transcription
-from triptych.proxy.grpc_request import sampling_of_message
+from triptych.proxy.grpc_request import processor_options, sampling_of_message
+from triptych.proxy.media_source import ImagePart, parse_image_url
 from triptych.proxy.validation import check_salt, in_range
 
 
@@ -23,6 +24,10 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
             "transcription and a decoder prompt exclude each other: both say how the decoder begins",
             param="transcription",
         )
+    encoder = _encoder(request)
+    options = processor_options(request.mm_processor_kwargs)
+    if options and encoder.modality != "image":
+        raise InvalidRequest("mm_processor_kwargs goes with image or image_url", param="mm_processor_kwargs")
     return ChatCall(
         request_id=uuid.uuid4().hex,
         model=request.model,
@@ -32,7 +37,8 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
         cache_salt=check_salt(request.cache_salt),
         n=request.n or 1,
         prompt=decoder,
-        encoder=_encoder(request),
+        encoder=encoder,
+        processor_options=options,
         transcription=transcription,
     )
 
@@ -40,13 +46,18 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
 def _encoder(request: proxy_pb2.GenerateRequest) -> EncoderPrompt:
     kind = request.WhichOneof("encoder")
     if kind is None:
-        raise InvalidRequest("set encoder_text, encoder_token_ids or audio", param="encoder")
+        raise InvalidRequest(
+            "set encoder_text, encoder_token_ids, audio, image or image_url", param="encoder"
+        )
     value = getattr(request, kind)
     source = value.ids if kind == "encoder_token_ids" else value
     if not source:
         raise InvalidRequest(f"{kind} must not be empty", param=kind)
     if kind == "audio":
         return EncoderPrompt(AudioFile(value), kind)
+    if kind in ("image", "image_url"):
+        image = parse_image_url(value, kind) if kind == "image_url" else value
+        return EncoderPrompt(ImagePart(image, kind), kind)
     return EncoderPrompt(_raw(source), kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,9 +11,9 @@ import msgspec
 
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
-from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
+from triptych.proxy.chat import ChatCall, ChatMessage, TextPart
 from triptych.proxy.chat_tools import ToolUse, tool_use
-from triptych.proxy.media_source import parse_image_url
+from triptych.proxy.media_source import ImagePart, parse_image_url
 from triptych.proxy.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
 from triptych.proxy.validation import (
     check_depth,
@@ -59,9 +60,7 @@ def call_of(
         sampling=sampling,
         timeout=min(request.timeout or timeout, timeout),
         cache_salt=check_salt(request.cache_salt),
-        processor_options=check_options(
-            _json(request.mm_processor_kwargs, dict[str, Any], "mm_processor_kwargs") or {}
-        ),
+        processor_options=processor_options(request.mm_processor_kwargs),
         n=request.n or 1,
         template=template_options(
             messages[-1],
@@ -74,6 +73,11 @@ def call_of(
     check_parts(part_count(messages))
     check_image_count(len(call.images()), max_images)
     return call, tools
+
+
+def processor_options(text: str) -> Mapping[str, Any]:
+    """The options that a JSON object holds; none of an empty text."""
+    return check_options(_json(text, dict[str, Any], "mm_processor_kwargs") or {})
 
 
 def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:

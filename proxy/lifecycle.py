@@ -226,7 +226,7 @@ class Lifecycle:
         self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
         if self._losses[mm_hash] >= MAX_LOSSES:
             return self._fail(
-                Unavailable("the store keeps losing this picture's embedding", retry_after=RETRY_AFTER)
+                Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
         return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest)]
 

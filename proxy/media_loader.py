@@ -8,14 +8,13 @@ from triptych.config import ProxyConfig, format_size
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.address_rules import parse_rules
-from triptych.proxy.chat import ImagePart
 from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt
 from triptych.proxy.media_connection import MediaConnections
 from triptych.proxy.media_fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media_file import MediaFolder
 from triptych.proxy.media_format import MAGIC_BYTES, image_format
 from triptych.proxy.media_hold import MediaHold
-from triptych.proxy.media_source import FileUrl, WebUrl
+from triptych.proxy.media_source import FileUrl, ImagePart, WebUrl
 from triptych.proxy.media_spool import MediaSpool, SpooledMedia
 
 #: What encoder workers take of one item.
@@ -66,8 +65,10 @@ class MediaLoader:
         return await self.spool.keep(data)
 
     async def load_encoder_prompt(self, encoder: EncoderPrompt, hold: MediaHold) -> SpooledMedia:
-        """The bytes that the encoder reads, which `hold` keeps: an audio file's, a text's or token ids'."""
+        """The bytes that the encoder reads, which `hold` keeps: a file's, a text's or token ids'."""
         source = encoder.source
+        if isinstance(source, ImagePart):
+            return await self.load(source, hold)
         if isinstance(source, AudioFile):
             file = source.source
             return await hold.get(

@@ -40,6 +40,17 @@ class FileUrl:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image file: base64 text as a data: URL holds it, the bytes, or where to get it.
+
+    `param` is the field's path.
+    """
+
+    source: str | bytes | WebUrl | FileUrl
+    param: str
+
+
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
     """Base64 text of a data: URL, or where else the picture is. InvalidRequest names `param`."""
     scheme = url[:16].split(":", 1)[0].strip().lower()

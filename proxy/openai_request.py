@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, TextPart
+from triptych.proxy.chat import ChatCall, ChatMessage, TextPart
 from triptych.proxy.chat_tools import CallForm, tool_use
 from triptych.proxy.json_body import convert_field, decode_body
-from triptych.proxy.media_source import parse_image_url
+from triptych.proxy.media_source import ImagePart, parse_image_url
 from triptych.proxy.openai_types import (
     ChatBody,
     ImageBody,

@@ -64,7 +64,7 @@ WORDS: dict[str, str] = {
     "min_tokens": "No end before this many output tokens.",
     "mm_processor_kwargs": "Options of the image processor; they change embeddings and their keys.",
     "model": "A name of GET /v1/models; may be left out where only one is served.",
-    "multi_modal_data": "Audio for the encoder of an encoder-decoder model.",
+    "multi_modal_data": "Audio or a picture for the encoder of an encoder-decoder model.",
     "n": "Number of answers; at most what --max-choices says.",
     "parallel_tool_calls": "Whether an answer may hold several calls; true by default.",
     "presence_penalty": "Taken once from the logit of every token that stands in the output.",
@@ -266,14 +266,22 @@ _SINGLETON: Schema = {
         {"type": "object", "required": ["prompt_token_ids"], "properties": {"prompt_token_ids": _IDS}},
     ]
 }
-_AUDIO: Schema = {
+_FILE: Schema = {
     "type": "object",
-    "required": ["audio"],
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "pattern": f"^{_BASE64}$", "minLength": 4}},
+}
+_AUDIO: Schema = {"type": "object", "required": ["audio"], "properties": {"audio": _FILE}}
+_PICTURE: Schema = {
+    "type": "object",
+    "required": ["image"],
     "properties": {
-        "audio": {
-            "type": "object",
-            "required": ["data"],
-            "properties": {"data": {"type": "string", "pattern": f"^{_BASE64}$", "minLength": 4}},
+        "image": {
+            "anyOf": [
+                _FILE,
+                {"type": "object", "required": ["url"], "properties": {"url": _URL}},
+                _URL,
+            ]
         }
     },
 }
@@ -335,7 +343,7 @@ SHAPES: dict[str, dict[str, Schema]] = {
         },
         "encoder_prompt": {"anyOf": [_SINGLETON, _NULL]},
         "decoder_prompt": {"anyOf": [_SINGLETON, _NULL]},
-        "multi_modal_data": {"anyOf": [_AUDIO, _NULL]},
+        "multi_modal_data": {"anyOf": [_AUDIO, _PICTURE, _NULL]},
         "logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, _NULL]},
         "add_special_tokens": {"enum": [True, None]},
     },

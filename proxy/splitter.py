@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.hashing import framed_digest, mm_hash
-from triptych.proxy.chat import ChatCall, ChatMessage, ImagePart, RawPrompt, TextPart
+from triptych.proxy.chat import ChatCall, ChatMessage, RawPrompt, TextPart
 from triptych.proxy.encoder_prompt import EncoderPrompt
 from triptych.proxy.media_hold import together
 from triptych.proxy.media_loader import MediaLoader
+from triptych.proxy.media_source import ImagePart
 from triptych.proxy.media_spool import SpooledMedia
 
 MODALITY = "image"
@@ -59,7 +60,7 @@ async def split_encoder_prompt(
         namespace,
         await loader.load_encoder_prompt(encoder, call.media),
         encoder.param,
-        encoder.options,
+        call.processor_options if encoder.modality == "image" else encoder.options,
         encoder.modality,
     )
     return SplitRequest(b"", (item,), prompt_chain(call, call.prompt or (), item.mm_hash))

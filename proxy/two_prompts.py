@@ -1,7 +1,7 @@
 """The prompts of an encoder-decoder model as a completions body spells them.
 
-Text: `encoder_prompt` and, if wanted, `decoder_prompt`. Audio: `multi_modal_data`, and the text or token ids
-are the decoder's.
+Text: `encoder_prompt` and, if wanted, `decoder_prompt`. Audio or a picture: `multi_modal_data`, and the text
+or token ids are the decoder's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from triptych.errors import InvalidRequest
 from triptych.proxy.chat import RawPrompt
 from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt
+from triptych.proxy.media_source import ImagePart, parse_image_url
 
 MEDIA = "multi_modal_data"
 _TEXT, _IDS = "prompt", "prompt_token_ids"
@@ -30,7 +31,7 @@ class TwoPromptsBody(Protocol):
 def two_prompts(body: TwoPromptsBody) -> tuple[EncoderPrompt | None, RawPrompt | None]:
     """What the encoder reads, and what the decoder begins with; (None, None) where only `prompt` is given.
 
-    `prompt` itself is not read here: beside audio it is the decoder's. InvalidRequest names the field.
+    `prompt` itself is not read here: beside media it is the decoder's. InvalidRequest names the field.
     """
     if body.encoder_prompt is None and body.decoder_prompt is None and body.multi_modal_data is None:
         return None, None
@@ -43,12 +44,12 @@ def two_prompts(body: TwoPromptsBody) -> tuple[EncoderPrompt | None, RawPrompt |
     encoder = _encoder(body)
     if encoder is None:
         raise InvalidRequest(
-            "decoder_prompt needs an encoder_prompt, or audio in multi_modal_data", param="decoder_prompt"
+            "decoder_prompt needs an encoder_prompt, or multi_modal_data", param="decoder_prompt"
         )
     decoder = None
     if body.decoder_prompt is not None:
-        decoder, audio = singleton(body.decoder_prompt, "decoder_prompt")
-        if audio is not None:
+        decoder, media = singleton(body.decoder_prompt, "decoder_prompt")
+        if media is not None:
             raise InvalidRequest(
                 f"decoder_prompt.{MEDIA}: media are the encoder's", param=f"decoder_prompt.{MEDIA}"
             )
@@ -56,16 +57,16 @@ def two_prompts(body: TwoPromptsBody) -> tuple[EncoderPrompt | None, RawPrompt |
 
 
 def _encoder(body: TwoPromptsBody) -> EncoderPrompt | None:
-    audio = None
+    media = None
     if body.multi_modal_data is not None:
-        audio = EncoderPrompt(audio_file(body.multi_modal_data, MEDIA), f"{MEDIA}.audio")
+        media = media_prompt(body.multi_modal_data, MEDIA)
     if body.encoder_prompt is None:
-        return audio
+        return media
     prompt, own = singleton(body.encoder_prompt, "encoder_prompt")
-    if (audio is not None) + (own is not None) + (prompt is not None) > 1:
+    if (media is not None) + (own is not None) + (prompt is not None) > 1:
         raise InvalidRequest(
-            "encoder_prompt: an encoder reads one thing, a text or audio; put text for the decoder into "
-            "decoder_prompt",
+            "encoder_prompt: an encoder reads one thing, a text, audio or a picture; put text for the "
+            "decoder into decoder_prompt",
             param="encoder_prompt",
         )
     if prompt is not None:
@@ -74,7 +75,7 @@ def _encoder(body: TwoPromptsBody) -> EncoderPrompt | None:
 
 
 def singleton(value: Any, path: str) -> tuple[RawPrompt | None, EncoderPrompt | None]:
-    """One prompt in any of its forms: a text, token ids, {"prompt"}, {"prompt_token_ids"}; and its audio."""
+    """One prompt in any of its forms: a text, token ids, {"prompt"}, {"prompt_token_ids"}; and its media."""
     if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
         return _plain(value, path), None
     if not isinstance(value, Mapping):
@@ -85,17 +86,16 @@ def singleton(value: Any, path: str) -> tuple[RawPrompt | None, EncoderPrompt | 
     given = [name for name in (_TEXT, _IDS) if value.get(name) is not None]
     if unknown or len(given) > 1 or not (given or value.get(MEDIA)):
         raise InvalidRequest(f"{path} holds one of {_TEXT} and {_IDS}, and may hold {MEDIA}", param=path)
-    audio = None
+    media = None
     if value.get(MEDIA) is not None:
-        where = f"{path}.{MEDIA}"
-        audio = EncoderPrompt(audio_file(value[MEDIA], where), f"{where}.audio")
+        media = media_prompt(value[MEDIA], f"{path}.{MEDIA}")
     if not given:
-        return None, audio
+        return None, media
     name = given[0]
     kind = str if name == _TEXT else list
     if not isinstance(value[name], kind):
         raise InvalidRequest(f"{path}.{name} must be a {kind.__name__}", param=f"{path}.{name}")
-    return _plain(value[name], f"{path}.{name}"), audio
+    return _plain(value[name], f"{path}.{name}"), media
 
 
 def _plain(value: Any, path: str) -> RawPrompt:
@@ -108,18 +108,22 @@ def _plain(value: Any, path: str) -> RawPrompt:
     return tuple(value)
 
 
-def audio_file(value: Any, path: str) -> AudioFile:
-    """The file of {"audio": {"data": BASE64}}, or with "url": a data: URL."""
-    if not isinstance(value, Mapping) or set(value) != {"audio"}:
-        raise InvalidRequest(f'{path} must read {{"audio": {{"data": BASE64}}}}', param=path)
-    audio = value["audio"]
-    path += ".audio"
-    if not isinstance(audio, Mapping) or not (set(audio) <= {"data", "format"} or set(audio) == {"url"}):
-        raise InvalidRequest(f'{path} must read {{"data": BASE64}} or {{"url": "data:…"}}', param=path)
-    name = "url" if "url" in audio else "data"
-    text = audio.get(name)
-    if not isinstance(text, str) or not text:
-        raise InvalidRequest(f"{path}.{name} must be a text", param=f"{path}.{name}")
+def media_prompt(value: Any, path: str) -> EncoderPrompt:
+    """{"audio": …} or {"image": …} as what the encoder reads."""
+    if not isinstance(value, Mapping) or set(value) not in ({"audio"}, {"image"}):
+        raise InvalidRequest(
+            f'{path} must read {{"audio": {{"data": BASE64}}}} or {{"image": {{"url": …}}}}, with one file',
+            param=path,
+        )
+    (name,) = value
+    where = f"{path}.{name}"
+    source = _audio(value[name], where) if name == "audio" else _image(value[name], where)
+    return EncoderPrompt(source, where)
+
+
+def _audio(audio: Any, path: str) -> AudioFile:
+    """The file of {"data": BASE64}, or of {"url"}, a data: URL."""
+    name, text = _content(audio, path, "data:…")
     if name == "url":
         head, comma, _ = text[:_HEAD].partition(",")
         if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
@@ -128,3 +132,23 @@ def audio_file(value: Any, path: str) -> AudioFile:
             )
         text = text[len(head) + 1 :]
     return AudioFile(text)
+
+
+def _image(image: Any, path: str) -> ImagePart:
+    """The picture of {"data": BASE64} or {"url"}; the URL may stand alone."""
+    if isinstance(image, str):
+        return ImagePart(parse_image_url(image, path), path)
+    name, text = _content(image, path, "…")
+    path += f".{name}"
+    return ImagePart(text if name == "data" else parse_image_url(text, path), path)
+
+
+def _content(file: Any, path: str, url: str) -> tuple[str, str]:
+    """Which of "data" and "url" a file has, and its text."""
+    if not isinstance(file, Mapping) or not (set(file) <= {"data", "format"} or set(file) == {"url"}):
+        raise InvalidRequest(f'{path} must read {{"data": BASE64}} or {{"url": "{url}"}}', param=path)
+    name = "url" if "url" in file else "data"
+    text = file.get(name)
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{path}.{name} must be a text", param=f"{path}.{name}")
+    return name, text

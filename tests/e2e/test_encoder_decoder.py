@@ -1,11 +1,12 @@
 """Encoder-decoder models through HTTP, proxy, encoder worker, store and PD worker: what transformers says.
 
-BART, T5 and Whisper share one store and one proxy; their namespaces keep them apart.
+BART, T5, Whisper and TrOCR share one store and one proxy; their namespaces keep them apart.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 import urllib.request
@@ -13,18 +14,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
+import triptych
 from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, start_cluster, wait_for
-from support.encdec_oracle import audio_inputs, greedy, model_of, text_inputs, tokenizer_of
+from support.cluster import Cluster, data_url, start_cluster, wait_for
+from support.encdec_oracle import audio_inputs, greedy, image_inputs, model_of, text_inputs, tokenizer_of
+from support.pictures import picture
 from support.sounds import audio_file, sound
+from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-FAMILIES = ("bart", "t5", "whisper")
+FAMILIES = ("bart", "t5", "whisper", "trocr")
 TEXTS = (
     "The rain in Spain",
     "x",
@@ -97,6 +102,52 @@ async def test_texts_at_once_are_answered_as_by_generate(served: Served, family:
         assert choice.encoder_prompt_token_ids == text_inputs(path, text)["input_ids"][0].tolist()
         said |= set(choice.token_ids)
     assert len(said) >= 20
+
+
+async def test_pictures_are_answered_as_by_generate_over_http_grpc_and_the_client(served: Served) -> None:
+    path = served.paths["trocr"]
+    pictures = [picture(seed, 70 + 9 * seed, 40) for seed in range(3)]
+    urls = [data_url(image) for image in pictures]
+    async with served.client() as client:
+        replies = await asyncio.gather(
+            *(
+                client.completions.create(
+                    model="trocr",
+                    prompt=None,  # type: ignore[arg-type]
+                    max_tokens=TOKENS,
+                    extra_body={"multi_modal_data": {"image": {"url": url}}, "return_token_ids": True},
+                )
+                for url in urls
+            )
+        )
+        with pytest.raises(BadRequestError, match="multi_modal_data.image") as refused:
+            await client.chat.completions.create(model="trocr", messages=[{"role": "user", "content": "x"}])
+        assert refused.value.param == "messages"
+    said: set[int] = set()
+    for image, reply in zip(pictures, replies, strict=True):
+        choice: Any = reply.choices[0]
+        expected = greedy(path, image_inputs(path, image), max_new_tokens=TOKENS, ignore_eos=False)
+        assert (list(choice.prompt_token_ids), list(choice.token_ids)) == (
+            expected.prompt_token_ids,
+            expected.token_ids,
+        )
+        said |= set(choice.token_ids)
+    assert len(said) >= 20
+    first: Any = replies[0].choices[0]
+    async with triptych.AsyncClient(served.cluster.url) as own:
+        again = await own.complete(image=urls[0], model="trocr", max_tokens=TOKENS)
+    assert (again.token_ids, again.text) == (tuple(first.token_ids), first.text)
+    async with grpc.aio.insecure_channel(served.cluster.grpc_address) as channel:
+        stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
+        request = proxy_pb2.GenerateRequest(
+            model="trocr",
+            image=base64.b64decode(urls[0].partition(",")[2]),
+            sampling=common_pb2.SamplingParams(max_tokens=TOKENS),
+            return_token_ids=True,
+        )
+        events = [event async for event in stub.Generate(request, timeout=60)]
+    assert [token for event in events for token in event.token_ids] == list(first.token_ids)
+    assert served.cluster.total("encoder", "triptych_encoder_tower_items_total") >= len(pictures)
 
 
 @torch.no_grad()

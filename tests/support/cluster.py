@@ -181,14 +181,15 @@ def scrape(url: str) -> dict[str, float]:
 
 
 def start_cluster(
-    model: Path, run_dir: Path, *words: str, environment: dict[str, str] | None = None
+    model: Path | None, run_dir: Path, *words: str, environment: dict[str, str] | None = None
 ) -> Cluster:
-    """Starts `triptych serve MODEL …` and waits until it says that it answers."""
+    """Starts `triptych serve MODEL …` and waits until it says that it answers; None: without MODEL."""
     run_dir.mkdir(parents=True, exist_ok=True)
     port, grpc_port = free_port(), free_port()
     log = run_dir / "cluster.log"
     command = [
-        *(sys.executable, "-m", "triptych.cli", "serve", str(model), "--run-dir", str(run_dir)),
+        *(sys.executable, "-m", "triptych.cli", "serve", "--run-dir", str(run_dir)),
+        *([str(model)] if model else []),
         *(
             "--port",
             str(port),
@@ -199,7 +200,7 @@ def start_cluster(
             "--store-memory",
             "128MiB",
         ),
-        *("--encoder-cache-memory", "32MiB", "--prepared-memory", "64MiB", *words),
+        *("--encoder-cache-memory", "32MiB", "--prepared-memory", "64MiB", "--encoders", "1", *words),
     ]
     with log.open("wb") as out:
         process = subprocess.Popen(

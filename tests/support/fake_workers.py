@@ -94,8 +94,9 @@ class FakeWorker:
     """A gRPC server on a port of its own that can be killed and started again there."""
 
     pool = ""
-    #: "text" and "audio" make it a worker of an encoder-decoder model.
     modality = "image"
+    #: Whether the model's items are attended to from beside the prompt.
+    encoder_decoder = False
 
     def __init__(self) -> None:
         self.port = 0
@@ -113,7 +114,7 @@ class FakeWorker:
     def info(self) -> WorkerInfo:
         namespaces = (self.namespace,) if self.pool == "encoder" else ()
         capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
-        if self.pool == "pd" and self.modality != "image":
+        if self.pool == "pd" and self.encoder_decoder:
             capacity["encoder_decoder"] = 1
         incarnation = f"i{self.incarnation}"
         return WorkerInfo(
@@ -195,7 +196,7 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         await self.gate.wait()
         await self._end_at("plan", job.mm_hash)
         plan = fake_plan(job.mm_hash, self.namespace)
-        if job.modality != "image":
+        if self.encoder_decoder:
             plan = cross_plan(job, self.namespace, self.frames)
         yield encoder_pb2.EncodeEvent(planned=plan)
         if self.ask_media_again:

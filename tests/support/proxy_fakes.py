@@ -41,6 +41,7 @@ class FakeCluster:
         encoders: int = 1,
         pd_workers: int = 1,
         modality: str = "image",
+        encoder_decoder: bool | None = None,
         **options: Any,
     ) -> None:
         self.store = store
@@ -49,6 +50,7 @@ class FakeCluster:
         self.pd_workers = [FakePD() for _ in range(pd_workers)]
         self.metrics = ProxyMetrics()
         self._modality = modality
+        self._encoder_decoder = modality != "image" if encoder_decoder is None else encoder_decoder
         self._options = options
         self.grpc_server: Any = None
 
@@ -66,6 +68,7 @@ class FakeCluster:
     async def _start(self) -> FakeCluster:
         for worker in (*self.encoders, *self.pd_workers):
             worker.modality = self._modality
+            worker.encoder_decoder = self._encoder_decoder
             await worker.start()
             await self.registry.register(worker.info, term=600.0)
         options = dict(self._options)

@@ -147,15 +147,16 @@ class Client:
         encoder_prompt: Any = None,
         decoder_prompt: Any = None,
         audio: File | None = None,
+        image: File | None = None,
         model: str = "",
         **options: Any,
     ) -> Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
         Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
-        or bytes) `prompt` is the decoder's.
+        or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
-        body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, model, options)
+        body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
         return completion_of(self._call("POST", COMPLETIONS, body))
 
     def transcribe(self, file: File, *, model: str = "", **options: Any) -> Transcript:
@@ -282,16 +283,17 @@ class AsyncClient:
         encoder_prompt: Any = None,
         decoder_prompt: Any = None,
         audio: File | None = None,
+        image: File | None = None,
         model: str = "",
         **options: Any,
     ) -> Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
         Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
-        or bytes) `prompt` is the decoder's.
+        or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
         body = await asyncio.to_thread(
-            completion_body, prompt, encoder_prompt, decoder_prompt, audio, model, options
+            completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
         )
         return completion_of(await self._call("POST", COMPLETIONS, body))
 

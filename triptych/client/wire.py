@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.client.messages import File, Messages, conversation, file_bytes
+from triptych.client.messages import File, Messages, conversation, file_bytes, image_part
 from triptych.errors import (
     DeadlineExceeded,
     InternalError,
@@ -57,6 +57,7 @@ def completion_body(
     encoder_prompt: Any,
     decoder_prompt: Any,
     audio: File | None,
+    image: File | None,
     model: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -66,6 +67,12 @@ def completion_body(
     if audio is not None:
         data = base64.b64encode(file_bytes(audio)).decode()
         body["multi_modal_data"] = {"audio": {"data": data}}
+    if image is not None:
+        if audio is not None:
+            raise InvalidRequest(
+                "audio and image exclude each other: an encoder reads one thing", param="image"
+            )
+        body["multi_modal_data"] = {"image": image_part(image)["image_url"]}
     return {"return_token_ids": True, **body, **options} | ({"model": model} if model else {})
 
 

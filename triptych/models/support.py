@@ -42,7 +42,7 @@ MATRIX = (
         "Preemption by recompute",
         _ENGINE,
     ),
-    Support("image_cross", "Images by cross-attention: TrOCR", "`tests/unit/models/test_trocr_sides.py`"),
+    Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
     Support("quantization", "Quantized weights", "", "give an unquantized checkpoint"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --dtype at 16 or 32 bits"),
     Support("cuda_graph", "CUDA graphs of decoding", "", "decode without them, as it does by itself"),

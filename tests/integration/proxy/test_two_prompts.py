@@ -16,6 +16,7 @@ from triptych.hashing import mm_hash
 
 IDS = {"form": "token_ids"}
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
+PNG = b"\x89PNG\r\n\x1a\n and so on"
 AUDIO = {"audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}}
 
 
@@ -110,6 +111,66 @@ async def test_audio_is_the_encoders_and_text_the_decoders(store: EmbeddingStore
         await cluster.at_rest()
 
 
+async def test_a_picture_is_the_encoders_in_every_form(store: EmbeddingStore) -> None:
+    content = base64.b64encode(PNG).decode()
+    url = f"data:image/png;base64,{content}"
+    async with FakeCluster(store, modality="image", encoder_decoder=True) as cluster:
+        for image in ({"data": content}, {"url": url}, url):
+            reply = await _complete(cluster, multi_modal_data={"image": image})
+            assert reply.choices[0].text == whole_text(3)
+        data = {"image": url}
+        await _complete(cluster, "The", multi_modal_data=data)
+        await _complete(cluster, encoder_prompt={"multi_modal_data": data}, decoder_prompt=[7])
+        default, *_, text, ids = cluster.pd_workers[0].submits
+        assert not default.HasField("prompt") and not default.HasField("encoder_prompt")
+        assert text.prompt.text == "The" and list(ids.prompt.token_ids.ids) == [7]
+        assert cluster.encoders[0].media == [PNG], "one item, encoded once"
+        assert cluster.jobs[0].mm_hash == mm_hash(PNG, namespace=NAMESPACE, modality="image")
+        slot = text.items[0]
+        assert (slot.plan.modality, slot.plan.length) == ("image", 0)
+        await cluster.at_rest()
+
+
+async def test_processor_options_of_a_picture_are_part_of_its_key(store: EmbeddingStore) -> None:
+    data = {"image": {"data": base64.b64encode(PNG).decode()}}
+    options = {"max_pixels": 4096}
+    async with FakeCluster(store, modality="image", encoder_decoder=True) as cluster:
+        await _complete(cluster, multi_modal_data=data, mm_processor_kwargs=options)
+        job = cluster.jobs[0]
+        assert job.mm_hash == mm_hash(PNG, namespace=NAMESPACE, modality="image", processor_options=options)
+        await cluster.at_rest()
+
+
+REFUSED_BY_PICTURES: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "x"}, "prompt"),
+    ({"encoder_prompt": "x"}, "encoder_prompt"),
+    ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
+    ({"multi_modal_data": {"image": {}}}, "multi_modal_data.image.data"),
+    ({"multi_modal_data": {"image": 5}}, "multi_modal_data.image"),
+    ({"multi_modal_data": {"image": {"data": "?"}}}, "multi_modal_data.image.data"),
+    ({"multi_modal_data": {"image": {"url": "ftp://x/y.png"}}}, "multi_modal_data.image.url"),
+    ({"multi_modal_data": {"image": "data:text/plain;base64,QQ=="}}, "multi_modal_data.image"),
+    ({"multi_modal_data": {"image": {"url": "http://127.0.0.1:1/a.png"}}}, "multi_modal_data.image.url"),
+    ({"multi_modal_data": {"image": "data:image/png;base64,QQ==", **AUDIO}}, "multi_modal_data"),
+]
+
+
+async def test_what_a_model_of_pictures_cannot_take_is_refused_by_field(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="image", encoder_decoder=True) as cluster:
+        for fields, param in REFUSED_BY_PICTURES:
+            prompt = fields.get("prompt")
+            with pytest.raises(BadRequestError) as refused:
+                await _complete(cluster, prompt, **{k: v for k, v in fields.items() if k != "prompt"})
+            assert refused.value.param == param, fields
+        with pytest.raises(
+            BadRequestError, match=r"multi_modal_data\.image in POST /v1/completions"
+        ) as refused:
+            await cluster.ask([{"role": "user", "content": "Hi"}])
+        assert refused.value.param == "messages"
+        assert not cluster.jobs and not cluster.pd_workers[0].submits
+        await cluster.at_rest()
+
+
 REFUSED_BY_TEXT = [
     ({"decoder_prompt": "x"}, "decoder_prompt"),
     ({"prompt": "x", "encoder_prompt": "y"}, "prompt"),
@@ -129,7 +190,10 @@ REFUSED_BY_TEXT = [
         "decoder_prompt.multi_modal_data",
     ),
     ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
-    ({"multi_modal_data": {"image": {}}}, "multi_modal_data"),
+    ({"multi_modal_data": {"image": {}}}, "multi_modal_data.image.data"),
+    ({"multi_modal_data": {"video": {}}}, "multi_modal_data"),
+    ({"encoder_prompt": "a", "mm_processor_kwargs": {"form": "token_ids"}}, "mm_processor_kwargs"),
+    ({"prompt": "a", "mm_processor_kwargs": {"form": "token_ids"}}, "mm_processor_kwargs"),
     ({"multi_modal_data": {"audio": {"data": 5}}}, "multi_modal_data.audio.data"),
     ({"multi_modal_data": {"audio": {"url": "http://x/y.wav"}}}, "multi_modal_data.audio.url"),
     ({"encoder_prompt": "a", "echo": True}, "echo"),
@@ -153,6 +217,7 @@ async def test_a_decoder_only_model_refuses_an_encoders_prompt(store: EmbeddingS
         for fields, param in (
             ({"encoder_prompt": "x"}, "encoder_prompt"),
             ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
+            ({"multi_modal_data": {"image": "data:image/png;base64,QQ=="}}, "multi_modal_data.image"),
         ):
             with pytest.raises(BadRequestError) as refused:
                 await _complete(cluster, **fields)

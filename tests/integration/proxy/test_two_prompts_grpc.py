@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
+PNG = b"\x89PNG\r\n\x1a\n and so on"
 IDS = common_pb2.TokenIds(ids=[5, 6])
 SAMPLING = common_pb2.SamplingParams(max_tokens=3)
 
@@ -53,6 +55,22 @@ async def test_audio_comes_with_what_to_do(store: EmbeddingStore) -> None:
         await cluster.at_rest()
 
 
+async def test_a_picture_comes_as_a_file_or_as_a_url(store: EmbeddingStore) -> None:
+    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    async with FakeCluster(store, modality="image", encoder_decoder=True) as cluster:
+        await _generate(cluster, image=PNG)
+        await _generate(cluster, image_url=url, decoder_text="The")
+        assert cluster.encoders[0].media == [PNG]
+        assert cluster.pd_workers[0].submits[1].prompt.text == "The"
+        async with triptych.AsyncClient(f"http://127.0.0.1:{cluster.port}") as client:
+            for image in (PNG, url):
+                assert (await client.complete(image=image, max_tokens=3)).text == whole_text(3)
+            with pytest.raises(InvalidRequest, match="exclude each other"):
+                await client.complete(image=PNG, audio=WAV)
+        assert cluster.encoders[0].media == [PNG]
+        await cluster.at_rest()
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "encoder"),
     ({"encoder_text": ""}, "encoder_text"),
@@ -65,6 +83,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"audio": WAV}, "audio"),
     ({"encoder_text": "x", "n": 99}, "n"),
+    ({"image_url": "ftp://x/y.png"}, "image_url"),
+    ({"encoder_text": "x", "mm_processor_kwargs": '{"form": "token_ids"}'}, "mm_processor_kwargs"),
 ]
 
 

@@ -13,13 +13,12 @@ from yarl import URL
 from support.media import content, kept_bytes, media_loader
 from support.web import PNG
 from triptych.errors import ConfigError, InvalidRequest, Overloaded, RequestError, TooLarge
-from triptych.proxy.chat import ImagePart
 from triptych.proxy.media_fetcher import _redirected
 from triptych.proxy.media_format import image_format
 from triptych.proxy.media_hold import MediaHold
 from triptych.proxy.media_loader import MediaLoader
 from triptych.proxy.media_response import FetchFailed
-from triptych.proxy.media_source import parse_image_url
+from triptych.proxy.media_source import ImagePart, parse_image_url
 
 
 async def loaded(loader: MediaLoader, part: ImagePart) -> bytes:

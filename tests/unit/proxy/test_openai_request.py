@@ -8,8 +8,8 @@ import pytest
 
 from support.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
 from triptych.errors import InvalidRequest
-from triptych.proxy.chat import ChatCall, ImagePart, TextPart
-from triptych.proxy.media_source import FileUrl, WebUrl
+from triptych.proxy.chat import ChatCall, TextPart
+from triptych.proxy.media_source import FileUrl, ImagePart, WebUrl
 from triptych.proxy.openai_request import ChatOptions, parse_body
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.chat import ImagePart, TextPart
+from triptych.proxy.chat import TextPart
 from triptych.proxy.chat_tools import CallForm
+from triptych.proxy.media_source import ImagePart
 from triptych.proxy.responses_request import ResponsesRequest, parse_responses
 
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
