@@ -1,0 +1,209 @@
+"""Trains the audio demo from nothing: `python -m triptych.demo.audio.train --out DIR`.
+
+DIR holds `run/` (what --resume goes on from) and `model/` (a transformers checkpoint in fp16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+from triptych.demo.audio.batches import IGNORED, Batch, LogMel, Writer, collate, training_batch
+from triptych.demo.audio.checkpoint import make_model, save_checkpoint
+from triptych.demo.audio.recordings import LONGEST, WINDOW_SECONDS, random_recording, sound
+from triptych.demo.audio.tokens import make_tokenizer
+from triptych.demo.audio.tones import DIGITS, RATE
+from triptych.demo.optimizer import Optimizer
+
+_WARM_UP = 50  # steps
+_CLIP = 1.0  # norm of the gradient
+_READING = 0.5  # weight of the reading loss
+_AVERAGED = 0.98  # of the running average of the weights, which is what is exported
+_SHORT_PART = 0.35  # of the run, in windows of half the length
+
+
+def rate_at(step: int, steps: int, peak: float, decayed: float) -> float:
+    """Warm-up, a plateau, and a linear fall over the last `decayed` part of the run."""
+    left = (steps - step) / max(1.0, steps * decayed)
+    return peak * min(1.0, (step + 1) / _WARM_UP, max(left, 0.0))
+
+
+def encode(encoder: Any, features: torch.Tensor) -> torch.Tensor:
+    """[batch, mels, frames] to [batch, frames / 2, width]; windows may be shorter than the model's."""
+    hidden = functional.gelu(encoder.conv1(features))
+    hidden = functional.gelu(encoder.conv2(hidden)).transpose(1, 2)
+    hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
+    for layer in encoder.layers:
+        out = layer(hidden, None)
+        hidden = out[0] if isinstance(out, tuple) else out
+    normed: torch.Tensor = encoder.layer_norm(hidden)
+    return normed
+
+
+def held_out_batch(writer: Writer, log_mel: LogMel, size: int) -> Batch:
+    """Recordings that training never makes, of 3 to 8 digits."""
+    random = np.random.default_rng(99)
+    recordings = [random_recording(random, 3 + index % 6, kept_out=True) for index in range(size)]
+    waveforms = np.zeros((size, WINDOW_SECONDS * RATE), dtype=np.float32)
+    for row, recording in enumerate(recordings):
+        heard = sound(recording)
+        waveforms[row, : len(heard)] = heard
+    return collate(
+        recordings, log_mel(torch.from_numpy(waveforms)), writer, [index % 4 > 1 for index in range(size)]
+    )
+
+
+class Run:
+    """The state of one training run; `train` takes it on to the last step."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        torch.manual_seed(arguments.seed)
+        self.tokenizer = make_tokenizer()
+        self.model = make_model(self.tokenizer)
+        self.writer, self.log_mel = Writer(self.tokenizer), LogMel()
+        # Reads the digit, and how many began before, off the encoder's rows: only for a second loss, by
+        # which the encoder learns them at once instead of through the answers; it is not exported.
+        self.reader = nn.Linear(self.model.config.d_model, len(DIGITS) + 1 + LONGEST + 1)
+        self.named = dict(self.model.named_parameters())
+        self.named |= {f"reader.{n}": p for n, p in self.reader.named_parameters()}
+        self.optimizer = Optimizer(self.named, arguments.weight_decay)
+        self.average = {n: p.detach().clone() for n, p in self.named.items()}
+        self.step = 0
+        self.folder = Path(arguments.out) / "run"
+        if arguments.resume:
+            self._load()
+        self.held_out = held_out_batch(self.writer, self.log_mel, 96)
+
+    def _load(self) -> None:
+        self.step = json.loads((self.folder / "state.json").read_text())["step"]
+        tensors = load_file(self.folder / f"state-{self.step}.safetensors")
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                parameter.copy_(tensors[f"weight.{name}"])
+                self.average[name].copy_(tensors[f"average.{name}"])
+        self.optimizer.load(tensors, self.step)
+
+    def save(self) -> None:
+        """The resume state first as a new file, then the pointer to it; then the export."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"weight.{n}": p.detach() for n, p in self.named.items()}
+        tensors |= {f"average.{n}": t for n, t in self.average.items()}
+        tensors |= self.optimizer.state()
+        save_file(tensors, self.folder / f"state-{self.step}.safetensors")
+        pointer = self.folder / "state.json.new"
+        pointer.write_text(json.dumps({"step": self.step, "seed": self.arguments.seed}) + "\n")
+        pointer.replace(self.folder / "state.json")
+        for old in self.folder.glob("state-*.safetensors"):
+            if old.name != f"state-{self.step}.safetensors":
+                old.unlink()
+        self.swap_in_average()
+        save_checkpoint(self.model, self.tokenizer, Path(self.arguments.out) / "model")
+        self.swap_in_average()
+
+    @torch.no_grad()
+    def swap_in_average(self) -> None:
+        """Exchanges the weights and their running average."""
+        for name, parameter in self.named.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self.average[name])
+            self.average[name].copy_(kept)
+
+    def _batch_of(self, step: int) -> Batch:
+        a = self.arguments
+        random = np.random.default_rng((a.seed, step))
+        short = step < _SHORT_PART * a.steps
+        seconds, longest = (WINDOW_SECONDS / 2, 4) if short else (WINDOW_SECONDS, LONGEST)
+        size = a.batch * 2 if short else a.batch
+        return training_batch(random, self.writer, self.log_mel, size, seconds, longest)
+
+    def _batches(self) -> Iterator[Batch]:
+        """One is made while another is learnt from."""
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(self._batch_of, self.step)
+            for step in range(self.step, self.arguments.steps):
+                batch = following.result()
+                following = pool.submit(self._batch_of, step + 1)
+                yield batch
+
+    def logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the answers [batch, length, vocabulary], and of the rows [batch, rows, digits and counts]."""
+        rows = encode(self.model.model.encoder, batch.features)
+        out = self.model.model.decoder(input_ids=batch.ids, encoder_hidden_states=rows, use_cache=False)
+        return self.model.proj_out(out.last_hidden_state), self.reader(rows)
+
+    def one_step(self, batch: Batch) -> tuple[float, float, float]:
+        """Learns one batch; the loss (nats per token) and those of digits and counts (nats per row)."""
+        logits, read = self.logits(batch)
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED)
+        digit, count = torch.split(read, [len(DIGITS) + 1, LONGEST + 1], dim=-1)
+        reading = functional.cross_entropy(digit.flatten(0, 1), batch.digit.flatten())
+        counting = functional.cross_entropy(count.flatten(0, 1), batch.count.flatten())
+        (loss + _READING * (reading + counting)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step(
+            rate_at(self.step, self.arguments.steps, self.arguments.rate, self.arguments.decayed), _CLIP
+        )
+        self.step += 1
+        keep = min(_AVERAGED, self.step / (self.step + 9))
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                self.average[name].lerp_(parameter, 1 - keep)
+        return loss.item(), reading.item(), counting.item()
+
+    @torch.no_grad()
+    def quick_check(self) -> tuple[float, float]:
+        """Parts of held-out recordings whose every token but times is the likeliest: without times, with."""
+        self.swap_in_average()
+        said = self.logits(self.held_out)[0].argmax(-1)
+        self.swap_in_average()
+        labels = self.held_out.labels
+        first_time = int(self.tokenizer.convert_tokens_to_ids("<|0.00|>"))
+        right = ((said == labels) | (labels == IGNORED) | (labels >= first_time)).all(dim=1)
+        timed = torch.tensor([index % 4 > 1 for index in range(len(right))])
+        return right[~timed].float().mean().item(), right[timed].float().mean().item()
+
+    def train(self) -> None:
+        a = self.arguments
+        started, losses = time.monotonic(), deque[tuple[float, ...]](maxlen=50)
+        for batch in self._batches():
+            losses.append(self.one_step(batch))
+            if self.step % 50 == 0:
+                means = " ".join(f"{sum(column) / len(losses):.4f}" for column in zip(*losses, strict=True))
+                print(f"{self.step} {means} {time.monotonic() - started:.0f}s", flush=True)
+            if self.step % a.save_every == 0 or self.step == a.steps:
+                self.save()
+                plain, timed = self.quick_check()
+                print(f"{self.step} right {plain:.3f}, with times {timed:.3f}", flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    default_out = str(Path(tempfile.gettempdir()) / "triptych-audio-demo")
+    parser.add_argument("--out", default=default_out, help="folder for run/ and model/")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--resume", action="store_true", help="go on from the last state in --out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=16, help="recordings a step")
+    parser.add_argument("--rate", type=float, default=2.5e-3, help="peak learning rate")
+    parser.add_argument("--weight-decay", type=float, default=0.02)
+    parser.add_argument("--decayed", type=float, default=0.4, help="last part of falling rate")
+    parser.add_argument("--save-every", type=int, default=200, help="steps")
+    torch.set_flush_denormal(True)
+    Run(parser.parse_args(argv)).train()
+
+
+if __name__ == "__main__":
+    main()
