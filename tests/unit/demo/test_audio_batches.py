@@ -25,9 +25,9 @@ def tokenizer() -> WhisperTokenizer:
 
 
 def recorded(digits: str) -> Recording:
-    keys = dial(digits)
-    seconds = keys[-1].end + 0.4 if keys else 1.0
-    return Recording(keys, seconds, 20.0, False, 0.5, 1.0, 0.0, 3)
+    tones = dial(digits)
+    seconds = tones[-1].end + 0.4 if tones else 1.0
+    return Recording(tones, seconds, 20.0, False, 0.5, 1.0, 0.0, 3)
 
 
 def padded(recording: Recording) -> torch.Tensor:

@@ -30,7 +30,7 @@ class Listener:
 
     def timed(self, sounds: Sequence[FloatArray]) -> list[Timed]:
         return [
-            Timed(one.digits, one.keys[0].start + self.late, one.keys[-1].end) if k >= self.deaf
+            Timed(one.digits, one.tones[0].start + self.late, one.tones[-1].end) if k >= self.deaf
             else Timed("", None, None)
             for k, one in enumerate(self.recordings)
         ]  # fmt: skip

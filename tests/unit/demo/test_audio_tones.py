@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from triptych.demo.audio.recordings import WINDOW_SECONDS, held_out, random_digits, random_recording, sound
-from triptych.demo.audio.tones import DIGITS, RATE, Key, pitches, tones, tones_file
+from triptych.demo.audio.tones import DIGITS, RATE, Tone, pitches, play, tones_file
 
 
 def loudest(waveform: np.ndarray) -> list[int]:
@@ -21,7 +21,7 @@ def loudest(waveform: np.ndarray) -> list[int]:
 def test_every_digit_is_its_own_two_pitches() -> None:
     assert len({pitches(digit) for digit in DIGITS}) == 10
     for digit in DIGITS:
-        waveform = tones((Key(digit, 0.1, 0.3),), 0.4)
+        waveform = play((Tone(digit, 0.1, 0.3),), 0.4)
         assert loudest(waveform[1600:4800]) == pytest.approx(pitches(digit), abs=3)
         assert not waveform[:1600].any() and not waveform[4800:].any()
 
@@ -51,7 +51,7 @@ def test_recordings_fit_the_window_and_their_keys_follow_each_other() -> None:
     random = np.random.default_rng(1)
     for index in range(100):
         recording = random_recording(random, 3 + index % 6)
-        times = [time for key in recording.keys for time in (key.start, key.end)]
+        times = [time for tone in recording.tones for time in (tone.start, tone.end)]
         assert times == sorted(times)
         assert times[-1] <= recording.seconds <= WINDOW_SECONDS
         waveform = sound(recording)
@@ -63,8 +63,8 @@ def test_recordings_fit_the_window_and_their_keys_follow_each_other() -> None:
 def test_noise_has_the_power_asked_for(coloured: bool) -> None:
     recording = random_recording(np.random.default_rng(2), 8, snr=10.0)
     clean, noisy = (sound(replace(recording, snr=snr, coloured=coloured)) for snr in (None, 10.0))
-    key = recording.keys[0]
-    inside = slice(round(key.start * RATE) + 100, round(key.end * RATE) - 100)
+    tone = recording.tones[0]
+    inside = slice(round(tone.start * RATE) + 100, round(tone.end * RATE) - 100)
     scale = np.dot(noisy[inside], clean[inside]) / np.dot(clean[inside], clean[inside])
     noise = noisy - scale * clean
     ratio = np.mean((scale * clean[inside]) ** 2) / np.mean(noise**2)

@@ -56,7 +56,7 @@ def step_of(seconds: float) -> int:
 
 def end_step(recording: Recording) -> int:
     """The timestamp behind the last tone."""
-    return step_of(math.ceil((recording.keys[-1].end + _AFTER) / STEP_SECONDS) * STEP_SECONDS)
+    return step_of(math.ceil((recording.tones[-1].end + _AFTER) / STEP_SECONDS) * STEP_SECONDS)
 
 
 class Writer:
@@ -79,7 +79,7 @@ class Writer:
             ids = [self._start, self._none, *digits, self._end]
             return ids[:-1], [IGNORED, *ids[2:]]
         times = (
-            [self._none + 1 + step for step in (step_of(recording.keys[0].start), end_step(recording))]
+            [self._none + 1 + step for step in (step_of(recording.tones[0].start), end_step(recording))]
             if digits
             else []
         )
@@ -92,9 +92,9 @@ def row_labels(recording: Recording, rows: int) -> tuple[torch.Tensor, torch.Ten
     """[rows] each: the digit that sounds at a row's time (10: none), and the tones begun until then."""
     digit = torch.full((rows,), len(DIGITS))
     count = torch.zeros(rows, dtype=torch.long)
-    for key in recording.keys:
-        first, last = math.ceil(key.start * 50), math.floor(key.end * 50)
-        digit[first : last + 1] = int(key.digit)
+    for tone in recording.tones:
+        first, last = math.ceil(tone.start * 50), math.floor(tone.end * 50)
+        digit[first : last + 1] = int(tone.digit)
         count[first:] += 1
     return digit, count
 
@@ -121,8 +121,8 @@ def training_batch(
         waveforms[row, : len(heard)] = heard
     features = log_mel(torch.from_numpy(waveforms))
     for row, recording in enumerate(recordings):
-        if recording.keys and random.random() < _REST_PART:
-            recordings[row] = replace(recording, keys=())
+        if recording.tones and random.random() < _REST_PART:
+            recordings[row] = replace(recording, tones=())
             features[row] = rest_of(features[row], recording)
     return collate(recordings, features[:, :, :frames], writer, (random.random(size) < 0.5).tolist())
 

@@ -38,11 +38,11 @@ class Mark:
     @property
     def start_error(self) -> float | None:
         """Seconds; None where no segment was written."""
-        return None if self.timed.start is None else abs(self.timed.start - self.recording.keys[0].start)
+        return None if self.timed.start is None else abs(self.timed.start - self.recording.tones[0].start)
 
     @property
     def end_error(self) -> float | None:
-        return None if self.timed.end is None else abs(self.timed.end - self.recording.keys[-1].end)
+        return None if self.timed.end is None else abs(self.timed.end - self.recording.tones[-1].end)
 
 
 def cases(seed: int, n: int, noises: Sequence[float | None] = NOISES) -> list[Recording]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from triptych.demo.audio.tones import DIGITS, RATE, FloatArray, Key, tones
+from triptych.demo.audio.tones import DIGITS, RATE, FloatArray, Tone, play
 
 LONGEST = 8  # digits
 WINDOW_SECONDS = 5
@@ -20,7 +20,7 @@ _SHORTEST_GAP = 0.05  # seconds
 class Recording:
     """`snr` is the tones' power over the noise's in dB, None for no noise at all."""
 
-    keys: tuple[Key, ...]
+    tones: tuple[Tone, ...]
     seconds: float
     snr: float | None
     coloured: bool
@@ -31,7 +31,7 @@ class Recording:
 
     @property
     def digits(self) -> str:
-        return "".join(key.digit for key in self.keys)
+        return "".join(tone.digit for tone in self.tones)
 
 
 def held_out(digits: str) -> bool:
@@ -52,7 +52,7 @@ def random_digits(random: np.random.Generator, length: int, *, kept_out: bool) -
             return digits
 
 
-def _cadence(random: np.random.Generator, digits: str, room: float) -> tuple[Key, ...]:
+def _cadence(random: np.random.Generator, digits: str, room: float) -> tuple[Tone, ...]:
     """Keys of uneven length with uneven gaps, in `room` seconds."""
     tone, gap = random.uniform(0.07, 0.24), random.uniform(_SHORTEST_GAP, 0.24)
     lengths = tone * random.uniform(0.85, 1.2, len(digits))
@@ -64,11 +64,11 @@ def _cadence(random: np.random.Generator, digits: str, room: float) -> tuple[Key
     if whole > room:
         shrink = room / whole
         lead, lengths, gaps = lead * shrink, lengths * shrink, gaps * shrink
-    keys, at = [], lead
+    tones, at = [], lead
     for digit, length, pause in zip(digits, lengths.tolist(), gaps.tolist(), strict=True):
-        keys.append(Key(digit, at, at + length))
+        tones.append(Tone(digit, at, at + length))
         at += length + pause
-    return tuple(keys)
+    return tuple(tones)
 
 
 def random_recording(
@@ -81,13 +81,13 @@ def random_recording(
 ) -> Recording:
     """`length` digits that end within `room` seconds; by default, `snr` is one of 5 to 40 dB, or None."""
     digits = random_digits(random, length, kept_out=kept_out)
-    keys = _cadence(random, digits, room)
-    end = keys[-1].end if keys else 0.0
-    seconds = min(end + random.uniform(0.02, 1.2), room) if keys else random.uniform(0.2, room)
+    tones = _cadence(random, digits, room)
+    end = tones[-1].end if tones else 0.0
+    seconds = min(end + random.uniform(0.02, 1.2), room) if tones else random.uniform(0.2, room)
     if isinstance(snr, str):
         snr = None if random.random() < 0.2 else float(random.uniform(5, 40))
     return Recording(
-        keys=keys,
+        tones=tones,
         seconds=max(seconds, end),
         snr=snr,
         coloured=bool(random.random() < 0.3),
@@ -113,7 +113,7 @@ def sound(recording: Recording) -> FloatArray:
     """float32 [samples] at 16 kHz in -1..1; the same recording always sounds the same."""
     random = np.random.default_rng(recording.seed)
     low, high = 10 ** (-recording.twist / 40), 10 ** (recording.twist / 40)
-    out = tones(recording.keys, recording.seconds, pitch=recording.pitch, low=low / 2, high=high / 2)
+    out = play(recording.tones, recording.seconds, pitch=recording.pitch, low=low / 2, high=high / 2)
     if recording.snr is not None:
         power = (low**2 + high**2) / 8
         noise = _noise(random, len(out), recording.coloured)

@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Key:
+class Tone:
     """One digit, from `start` to `end` in seconds."""
 
     digit: str
@@ -33,28 +33,28 @@ def pitches(digit: str) -> tuple[float, float]:
     """The digit's two frequencies in Hz. ValueError for what is no digit."""
     if len(digit) != 1 or digit not in DIGITS:
         raise ValueError(f"{digit!r} is no digit: give one of {DIGITS}")
-    row = next(row for row, keys in enumerate(_KEYPAD) if digit in keys)
+    row = next(row for row, line in enumerate(_KEYPAD) if digit in line)
     return _LOW[row], _HIGH[_KEYPAD[row].index(digit)]
 
 
-def dial(digits: str, *, tone: float = 0.15, gap: float = 0.1, lead: float = 0.4) -> tuple[Key, ...]:
+def dial(digits: str, *, tone: float = 0.15, gap: float = 0.1, lead: float = 0.4) -> tuple[Tone, ...]:
     """Even dialling: `lead` seconds of nothing, then each digit `tone` seconds long, `gap` between."""
     starts = [lead + index * (tone + gap) for index in range(len(digits))]
-    return tuple(Key(digit, start, start + tone) for digit, start in zip(digits, starts, strict=True))
+    return tuple(Tone(digit, start, start + tone) for digit, start in zip(digits, starts, strict=True))
 
 
-def tones(
-    keys: Sequence[Key], seconds: float, *, pitch: float = 1.0, low: float = 0.5, high: float = 0.5
+def play(
+    tones: Sequence[Tone], seconds: float, *, pitch: float = 1.0, low: float = 0.5, high: float = 0.5
 ) -> FloatArray:
-    """float32 [samples] in -1..1: the keys' tones and nothing between.
+    """float32 [samples] in -1..1: the tones, and nothing between.
 
     `pitch` multiplies every frequency; `low` and `high` are the amplitudes of the two pitches.
     """
     out = np.zeros(round(seconds * RATE), dtype=np.float32)
-    for key in keys:
-        first, last = round(key.start * RATE), min(round(key.end * RATE), len(out))
+    for tone in tones:
+        first, last = round(tone.start * RATE), min(round(tone.end * RATE), len(out))
         turns = np.arange(last - first, dtype=np.float32) * np.float32(2 * np.pi * pitch / RATE)
-        below, above = pitches(key.digit)
+        below, above = pitches(tone.digit)
         shape = np.minimum(1.0, np.arange(last - first, dtype=np.float32) / (_RAMP * RATE))
         sound = low * np.sin(turns * np.float32(below)) + high * np.sin(turns * np.float32(above))
         out[first:last] = sound * shape * shape[::-1]
@@ -75,5 +75,5 @@ def wav(waveform: FloatArray) -> bytes:
 
 def tones_file(digits: str) -> bytes:
     """A WAV file of the digits dialled evenly, with a pause before and after. ValueError as in `pitches`."""
-    keys = dial(digits)
-    return wav(tones(keys, keys[-1].end + 0.4 if keys else 0.8))
+    tones = dial(digits)
+    return wav(play(tones, tones[-1].end + 0.4 if tones else 0.8))
