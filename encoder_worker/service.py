@@ -119,8 +119,10 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
-    encoder = load_encoder(path, device=device, dtype=dtype)
-    model = model_identity(path, dtype=dtype, revision=config.model_revision)
+    encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
+    model = model_identity(
+        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
+    )
     warm_up(encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)

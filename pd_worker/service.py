@@ -261,11 +261,19 @@ def load_model(config: PDConfig) -> LoadedModel:
     check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
-    decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    decoder = load_decoder(
+        path,
+        device=device,
+        dtype=dtype,
+        attn_implementation=ATTENTION_NAME,
+        quantization=config.quantization,
+    )
     torch.set_num_threads(torch_threads(config, decoder))
     num_kv_blocks(config, decoder.geometry, dtype)
     prompts, tokenizer = open_checkpoint(path, decoder, max_model_len(config, decoder.geometry))
-    identity = model_identity(path, dtype=dtype, revision=config.model_revision)
+    identity = model_identity(
+        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
+    )
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name

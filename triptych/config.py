@@ -89,7 +89,12 @@ class WorkerConfig(ServiceConfig):
     tensor_parallel: int = flag(1, "workers that share one model's weights; only 1 is served")
     pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
     speculative_model: str = flag("", "a model that guesses ahead; not served")
-    quantization: str = flag("", "how weights are quantized when they are loaded; not served")
+    quantization: str = flag(
+        "none",
+        "linear layers in 8 bits, made when weights are loaded: int8 on both sides, int8-decoder on PD "
+        "workers only; all workers of a model are given the same",
+        choices=("none", "int8", "int8-decoder"),
+    )
     threads: int = flag(0, "torch threads; 0 chooses")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
     core_page: str = flag("", "file by which workers of one machine give way to each other")

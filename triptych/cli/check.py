@@ -17,6 +17,7 @@ def check_model(values: dict[str, Any]) -> None:
     path = resolve_model(values["model"])
     import torch
 
+    from triptych.models.loading import parameter_bytes
     from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
     from triptych.models.support import check_supported, wanted_by_flags
 
@@ -25,25 +26,29 @@ def check_model(values: dict[str, Any]) -> None:
     family = family_of(path)
     dtype = resolve_dtype(path, device, values["dtype"])
     # Loaded for real: a checkpoint with missing or unknown tensors is found here, not in production.
-    encoder = load_encoder(path, device=device, dtype=dtype)
-    decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation="sdpa")
+    quantization = values["quantization"]
+    encoder = load_encoder(path, device=device, dtype=dtype, quantization=quantization)
+    decoder = load_decoder(
+        path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=quantization
+    )
     geometry = decoder.geometry
     sides = {"encoder side": encoder.module, "decoder side": decoder.module}
     counts = {name: sum(p.numel() for p in module.parameters()) for name, module in sides.items()}
+    held = {name: parameter_bytes(module) for name, module in sides.items()}
     size = dtype.itemsize
     kv_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * size
     lines = [
         f"model         {path}",
         f"family        {family.name}, of {encoder.modality}",
-        f"dtype         {str(dtype).removeprefix('torch.')} on {device}",
-        *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(n * size)}" for name, n in counts.items()),
+        f"dtype         {str(dtype).removeprefix('torch.')} on {device}, quantization {quantization}",
+        *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(held[name])}" for name, n in counts.items()),
         f"embedding     {format_size(encoder.width * size)} a row",
         f"KV cache      {format_size(kv_token)} a token, --kv-memory holds {values['kv_memory'] // kv_token}",
         f"model length  {geometry.max_position_embeddings} tokens",
         *_cross(decoder, size),
     ]
     plan = plan_memory(
-        sum(counts.values()),
+        sum(held.values()) // size,
         dtype=str(dtype).removeprefix("torch."),
         shape=shape_of(values),
         kv_memory=values["kv_memory"],

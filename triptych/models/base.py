@@ -53,8 +53,13 @@ class EncoderSide(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
-        """Loads only this side's tensors; nothing missing, nothing left on meta, else ConfigError."""
+    def load(
+        cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
+    ) -> EncoderSide:
+        """Loads only this side's tensors; nothing missing, nothing left on meta, else ConfigError.
+
+        With `quantize` its linear layers are held in 8 bits.
+        """
 
     @classmethod
     def processor_config(cls, path: Path) -> dict[str, Any]:
@@ -194,11 +199,18 @@ class DecoderSide(ABC):
     @classmethod
     @abstractmethod
     def load(
-        cls, path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        attn_implementation: str,
+        quantize: bool = False,
     ) -> DecoderSide:
         """Loads only this side's tensors; nothing missing, nothing left on meta, else ConfigError.
 
-        `attn_implementation` is a name registered with transformers' AttentionInterface.
+        `attn_implementation` is a name registered with transformers' AttentionInterface. With `quantize`
+        linear layers are held in 8 bits, the head is not.
         """
 
     @abstractmethod

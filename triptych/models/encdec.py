@@ -79,7 +79,15 @@ class EncDecDecoder(DecoderSide):
         )
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str) -> Self:
+    def load(
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        attn_implementation: str,
+        quantize: bool = False,
+    ) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = cls.read_config(path)
@@ -101,6 +109,7 @@ class EncDecDecoder(DecoderSide):
             dtype=dtype,
             tied=cls.keys.tied,
             computed=cls.computed(module.decoder),
+            quantize=quantize,
         )
         # Set afterwards: transformers would want the name to be one of its own while it builds.
         module.decoder.config._attn_implementation = attn_implementation

@@ -18,6 +18,7 @@ from blake3 import blake3
 from triptych.errors import ConfigError
 from triptych.hashing import framed_digest
 from triptych.models.checkpoint import read_config, safetensors_files
+from triptych.models.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 from triptych.models.registry import family_of
 
 log = logging.getLogger(__name__)
@@ -50,30 +51,40 @@ _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """`model_key` names model, weights, tokenizer and dtype; `namespace` also how media are processed."""
+    """`model_key` names model, weights, tokenizer, dtype and quantization; `namespace` what embeddings are.
+
+    Models whose encoders compute alike have one namespace, however their decoders are quantized.
+    """
 
     model_key: str
     namespace: str
     modality: str = "image"
 
 
-def model_identity(path: Path, *, dtype: torch.dtype | str, revision: str = "") -> ModelIdentity:
+def model_identity(
+    path: Path, *, dtype: torch.dtype | str, revision: str = "", quantization: str = NONE
+) -> ModelIdentity:
     """The identity of a checkpoint; `revision` stands for the weights where given, else they are digested."""
     path = Path(path)
     config = {name: value for name, value in read_config(path).items() if name not in _INCIDENTAL}
     weights = f"revision:{revision}" if revision else _weights_digest(path)
-    model_key = framed_digest(
-        (
-            ("domain", b"triptych.model_key"),
-            ("layout", str(LAYOUT_VERSION).encode()),
-            ("config", json.dumps(config, sort_keys=True).encode()),
-            ("weights", weights.encode()),
-            ("tokenizer", _tokenizer_digest(path).encode()),
-            ("dtype", str(dtype).removeprefix("torch.").encode()),
-        )
-    )
+    parts = [
+        ("domain", b"triptych.model_key"),
+        ("layout", str(LAYOUT_VERSION).encode()),
+        ("config", json.dumps(config, sort_keys=True).encode()),
+        ("weights", weights.encode()),
+        ("tokenizer", _tokenizer_digest(path).encode()),
+        ("dtype", str(dtype).removeprefix("torch.").encode()),
+    ]
+    plain_key = framed_digest(parts)
+    quantized_key = framed_digest([*parts, ("quantization", quantization.encode())])
     encoder = family_of(path).encoder
-    return ModelIdentity(model_key, _namespace(encoder.processor_config(path), model_key), encoder.modality)
+    encoder_key = quantized_key if encoder_is_quantized(quantization) else plain_key
+    return ModelIdentity(
+        quantized_key if decoder_is_quantized(quantization) else plain_key,
+        _namespace(encoder.processor_config(path), encoder_key),
+        encoder.modality,
+    )
 
 
 def _namespace(config: dict[str, Any], model_key: str) -> str:

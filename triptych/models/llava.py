@@ -93,7 +93,7 @@ class LlavaEncoder(EncoderSide):
         self._layers: list[int] = [layers] if isinstance(layers, int) else list(layers)
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = checked_config(path)
@@ -101,7 +101,7 @@ class LlavaEncoder(EncoderSide):
         module = empty_module(lambda: VisionModule(config, dtype))
         assert isinstance(module, VisionModule)
         names = cls.keys.encoder_names(checkpoint.files)
-        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         return cls(config, module, images, device=device, dtype=dtype)
 
     def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:

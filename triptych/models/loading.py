@@ -12,6 +12,8 @@ from transformers.initialization import no_init_weights
 
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import Checkpoint
+from triptych.models.quantization import quantize as quantize_weight
+from triptych.models.quantization import replace_linears
 
 #: What older checkpoints carry and no model takes from them: it computes it, or it never used it.
 _COMPUTED = re.compile(
@@ -76,17 +78,25 @@ def load_into(
     dtype: torch.dtype,
     tied: Iterable[tuple[str, str]] = (),
     computed: Mapping[str, torch.Tensor] | None = None,
+    quantize: bool = False,
 ) -> None:
     """Fills `module` from the checkpoint keys of `names`; ConfigError for anything missing or misshapen.
 
     Tensors are copied, so that nothing depends on the files afterwards. `computed` stands in for those of
-    its names that the checkpoint leaves out.
+    its names that the checkpoint leaves out. With `quantize` linear layers are held in 8 bits, each as soon
+    as it is read.
     """
+    in_8_bits = replace_linears(module) if quantize else set()
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in (computed or {}).items()}
-    state |= {
-        names[key]: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, copy=True)
-        for key, tensor in checkpoint.read(names)
-    }
+    for key, tensor in checkpoint.read(names):
+        name = names[key]
+        if name in in_8_bits:
+            weight, scale = _quantized(checkpoint, key, tensor)
+            state[name] = weight.to(device)
+            state[name.removesuffix("weight") + "scale"] = scale.to(device)
+        else:
+            kept = dtype if tensor.is_floating_point() else None
+            state[name] = tensor.to(device=device, dtype=kept, copy=True)
     for name, source in tied:
         if source in state and (name not in state or torch.equal(state[name], state[source])):
             state[name] = state[source]
@@ -107,6 +117,12 @@ def load_into(
     if left:
         raise ConfigError(f"MODEL={checkpoint.path}: not loaded: {_first(left)}")
     module.to(device).eval().requires_grad_(False)
+
+
+def _quantized(checkpoint: Checkpoint, key: str, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if tensor.dim() != 2 or not tensor.is_floating_point():
+        raise ConfigError(f"MODEL={checkpoint.path}: {key} is no matrix of floats: leave --quantization out")
+    return quantize_weight(tensor)
 
 
 def parameter_bytes(module: nn.Module) -> int:

@@ -50,14 +50,14 @@ class QwenEncoder(EncoderSide):
         self._images = images
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = load_config(path)
         images = ImageProcessor(path)
         module = empty_module(lambda: cls.tower(config.vision_config, dtype))
         names = cls.keys.encoder_names(checkpoint.files)
-        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         return cls(config, module, images, device=device, dtype=dtype)
 
     @classmethod

@@ -14,6 +14,7 @@ from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.loading import KeyMap
+from triptych.models.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 
 __all__ = [
     "FAMILIES",
@@ -79,14 +80,27 @@ def family_of(path: Path) -> Family:
     raise ConfigError(f"MODEL={path} is of an unknown architecture, {named}: the families are {known}")
 
 
-def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
+def load_encoder(
+    path: Path, *, device: torch.device, dtype: torch.dtype, quantization: str = NONE
+) -> EncoderSide:
     """Tower and projector of a checkpoint; ConfigError for one that cannot be served."""
-    return family_of(path).encoder.load(Path(path), device=device, dtype=dtype)
+    quantize = encoder_is_quantized(quantization)
+    return family_of(path).encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
 
 
 def load_decoder(
-    path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str
+    path: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    attn_implementation: str,
+    quantization: str = NONE,
 ) -> DecoderSide:
     """Text model and head of a checkpoint; ConfigError for one that cannot be served."""
-    decoder = family_of(path).decoder
-    return decoder.load(Path(path), device=device, dtype=dtype, attn_implementation=attn_implementation)
+    return family_of(path).decoder.load(
+        Path(path),
+        device=device,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        quantize=decoder_is_quantized(quantization),
+    )

@@ -43,7 +43,8 @@ MATRIX = (
         _ENGINE,
     ),
     Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
-    Support("quantization", "Quantized weights", "", "give an unquantized checkpoint"),
+    Support("int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/test_quantization.py`"),
+    Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --dtype at 16 or 32 bits"),
     Support("cuda_graph", "CUDA graphs of decoding", "", "decode without them, as it does by itself"),
     Support("tensor_parallel", "Tensor parallelism", "", "give --tensor-parallel 1, and more workers"),
@@ -81,7 +82,7 @@ def wanted_by_flags(flags: Any) -> list[str]:
         "tensor_parallel": flags.tensor_parallel != 1,
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
-        "quantization": bool(flags.quantization),
+        "int8": flags.quantization != "none",
     }
     return [name for name, is_asked in asked.items() if is_asked]
 

@@ -46,7 +46,15 @@ class TextDecoder(DecoderSide):
         self.geometry = self._geometry(config.text_config)
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, attn_implementation: str) -> Self:
+    def load(
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        attn_implementation: str,
+        quantize: bool = False,
+    ) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = cls.read_config(path)
@@ -60,7 +68,7 @@ class TextDecoder(DecoderSide):
         assert isinstance(module, TextModule)
         tied = cls.keys.tied if config.tie_word_embeddings else ()
         names = cls.keys.decoder_names(checkpoint.files)
-        load_into(module, checkpoint, names, device=device, dtype=dtype, tied=tied)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, tied=tied, quantize=quantize)
         # Set afterwards: transformers would want the name to be one of its own while it builds.
         module.model.config._attn_implementation = attn_implementation
         return cls(config, module, device=device, dtype=dtype)

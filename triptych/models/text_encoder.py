@@ -44,14 +44,22 @@ class TextEncoder(EncoderSide):
         self._most = self.max_rows(config) or MAX_ROWS
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = cls.read_config(path)
         tokenizer = load_tokenizer(path)
         module = empty_module(lambda: cls.stack(config, dtype))
         names = cls.keys.encoder_names(checkpoint.files)
-        load_into(module, checkpoint, names, device=device, dtype=dtype, computed=cls.computed(module))
+        load_into(
+            module,
+            checkpoint,
+            names,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            computed=cls.computed(module),
+        )
         return cls(config, module, tokenizer, device=device, dtype=dtype)
 
     @classmethod

@@ -61,7 +61,7 @@ class TrOCREncoder(EncoderSide):
         self._images = images
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = checked_config(path)
@@ -75,7 +75,7 @@ class TrOCREncoder(EncoderSide):
             return tower
 
         module = empty_module(build)
-        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         return cls(config, module, ImageProcessor(path), device, dtype)
 
     def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:

@@ -74,7 +74,7 @@ class WhisperAudioEncoder(EncoderSide):
         self._cache = FeatureCache(_CACHE_BYTES)
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config = load_config(path)
@@ -88,7 +88,7 @@ class WhisperAudioEncoder(EncoderSide):
             lambda: WhisperEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         )
         names = cls.keys.encoder_names(checkpoint.files)
-        load_into(module, checkpoint, names, device=device, dtype=dtype)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         return cls(config, module, features, device=device, dtype=dtype)
 
     @classmethod

@@ -168,5 +168,5 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(ConfigError, match="Quantized weights"):
+    with pytest.raises(ConfigError, match="Quantized checkpoints"):
         encoder(path)

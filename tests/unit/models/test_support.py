@@ -47,7 +47,7 @@ def test_every_test_named_in_the_table_exists() -> None:
         ({}, []),
         ({"tensor_parallel": 2}, ["tensor_parallel"]),
         ({"pipeline_parallel": 2, "speculative_model": "small"}, ["pipeline_parallel", "speculative"]),
-        ({"quantization": "int8"}, ["quantization"]),
+        ({"quantization": "int8"}, ["int8"]),
     ],
 )
 def test_flags_ask_for_rows(flags: dict[str, object], wanted: list[str]) -> None:
@@ -57,7 +57,7 @@ def test_flags_ask_for_rows(flags: dict[str, object], wanted: list[str]) -> None
 @pytest.mark.parametrize(
     ("change", "title"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "Quantized weights"),
+        ({"quantization_config": {"quant_method": "awq"}}, "Quantized checkpoints"),
         ({"sliding_window": 64}, "Sliding windows"),
     ],
 )

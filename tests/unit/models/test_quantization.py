@@ -1,0 +1,96 @@
+"""Linear layers in 8 bits: what they compute, what they hold, and whose keys change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from support.checkpoints import FAMILIES, build_checkpoint
+from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
+from support.encdec_reference import NAME
+from triptych.models.identity import model_identity
+from triptych.models.loading import parameter_bytes
+from triptych.models.quantization import Int8Linear, quantize, replace_linears
+from triptych.models.registry import load_decoder, load_encoder
+
+CPU = torch.device("cpu")
+
+
+def quantized_copy(linear: nn.Linear) -> Int8Linear:
+    made = Int8Linear(linear)
+    weight, scale = quantize(linear.weight.detach())
+    made.load_state_dict({"weight": weight, "scale": scale}, strict=False, assign=True)
+    return made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "out"), [(1, 24), (4, 24), (5, 24), (3, 5000)])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_the_product_is_that_of_the_rounded_weight(
+    dtype: torch.dtype, error: float, rows: int, out: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, out, bias=bias, dtype=dtype)
+    made = quantized_copy(linear)
+    x = torch.randn(2, rows, 64).to(dtype)
+    rounded = made.weight.float() * made.scale[:, None]
+    wanted = functional.linear(x.float(), rounded, None if linear.bias is None else linear.bias.float())
+    assert made(x).dtype == dtype
+    torch.testing.assert_close(made(x).float(), wanted, atol=error, rtol=error)
+
+
+def test_no_weight_moves_by_more_than_half_a_step_of_its_channel_and_zeros_stay() -> None:
+    weight = torch.randn(8, 100) * torch.logspace(-4, 3, 8)[:, None]
+    weight[3] = 0
+    whole, scale = quantize(weight)
+    step = weight.abs().amax(dim=1) / 127
+    assert ((whole * scale[:, None] - weight).abs() <= step[:, None] / 2 * 1.001).all()
+    assert not whole[3].any()
+    assert (whole.abs().amax(dim=1)[step > 0] == 127).all()
+
+
+def test_a_layer_that_two_modules_hold_stays_one_and_the_head_stays_as_it_is() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Sequential(nn.Linear(4, 4))
+            self.right = nn.Sequential(self.left[0])
+            self.lm_head = nn.Linear(4, 9)
+            self.embed_tokens = nn.Embedding(9, 4)
+
+    pair = Pair()
+    names = replace_linears(pair)
+    assert names >= {"left.0.weight"}
+    assert isinstance(pair.left[0], Int8Linear)
+    assert pair.left[0] is pair.right[0]
+    assert type(pair.lm_head) is nn.Linear
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCDEC_FAMILIES])
+def test_both_sides_of_every_family_load_in_8_bits_and_take_less(family: str) -> None:
+    path = build_checkpoint(family)
+    options = {"device": CPU, "dtype": torch.float32}
+    for quantization in ("int8", "int8-decoder"):
+        encoder = load_encoder(path, **options, quantization=quantization)  # type: ignore[arg-type]
+        decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=quantization)  # type: ignore[arg-type]
+        linears = [m for m in decoder.module.modules() if type(m) is nn.Linear]
+        assert linears == [decoder.module.get_submodule("lm_head")]
+        assert any(isinstance(m, Int8Linear) for m in encoder.module.modules()) == (quantization == "int8")
+        plain = load_decoder(path, **options, attn_implementation=NAME)  # type: ignore[arg-type]
+        assert parameter_bytes(decoder.module) < parameter_bytes(plain.module)
+
+
+def test_keys_change_with_what_is_computed_otherwise(tmp_path: Path) -> None:
+    path = build_checkpoint("bart", tmp_path / "model")
+    identities = {
+        name: model_identity(path, dtype=torch.float32, quantization=name)
+        for name in ("none", "int8", "int8-decoder")
+    }
+    assert len({identity.model_key for identity in identities.values()}) == 3
+    assert identities["none"] == model_identity(path, dtype=torch.float32)
+    assert identities["int8-decoder"].namespace == identities["none"].namespace
+    assert identities["int8"].namespace != identities["none"].namespace
