@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,10 @@ class Run:
         self.folder = Path(arguments.out) / "run"
         if arguments.resume:
             self._load()
-        self.held_out = held_out_batch(self.writer, self.log_mel, 96)
+
+    @cached_property
+    def held_out(self) -> Batch:
+        return held_out_batch(self.writer, self.log_mel, 96)
 
     def _load(self) -> None:
         self.step = json.loads((self.folder / "state.json").read_text())["step"]
@@ -122,7 +126,7 @@ class Run:
             parameter.copy_(self.average[name])
             self.average[name].copy_(kept)
 
-    def _batch_of(self, step: int) -> Batch:
+    def batch_of(self, step: int) -> Batch:
         a = self.arguments
         random = np.random.default_rng((a.seed, step))
         short = step < _SHORT_PART * a.steps
@@ -133,10 +137,10 @@ class Run:
     def _batches(self) -> Iterator[Batch]:
         """One is made while another is learnt from."""
         with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(self._batch_of, self.step)
+            following = pool.submit(self.batch_of, self.step)
             for step in range(self.step, self.arguments.steps):
                 batch = following.result()
-                following = pool.submit(self._batch_of, step + 1)
+                following = pool.submit(self.batch_of, step + 1)
                 yield batch
 
     def logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,7 +193,7 @@ class Run:
                 print(f"{self.step} right {plain:.3f}, with times {timed:.3f}", flush=True)
 
 
-def main(argv: list[str] | None = None) -> None:
+def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     default_out = str(Path(tempfile.gettempdir()) / "triptych-audio-demo")
     parser.add_argument("--out", default=default_out, help="folder for run/ and model/")
@@ -201,8 +205,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weight-decay", type=float, default=0.02)
     parser.add_argument("--decayed", type=float, default=0.4, help="last part of falling rate")
     parser.add_argument("--save-every", type=int, default=200, help="steps")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
     torch.set_flush_denormal(True)
-    Run(parser.parse_args(argv)).train()
+    Run(arguments_of(argv)).train()
 
 
 if __name__ == "__main__":
