@@ -56,7 +56,7 @@ RPC = 3e-4
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """`flops`: dense bfloat16 per second; `bandwidth`: bytes per second; `matmul`: share of `flops` reached
-    in linear layers; `memory`: bytes; `hour`: dollars, assumed: a default that users replace.
+    in linear layers; `memory`: bytes. No price: what one costs per hour differs by ten between sellers.
     """
 
     name: str
@@ -64,13 +64,12 @@ class Gpu:
     bandwidth: float
     matmul: float
     memory: int
-    hour: float
 
 
 GPUS = {
-    "a100-80g": Gpu("A100 80GB SXM", 312e12, 2039e9, 0.6, 80 * 10**9, 1.8),
-    "h100": Gpu("H100 SXM", 989.5e12, 3350e9, 0.45, 80 * 10**9, 3.0),
-    "h200": Gpu("H200 SXM", 989.5e12, 4800e9, 0.45, 141 * 10**9, 3.8),
+    "a100-80g": Gpu("A100 80GB SXM", 312e12, 2039e9, 0.6, 80 * 10**9),
+    "h100": Gpu("H100 SXM", 989.5e12, 3350e9, 0.45, 80 * 10**9),
+    "h200": Gpu("H200 SXM", 989.5e12, 4800e9, 0.45, 141 * 10**9),
 }
 
 

@@ -14,6 +14,7 @@ import click
 from triptych import __version__
 from triptych.cli.bench import bench
 from triptych.cli.options import MODEL_HELP, build, config_options
+from triptych.cli.plan import plan
 from triptych.cli.profile import profile
 from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
@@ -79,6 +80,7 @@ def _imports(model: str) -> Iterator[None]:
 
 app.add_command(bench)
 app.add_command(profile)
+app.add_command(plan)
 
 
 @app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")

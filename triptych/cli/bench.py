@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _options(*found: Callable[[F], F]) -> Callable[[F], F]:
+def options_of(*found: Callable[[F], F]) -> Callable[[F], F]:
+    """Options in the order of --help, as one decorator."""
+
     def decorate(function: F) -> F:
         for one in reversed(found):
             function = one(function)
@@ -30,8 +32,9 @@ def _options(*found: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def _load_options() -> Callable[[F], F]:
-    return _options(
+def workload_options() -> Callable[[F], F]:
+    """The preset, and what of it is changed."""
+    return options_of(
         click.option("--workload", default="mix", show_default=True, help="see `triptych bench workloads`"),
         click.option("--text-tokens", type=int, help="tokens of a request's text"),
         click.option("--text-spread", type=float, help="drawn from ± this share of it"),
@@ -41,6 +44,12 @@ def _load_options() -> Callable[[F], F]:
         click.option("--image-size", help='640x640, or weights like "320x320:0.7,1280x720:0.3"'),
         click.option("--image-reuse", type=float, help="share of pictures shown before, 0 to 0.95"),
         click.option("--image-content", type=click.Choice(["noise", "waves"]), help="what pictures show"),
+    )
+
+
+def _load_options() -> Callable[[F], F]:
+    return options_of(
+        workload_options(),
         click.option(
             "--arrivals",
             type=click.Choice(["poisson", "gamma", "constant", "ramp"]),
@@ -63,7 +72,7 @@ def _load_options() -> Callable[[F], F]:
 
 
 def _server_options() -> Callable[[F], F]:
-    return _options(
+    return options_of(
         click.option("--model", default="", help="served model name; the target's first by default"),
         click.option("--api-key", default="", envvar="TRIPTYCH_API_KEY", show_envvar=True, help="key"),
         click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="ask for all"),
@@ -83,7 +92,7 @@ def _server_options() -> Callable[[F], F]:
 
 
 def _output_options(stem: str) -> Callable[[F], F]:
-    return _options(
+    return options_of(
         click.option("--output", default=stem, show_default=True, help="results go to OUTPUT.json and so on"),
         click.option("--name", default="", help="what plots and comparisons call this run"),
         click.option(
@@ -104,7 +113,7 @@ def bench() -> None:
 @bench.command()
 def workloads() -> None:
     """Lists the workloads."""
-    _check_extra()
+    check_extra()
     from triptych.goodput.presets import PRESETS
 
     for name, preset in PRESETS.items():
@@ -136,7 +145,7 @@ def workloads() -> None:
 @_output_options("goodput")
 def goodput(**values: Any) -> None:
     """Measures one server, and shows and writes figures and plots."""
-    _check_extra()
+    check_extra()
     from triptych.goodput.launch import launched, parse_shape
     from triptych.goodput.machine import load_average
 
@@ -184,7 +193,7 @@ def _measure(
 )
 def compare(a: Path, b: Path, output: str, plots: str) -> None:
     """Puts the results A.json and B.json side by side, with ratio and spread."""
-    _check_extra()
+    check_extra()
     from triptych.goodput.display import Display
     from triptych.goodput.run import Output, run_compare
 
@@ -201,7 +210,7 @@ def compare(a: Path, b: Path, output: str, plots: str) -> None:
 @_output_options("ab")
 def ab(**values: Any) -> None:
     """Measures two servers in turns with the same requests; tells the ratio of medians with its range."""
-    _check_extra()
+    check_extra()
     from triptych.goodput.display import Display
     from triptych.goodput.run import Bench, ready, run_ab
 
@@ -228,7 +237,7 @@ def _told() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-def _check_extra() -> None:
+def check_extra() -> None:
     """ConfigError when the `bench` extra is not installed."""
     try:
         import matplotlib  # noqa: F401
@@ -248,7 +257,7 @@ def _settings(values: dict[str, Any], url: str) -> Settings:
     from triptych.goodput.workload import check_workload
 
     chosen = preset(values["workload"])
-    workload = _workload(values)
+    workload = workload_of(values)
     check_workload(workload)
     rate = values["rates"][0] if values["rates"] else chosen.rates[0]
     arrivals = Arrivals(values["arrivals"], rate, values["burstiness"], values["ramp_to"])
@@ -276,7 +285,7 @@ def _settings(values: dict[str, Any], url: str) -> Settings:
     )
 
 
-def _workload(values: dict[str, Any]) -> Any:
+def workload_of(values: dict[str, Any]) -> Any:
     """The preset's workload with what the flags change."""
     from dataclasses import replace
 

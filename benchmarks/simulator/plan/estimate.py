@@ -128,6 +128,17 @@ def estimate(question: Question, load: Workload | None = None) -> Estimate:
     )
 
 
+def best_counts(found: Estimate, devices: int) -> tuple[int, int]:
+    """(encoders, PD workers) of so many devices with the highest bound; of two alike, with fewer encoders."""
+    if math.isinf(found.encoder):
+        return 0, devices
+    # Where encoders and PD workers are busy alike: one of the two whole numbers around it.
+    even = devices * found.pd_worker / (found.pd_worker + found.encoder)
+    counts = {min(max(1, count), devices - 1) for count in (math.floor(even), math.ceil(even))}
+    best = max(sorted(counts), key=lambda count: found.bound(count, devices - count))
+    return best, devices - best
+
+
 def _tower_seconds(asked: Demand, costs: CostModel, limits: Limits) -> float:
     """Of one request's fresh pictures, in the largest batches."""
     encoder = costs.encoder

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 from triptych.errors import ConfigError
-from triptych.simulator.plan.estimate import estimate
+from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych.simulator.plan.ratios import Ratios, Served
 from triptych.simulator.plan.trials import Trials
 from triptych.simulator.shape import ClusterShape, colocated, on_devices
 
 #: Shapes up to so many devices are simulated before they are named; larger ones are told by their bound.
 MOST_SIMULATED = 32
-MOST_DEVICES = 4096
+MOST_BOUGHT = 4096
 #: Devices added to a shape that does not hold the rate, before it is named as it is.
 _TRIES = 4
 
@@ -36,44 +36,41 @@ def cost_per_million(devices: int, hour: float | None, rate: float) -> float | N
     return devices * hour / 3600 / rate * 1e6
 
 
-def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Purchase:
-    """The fewest devices that serve `rate`: by the bound, and what the answer has left of it; then simulated.
+def fewest_devices(found: Estimate, of_bound: float, rate: float, *, apart: bool) -> int:
+    """The fewest whose bound, less what waiting takes of it, is `rate` requests per second.
 
-    ConfigError when it takes more than MOST_DEVICES.
+    ConfigError when that is more than MOST_BOUGHT.
+    """
+    for devices in range(2 if apart else 1, MOST_BOUGHT + 1):
+        bound = found.bound(*best_counts(found, devices)) if apart else devices * found.replica
+        if bound * of_bound >= rate:
+            return devices
+    raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
+
+
+def shape_of(found: Estimate, devices: int, *, apart: bool) -> ClusterShape:
+    """The best ratio of so many devices, or as many replicas."""
+    return on_devices(*best_counts(found, devices)) if apart else colocated(devices)
+
+
+def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Purchase:
+    """The fewest devices by the bound, with what the worst of the answer's loads left of it; then simulated.
+
+    ConfigError for a rate that cannot be served.
     """
     if not 0 < rate < math.inf:
         raise ConfigError(f"--rate {rate:g} must be above 0")
-    hour = trials.question.device.hour
-    found = estimate(trials.question)
-    for devices in range(2 if apart else 1, MOST_DEVICES + 1):
-        shape = best_shape(trials, devices) if apart else colocated(devices)
-        if found.of(shape) * served.of_bound >= rate:
+    question = trials.question
+    found = estimate(question)
+    fewest = fewest_devices(found, min(served.rates) / served.bound, rate, apart=apart)
+    devices, confirmed = fewest, False
+    for devices in range(fewest, min(fewest + _TRIES, MOST_SIMULATED + 1)):
+        shape = shape_of(found, devices, apart=apart)
+        confirmed = trials.window(shape, question.workload, rate).verdict.sustained
+        if confirmed:
             break
-    else:
-        raise ConfigError(f"--rate {rate:g} takes more than {MOST_DEVICES} devices: split it")
-    confirmed = False
-    for more in range(_TRIES):
-        shape = best_shape(trials, devices + more) if apart else colocated(devices + more)
-        if devices + more > MOST_SIMULATED:
-            break
-        if trials.window(shape, trials.question.workload, rate).verdict.sustained:
-            devices, confirmed = devices + more, True
-            break
-    else:
-        devices += _TRIES - 1
-    return Purchase(shape, devices, rate, confirmed, cost_per_million(devices, hour, rate))
-
-
-def best_shape(trials: Trials, devices: int) -> ClusterShape:
-    """The ratio of so many devices with the highest bound; the more even one where two are alike."""
-    found = estimate(trials.question)
-    if math.isinf(found.encoder):
-        return on_devices(0, devices)
-    # Where encoders and PD workers are busy alike: one of the two whole numbers around it.
-    even = devices * found.pd_worker / (found.pd_worker + found.encoder)
-    counts = {min(max(1, round_), devices - 1) for round_ in (math.floor(even), math.ceil(even))}
-    best = max(sorted(counts), key=lambda count: found.bound(count, devices - count))
-    return on_devices(best, devices - best)
+    shape = shape_of(found, devices, apart=apart)
+    return Purchase(shape, devices, rate, confirmed, cost_per_million(devices, question.device.hour, rate))
 
 
 def purchases(trials: Trials, ratios: Ratios, rate: float) -> tuple[Purchase, ...]:

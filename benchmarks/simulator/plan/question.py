@@ -53,7 +53,7 @@ class Question:
 
 
 def read_device(name: str, hour: float | None = None) -> Device:
-    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars, in place of the assumed ones.
+    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars for one, where somebody has said.
 
     ConfigError for what is neither.
     """
@@ -62,7 +62,7 @@ def read_device(name: str, hour: float | None = None) -> Device:
     if name.lower() in (*GPUS, *SHORT_NAMES):
         chip = gpu(SHORT_NAMES.get(name.lower(), name))
         costs = published(SHORT_NAMES.get(name.lower(), name))
-        return Device(chip.name, costs, QWEN3_VL_4B_SHAPE, _on(chip), chip.hour if hour is None else hour)
+        return Device(chip.name, costs, QWEN3_VL_4B_SHAPE, _on(chip), hour)
     path = Path(name)
     if not path.is_file():
         known = ", ".join(sorted({*SHORT_NAMES, *GPUS}))

@@ -10,8 +10,8 @@ from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.ratios import Ratios, Served
 from triptych.simulator.plan.trials import COARSE, Trials
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-REUSES = (0.0, 0.3, 0.6, 0.9)
+SHARES = (0.0, 0.5, 1.0)
+REUSES = (0.0, 0.5, 0.9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from triptych.simulator.run import simulate
 from triptych.simulator.shape import ClusterShape
 
 #: Measured part of a window in seconds, and its least and most requests; before it, a request's whole stay.
-SECONDS, LEAST, MOST = 5.0, 200, 4000
+SECONDS, LEAST, MOST = 5.0, 200, 1000
 #: A growth of TTFT is judged as if it went on for a window of the harness.
 MINUTE = 60.0
 #: Where the first window of a search is, as a share of the bound.
@@ -42,14 +42,18 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Fineness:
-    """How finely a search looks, and how it goes away from its first rate, both as factors minus 1."""
+    """`resolution`, as a factor minus 1, and the first `step` away from a search's start, as a factor.
+
+    `most`: requests that a window measures at most, and that warm it up.
+    """
 
     resolution: float = 0.06
     step: float = 1.12
+    most: int = MOST
 
 
 FINE = Fineness()
-COARSE = Fineness(0.1, 1.1)
+COARSE = Fineness(0.12, 1.12, 400)
 
 
 class Trials:
@@ -59,18 +63,20 @@ class Trials:
         self.question = question
         self.requests = 0
         self._on_window = on_window
-        self._known: dict[tuple[str, Workload, float, int], Trial] = {}
+        self._known: dict[tuple[str, Workload, float, int, int], Trial] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def window(self, shape: ClusterShape, load: Workload, rate: float, repeat: int = 0) -> Trial:
-        """`repeat` draws another load of the same kind."""
-        key = (shape.name, load, rate, repeat)
+    def window(
+        self, shape: ClusterShape, load: Workload, rate: float, repeat: int = 0, most: int = MOST
+    ) -> Trial:
+        """`repeat` draws another load of the same kind; `most` requests are measured."""
+        key = (shape.name, load, rate, repeat, most)
         found = self._known.get(key)
         if found is None:
             self._on_window(f"{shape.name} at {rate:.3g} requests/s")
-            found = self._known[key] = self._simulate(shape, load, rate, repeat)
+            found = self._known[key] = self._simulate(shape, load, rate, repeat, most)
             self.requests += found.requests
         return found
 
@@ -95,13 +101,13 @@ class Trials:
             confirmations=0,
             step=fineness.step,
         )
-        return search(lambda rate: self.window(shape, load, rate, repeat).verdict, limits).rate
+        return search(lambda rate: self.window(shape, load, rate, repeat, fineness.most).verdict, limits).rate
 
-    def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int) -> Trial:
+    def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int, most: int) -> Trial:
         question, device = self.question, self.question.device
         seed = question.seed * _SEED_STEP + repeat
         found = estimate(question, load)
-        warm_up, measured = window_counts(found, load, rate, shape.pd_workers, question.slo)
+        warm_up, measured = window_counts(found, load, rate, shape.pd_workers, question.slo, most)
         proxies = proxies_for(rate, proxy_seconds(load, device.costs, device.model))
         result = simulate(
             plan_requests(load, warm_up + measured, seed),
@@ -117,12 +123,14 @@ class Trials:
         return Trial(verdict_of(result.records, question.slo), warm_up + measured, result.counters)
 
 
-def window_counts(found: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo) -> tuple[int, int]:
+def window_counts(
+    found: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo, most: int = MOST
+) -> tuple[int, int]:
     """Requests that warm the cluster up, as long as one stays in it, and requests that are measured."""
     step = min(found.step_seconds(rate / pd_workers), slo.seconds("tpot"))
     warm_up = math.ceil(rate * (load.output_tokens * step + 0.5))
     measured = max(LEAST, math.ceil(rate * SECONDS))
-    return min(warm_up, MOST), min(measured, MOST)
+    return min(warm_up, most), min(measured, most)
 
 
 def with_proxies(costs: CostModel, count: int) -> CostModel:

@@ -1,0 +1,193 @@
+"""The whole answer to a question, and the document that holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from triptych.simulator.plan.estimate import (
+    Demand,
+    Estimate,
+    demand_of,
+    estimate,
+    proxies_for,
+    proxy_seconds,
+)
+from triptych.simulator.plan.purchase import Purchase, cost_per_million, purchases
+from triptych.simulator.plan.question import Question, check_question
+from triptych.simulator.plan.ratios import Ratios, Served, best_ratio
+from triptych.simulator.plan.scaling import (
+    Bottleneck,
+    Reach,
+    Traffic,
+    bottlenecks,
+    curve,
+    traffic_of,
+)
+from triptych.simulator.plan.sensitivity import Point, sensitivity
+from triptych.simulator.plan.trials import Trials
+
+FORMAT = "triptych-plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is answered beside the ratio. `rate`: requests per second to buy devices for; 0: none.
+
+    `store_rate`: bytes per second of the store in both directions; 0: as measured.
+    """
+
+    rate: float = 0.0
+    sensitivity: bool = True
+    scale: bool = False
+    store_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """`of_bound`: what waiting leaves of the bound, taken to be the same at every size."""
+
+    of_bound: float
+    points: tuple[Reach, ...]
+    bottlenecks: tuple[Bottleneck, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`requests` and `windows` were simulated, in `seconds` of CPU time."""
+
+    question: Question
+    ratios: Ratios
+    purchases: tuple[Purchase, ...]
+    points: tuple[Point, ...]
+    scaling: Scaling | None
+    windows: int
+    requests: int
+    seconds: float
+
+    def proxies(self, rate: float) -> int:
+        """For `rate`, by their CPU time alone."""
+        device = self.question.device
+        return proxies_for(rate, proxy_seconds(self.question.workload, device.costs, device.model))
+
+    def dollars(self, served: Served) -> float | None:
+        """Per million requests at the rate served."""
+        return cost_per_million(len(served.shape.workers), self.question.device.hour, served.rate)
+
+
+def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> Answer:
+    """ConfigError for what cannot be answered. `on_window` hears of every window as it begins."""
+    check_question(question)
+    began = time.process_time()
+    trials = Trials(question, on_window)
+    ratios = best_ratio(trials)
+    bought = purchases(trials, ratios, wanted.rate) if wanted.rate else ()
+    points = sensitivity(trials, ratios) if wanted.sensitivity else ()
+    scaled = scaling(question, ratios.best, wanted.store_rate) if wanted.scale and ratios.best.rate else None
+    seconds = time.process_time() - began
+    return Answer(question, ratios, bought, points, scaled, len(trials), trials.requests, seconds)
+
+
+def scaling(question: Question, served: Served, store_rate: float = 0.0) -> Scaling:
+    """The curve of shapes like the one that was `served`."""
+    found = estimate(question)
+    traffic = traffic_under(question, found, served, store_rate)
+    return Scaling(
+        served.of_bound,
+        curve(found, served.of_bound, traffic),
+        bottlenecks(found, served.of_bound, traffic),
+    )
+
+
+def traffic_under(question: Question, found: Estimate, served: Served, store_rate: float = 0.0) -> Traffic:
+    """What requests bring to proxy and store, where PD workers are as busy as in `served`."""
+    device, load = question.device, question.workload
+    asked = demand_of(load, device.model)
+    rate = served.rate / served.shape.pd_workers
+    step = min(found.step_seconds(rate), question.slo.seconds("tpot"))
+    sequences = max(rate * asked.output_tokens * step, 1.0)
+    seconds = proxy_seconds(load, device.costs, device.model)
+    return traffic_of(
+        asked,
+        seconds,
+        device.costs.proxy.token,
+        embedding_bytes(asked, device.model.merge, device.model.fixed_rows, device.model.row_bytes),
+        sequences,
+        store_rate,
+    )
+
+
+def embedding_bytes(asked: Demand, merge: int, fixed_rows: int, row_bytes: int) -> float:
+    """Of one picture on average."""
+    return (fixed_rows or asked.patches / merge**2) * row_bytes
+
+
+def document(found: Answer) -> dict[str, Any]:
+    """The answer as JSON has it: rates in requests per second, dollars per million requests or null."""
+    question = found.question
+    device = question.device
+    return {
+        "format": FORMAT,
+        "workload": {"name": question.workload_name} | asdict(question.workload),
+        "slo": dict(question.slo.limits),
+        "device": {"name": device.name, "source": device.costs.source, "dollars_per_hour": device.hour},
+        "devices": question.devices,
+        "seed": question.seed,
+        "ratios": [_served(found, served) for served in found.ratios.apart],
+        "replicas": _served(found, found.ratios.replicas),
+        "best": found.ratios.best.name if found.ratios.best.rate else None,
+        "verdict": found.ratios.verdict,
+        "purchases": [
+            {
+                "shape": one.shape.name,
+                "devices": one.devices,
+                "rate": one.rate,
+                "proxies": found.proxies(one.rate),
+                "confirmed": one.confirmed,
+                "dollars_per_million": one.dollars,
+            }
+            for one in found.purchases
+        ],
+        "sensitivity": [asdict(point) for point in found.points],
+        "scaling": _scaling(found.scaling) if found.scaling is not None else None,
+        "simulated": {"windows": found.windows, "requests": found.requests, "seconds": found.seconds},
+    }
+
+
+def _served(found: Answer, served: Served) -> dict[str, Any]:
+    return {
+        "shape": served.name,
+        "bound": served.bound,
+        "rate": served.rate if not served.skipped else None,
+        "rates": list(served.rates),
+        "proxies": found.proxies(served.rate) if not served.skipped else None,
+        "dollars_per_million": found.dollars(served),
+    }
+
+
+def _scaling(found: Scaling) -> dict[str, Any]:
+    return {
+        "of_bound": found.of_bound,
+        "curve": [
+            {
+                "workers": point.workers,
+                "shape": point.shape,
+                "rate": point.rate,
+                "proxies": point.proxies,
+                "one_proxy": point.one_proxy,
+                "shares": point.shares,
+                "store_bytes_per_second": point.store_bytes,
+            }
+            for point in found.points
+        ],
+        "bottlenecks": [asdict(one) for one in found.bottlenecks],
+    }
+
+
+def write_document(path: Path, found: Answer) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document(found)), indent=1) + b"\n")

@@ -1,0 +1,201 @@
+"""How far a shape scales: what its workers serve, and the first part between them that is full.
+
+Everything is a share of one core or one link, at the rate that N workers serve:
+
+    proxy     rate/P · (request + tokens · message/m)  +  2 looks/s · (LOOK_PROXY + N · LOOK_PROXY_WORKER)
+    store     rate · (fresh pictures / save rate + pictures / load rate) · bytes of an embedding
+    registry  N · BEAT  +  P · 2 looks/s · (BEAT + LOOK · 2 + (N + P) · LOOK_WORKER)
+
+P proxies, m tokens in a message: a PD worker sends one message per step to every proxy that has a request
+there, so that with more proxies each brings fewer tokens. One store is one server process: transfers and
+registry each alone may take SHARE of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from triptych.simulator.plan.estimate import Demand, Estimate, best_counts
+
+#: Of a core or a link, what may be in use before waiting for it shows.
+SHARE = 0.7
+#: CPU seconds of a message and tokens in it, of benchmarks/results/proxy_relay.md: 140,924 tokens/s are
+#: received alone, eight in a message. All of it is taken for the message's: an upper bound.
+MESSAGE, MESSAGE_TOKENS = 8 / 140_924, 8
+#: Bytes per second of one store, of benchmarks/results/ec_transfer.md: eight at once over a unix socket.
+SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
+#: CPU seconds of benchmarks/results/registry_load.md: of the store for a heartbeat, a look at the registry
+#: and each worker in it; of a proxy for a look and each worker in it.
+BEAT, LOOK, LOOK_WORKER = 60e-6, 43e-6, 1.6e-6
+LOOK_PROXY, LOOK_PROXY_WORKER = 180e-6, 7.1e-6
+#: Per second: of a worker (`ec_connector/heartbeat.py`), and of a proxy (`proxy/pool.py`).
+BEATS, LOOKS = 1.0, 2.0
+WORKERS = (2, 4, 8, 16, 32, 64, 128, 250, 500, 1000)
+LIMITS = ("proxy", "store", "registry")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a request brings: a proxy's CPU seconds without messages, tokens out, bytes to and from the store.
+
+    `message`: a proxy's seconds for one; `sequences`: those that a PD worker has under way in a step.
+    """
+
+    proxy_seconds: float
+    message: float
+    tokens: float
+    saved: float
+    loaded: float
+    sequences: float
+    save_rate: float = SAVE_RATE
+    load_rate: float = LOAD_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """`rate` requests per second are what the workers serve.
+
+    `one_proxy` is the share of its core that a single proxy would need; `proxies` are as many as it takes (0:
+    no number does), and `shares` those of every part with them. `store_bytes`: per second, saved and loaded.
+    """
+
+    encoders: int
+    pd_workers: int
+    rate: float
+    proxies: int
+    one_proxy: float
+    shares: dict[str, float]
+    store_bytes: float
+
+    @property
+    def workers(self) -> int:
+        return self.encoders + self.pd_workers
+
+    @property
+    def shape(self) -> str:
+        return f"{self.encoders}E{self.pd_workers}PD"
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """`part` is full from `workers` on, at `rate`; None: not within the curve. `proxies` were there."""
+
+    part: str
+    workers: int | None
+    rate: float
+    proxies: int
+
+
+def traffic_of(
+    asked: Demand,
+    proxy_seconds: float,
+    token: float,
+    embedding_bytes: float,
+    sequences: float,
+    store_rate: float = 0.0,
+) -> Traffic:
+    """`token`: a proxy's seconds for one, as measured with MESSAGE_TOKENS in a message.
+
+    `store_rate`: bytes per second in either direction, in place of what was measured.
+    """
+    message = min(MESSAGE, token * MESSAGE_TOKENS)
+    return Traffic(
+        proxy_seconds=proxy_seconds - asked.output_tokens * message / MESSAGE_TOKENS,
+        message=message,
+        tokens=asked.output_tokens,
+        saved=asked.fresh * embedding_bytes,
+        loaded=asked.pictures * embedding_bytes,
+        sequences=sequences,
+        save_rate=store_rate or SAVE_RATE,
+        load_rate=store_rate or LOAD_RATE,
+    )
+
+
+def tokens_per_message(sequences: float, proxies: int) -> float:
+    """Of `sequences` spread over `proxies` at random: how many those that have any have on average."""
+    if proxies <= 1:
+        return max(sequences, 1.0)
+    some = -math.expm1(sequences * math.log1p(-1 / proxies))
+    return max(sequences / (proxies * some), 1.0)
+
+
+def proxy_share(traffic: Traffic, rate: float, workers: int, proxies: int) -> float:
+    """Of one proxy's core."""
+    messages = traffic.tokens / tokens_per_message(traffic.sequences, proxies)
+    requests = rate / proxies * (traffic.proxy_seconds + messages * traffic.message)
+    return requests + LOOKS * (LOOK_PROXY + workers * LOOK_PROXY_WORKER)
+
+
+def store_share(traffic: Traffic, rate: float) -> float:
+    """Of the store's bandwidth."""
+    return rate * (traffic.saved / traffic.save_rate + traffic.loaded / traffic.load_rate)
+
+
+def registry_share(workers: int, proxies: int) -> float:
+    """Of the store's core: heartbeats of workers and proxies, and looks of proxies at both."""
+    looks = BEAT + 2 * LOOK + (workers + proxies) * LOOK_WORKER
+    return workers * BEATS * BEAT + proxies * LOOKS * looks
+
+
+def proxies_needed(traffic: Traffic, rate: float, workers: int) -> int:
+    """The fewest that are within SHARE; 0 when looking at the registry alone takes that much."""
+    free = SHARE - LOOKS * (LOOK_PROXY + workers * LOOK_PROXY_WORKER)
+    if free <= 0:
+        return 0
+    # With a token in each message more proxies make no more work: from there on it is a division.
+    most = math.ceil(rate * (traffic.proxy_seconds + traffic.tokens * traffic.message) / free) + 1
+    low, high = 0, max(most, 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = proxy_share(traffic, rate, workers, middle) <= SHARE
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def reach(traffic: Traffic, encoders: int, pd_workers: int, rate: float) -> Reach:
+    """Of so many workers that serve `rate`."""
+    workers = encoders + pd_workers
+    proxies = proxies_needed(traffic, rate, workers)
+
+    shares = (
+        proxy_share(traffic, rate, workers, max(proxies, 1)),
+        store_share(traffic, rate),
+        registry_share(workers, max(proxies, 1)),
+    )
+    return Reach(
+        encoders,
+        pd_workers,
+        rate,
+        proxies,
+        proxy_share(traffic, rate, workers, 1),
+        dict(zip(LIMITS, shares, strict=True)),
+        rate * (traffic.saved + traffic.loaded),
+    )
+
+
+def curve(
+    found: Estimate, of_bound: float, traffic: Traffic, workers: Iterable[int] = WORKERS
+) -> tuple[Reach, ...]:
+    """Every number of workers in its best ratio, serving `of_bound` of its bound."""
+    ratios = [best_counts(found, count) for count in workers]
+    return tuple(reach(traffic, *ratio, of_bound * found.bound(*ratio)) for ratio in ratios)
+
+
+def bottlenecks(
+    found: Estimate, of_bound: float, traffic: Traffic, most: int = WORKERS[-1]
+) -> tuple[Bottleneck, ...]:
+    """Which parts are full, and when: one proxy; one store and its registry, with all proxies that it takes.
+
+    In the order in which they are met; parts that are never full come last.
+    """
+    met: dict[str, Bottleneck] = {}
+    for point in curve(found, of_bound, traffic, range(2, most + 1)):
+        for part in LIMITS:
+            share = point.one_proxy if part == "proxy" else point.shares[part]
+            if share > SHARE and part not in met:
+                proxies = 1 if part == "proxy" else point.proxies
+                met[part] = Bottleneck(part, point.workers, point.rate, proxies)
+    told = [met.get(part, Bottleneck(part, None, 0.0, 0)) for part in LIMITS]
+    return tuple(sorted(told, key=lambda one: math.inf if one.workers is None else one.workers))

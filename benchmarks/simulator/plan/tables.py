@@ -1,0 +1,133 @@
+"""The answer as people read it, by rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from triptych.simulator.plan.answer import Answer, Scaling
+from triptych.simulator.plan.purchase import MOST_SIMULATED
+from triptych.simulator.plan.ratios import Served
+from triptych.simulator.plan.scaling import SHARE, Bottleneck
+
+PARTS = {"proxy": "one proxy's CPU", "store": "the store's bandwidth", "registry": "the registry"}
+
+
+def show(found: Answer, console: Console) -> None:
+    """Everything that was asked for."""
+    console.print(Group(*_parts(found)))
+
+
+def _parts(found: Answer) -> Iterator[RenderableType]:
+    question, price = found.question, found.question.device.hour
+    dollars = f"${price:g} per hour and device" if price is not None else "no --price, so no cost"
+    yield _text(
+        f"{question.workload_name} on {question.devices} x {question.device.name}, {question.slo}; "
+        f"{dollars}\n"
+        f"costs: {question.device.costs.source}"
+    )
+    yield ratios(found)
+    yield _text(found.ratios.verdict, bold=True)
+    if found.purchases:
+        yield purchases(found)
+    if found.points:
+        yield sensitivity(found)
+    if found.scaling is not None:
+        yield scaling(found.scaling)
+        yield _text("\n".join(map(sentence, found.scaling.bottlenecks)), bold=True)
+    yield _text(
+        f"simulated {found.requests} requests in {found.windows} windows, {found.seconds:.0f} s of CPU time, "
+        f"seed {question.seed}"
+    )
+
+
+def _text(words: str, *, bold: bool = False) -> Text:
+    return Text(words, style="bold" if bold else "")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left")
+    return table
+
+
+def money(dollars: float | None) -> str:
+    return "–" if dollars is None else f"${dollars:,.2f}"
+
+
+def ratios(found: Answer) -> Table:
+    """Every ratio and the replicas, with what they serve."""
+    table = _table(
+        "Highest sustained rate",
+        *("shape", "requests/s", "of loads", "bound by costs", "proxies", "per million"),
+    )
+    for served in (*found.ratios.apart, found.ratios.replicas):
+        best = served is found.ratios.best and served.rate > 0
+        words = _served_words(found, served)
+        table.add_row(*words, style="bold" if best else "dim" if served.skipped else "")
+    return table
+
+
+def _served_words(found: Answer, served: Served) -> tuple[str, ...]:
+    if served.skipped:
+        return (served.name, "ruled out", "", f"{served.bound:.3g}", "", "")
+    spread = f"{min(served.rates):.3g}–{max(served.rates):.3g}" if len(served.rates) > 1 else ""
+    proxies = str(found.proxies(served.rate)) if served.rate else ""
+    rate = f"{served.rate:.3g}" if served.rate else "none"
+    return (served.name, rate, spread, f"{served.bound:.3g}", proxies, money(found.dollars(served)))
+
+
+def purchases(found: Answer) -> Table:
+    rate = found.purchases[0].rate
+    table = _table(
+        f"For {rate:g} requests/s", "shape", "devices", "proxies", "per million", "held in simulation"
+    )
+    for one in found.purchases:
+        held = "yes" if one.confirmed else "no" if one.devices <= MOST_SIMULATED else "not tried: too many"
+        table.add_row(
+            one.shape.name, str(one.devices), str(found.proxies(one.rate)), money(one.dollars), held
+        )
+    return table
+
+
+def sensitivity(found: Answer) -> Table:
+    apart, replicas = found.ratios.best.name, found.ratios.replicas.name
+    table = _table(
+        "When the load differs", "load", f"{apart}, requests/s", f"{replicas}, requests/s", "best by costs"
+    )
+    for point in found.points:
+        load = f"{point.value:.0%} with pictures" if point.kind == "share" else f"{point.value:.0%} reuse"
+        rates = (f"{rate:.3g}" if rate else "none" for rate in (point.apart, point.replicas))
+        table.add_row(load, *rates, point.best, style="bold" if point.given else "")
+    return table
+
+
+def scaling(found: Scaling) -> Table:
+    table = _table(
+        f"Scaling, by costs ({found.of_bound:.0%} of the bound is served)",
+        *("workers", "shape", "requests/s", "proxies", "store GB/s", "store", "registry"),
+    )
+    for point in found.points:
+        shares = (point.shares["store"], point.shares["registry"])
+        table.add_row(
+            str(point.workers),
+            point.shape,
+            f"{point.rate:,.3g}",
+            str(point.proxies or "no number does"),
+            f"{point.store_bytes / 1e9:.3g}",
+            *(Text(f"{share:.1%}", style="red" if share > SHARE else "") for share in shares),
+        )
+    return table
+
+
+def sentence(one: Bottleneck) -> str:
+    """Where a part is full."""
+    if one.workers is None:
+        return f"{PARTS[one.part]}: not met up to 1000 workers"
+    more = f", with {one.proxies} proxies" if one.part == "registry" else ""
+    return f"{PARTS[one.part]}: full from {one.workers} workers on, at {one.rate:,.3g} requests/s{more}"
