@@ -1,0 +1,245 @@
+"""What weights in 8 bits cost: logits against those in fp32 for every family, and the demo model's answers.
+
+    python -m benchmarks int8_quality [--items 8] [--tokens 48] [--answers 360] [--write]
+
+Per family, on the tests' tiny random checkpoint: both sides are loaded in fp32, with `int8-decoder` and with
+`int8`. The fp32 model's own greedy tokens over its own encoder rows are put through the others, whole
+sequences at once, and every position's logits are compared. A random model's candidates lie close together:
+of a trained one more best tokens agree, which the demo model's lines show. `--answers` 0 leaves the demo out;
+else its held-out questions are asked through `triptych serve`. Needs the checkout with its tests, and the
+`worker` and `embedded` extras.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+
+from triptych.demo.evaluate import cases, evaluate
+from triptych.demo.inference import MODEL_ID, Http
+from triptych.models.loading import parameter_bytes
+from triptych.models.quantization import QUANTIZATIONS
+from triptych.models.registry import FAMILIES, load_decoder, load_encoder
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path(__file__).parent / "results" / "int8_quality.md"
+START_SECONDS = 180.0
+
+
+@dataclass(slots=True)
+class Difference:
+    """One family in 8 bits against itself in fp32."""
+
+    family: str
+    quantization: str
+    share_of_bytes: float
+    rows: float
+    largest: float
+    mean: float
+    agree: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--items", type=int, default=8, help="pictures, texts or sounds of each family")
+    parser.add_argument("--tokens", type=int, default=48, help="greedy tokens of each")
+    parser.add_argument("--answers", type=int, default=360, help="questions for the demo model")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests"))
+    lines = [line for family in FAMILIES for line in compare(family.name, options.items, options.tokens)]
+    right = {name: demo(name, options.answers) for name in QUANTIZATIONS} if options.answers else {}
+    text = report(lines, right, options)
+    sys.stdout.write(text)
+    if options.write:
+        RESULT.write_text(text)
+
+
+def compare(family: str, items: int, tokens: int) -> list[Difference]:
+    """Both ways of 8 bits against fp32, over `items` greedy outputs of `tokens` tokens."""
+    from support.checkpoints import build_checkpoint
+    from support.encdec_reference import NAME as CROSS
+    from support.reference_attention import NAME as PLAIN
+
+    path = build_checkpoint(family)
+    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+    sides = {}
+    for name in QUANTIZATIONS:
+        encoder = load_encoder(path, **options, quantization=name)
+        decoder = load_decoder(path, **options, attn_implementation=CROSS, quantization=name)
+        if decoder.cross is None:
+            decoder = load_decoder(path, **options, attn_implementation=PLAIN, quantization=name)
+        sides[name] = (encoder, decoder)
+    found = {name: Difference(family, name, _share(sides, name), 0, 0, 0, 0) for name in QUANTIZATIONS[1:]}
+    count = 0
+    for number in range(items):
+        media = _media(sides["none"][0], number)
+        prepared = {name: encoder.preprocess(media, {}) for name, (encoder, _) in sides.items()}
+        rows = {name: sides[name][0].encode([prepared[name]])[0] for name in sides}
+        ids, prompt = _greedy(sides["none"], prepared["none"], rows["none"], tokens)
+        logits = {
+            name: _logits(*sides[name], ids, prepared[name], rows[name])[prompt - 1 : -1] for name in sides
+        }
+        exact, count = logits["none"], count + tokens
+        for name, line in found.items():
+            error = (logits[name] - exact).abs()
+            spread = float(exact.std())
+            line.rows = max(line.rows, float((rows[name] - rows["none"]).abs().max() / rows["none"].std()))
+            line.largest = max(line.largest, float(error.max()) / spread)
+            line.mean += float(error.mean()) / spread / items
+            line.agree += int((logits[name].argmax(-1) == exact.argmax(-1)).sum())
+    for line in found.values():
+        line.agree /= count
+    return list(found.values())
+
+
+def _share(sides: dict[str, Any], name: str) -> float:
+    """Bytes of both sides' parameters, as a share of those in fp32."""
+    held = {key: sum(parameter_bytes(side.module) for side in sides[key]) for key in ("none", name)}
+    return held[name] / held["none"]
+
+
+def _media(encoder: Any, number: int) -> Any:
+    """A picture, a text or a sound, by its number."""
+    from support.pictures import picture
+    from support.sounds import Sound, sound
+
+    if encoder.modality == "audio":
+        return Sound(sound(1.0 + 2 * number, seed=number))
+    if encoder.modality == "text":
+        rng = random.Random(number)
+        return " ".join(rng.choices(("import", "os", "self", "value", "name", "while", "open"), k=8)).encode()
+    image: Image.Image = picture(number, 48 + 16 * (number % 4), 64)
+    return image
+
+
+def _start(decoder: Any, prepared: Any) -> list[int]:
+    """The tokens before the answer: the family's own start, or the picture and a few words."""
+    if decoder.cross is not None:
+        return list(decoder.prompt_defaults({}).token_ids)
+    from support.model_prompts import plan_of
+
+    geometry = decoder.geometry
+    plan = plan_of(prepared, geometry.hidden_size * (1 + geometry.deepstack_levels))
+    return [*decoder.placeholder(plan), 40, 41, 42]
+
+
+def _logits(encoder: Any, decoder: Any, ids: list[int], prepared: Any, rows: torch.Tensor) -> torch.Tensor:
+    if decoder.cross is not None:
+        from support.encdec_reference import decoder_logits
+
+        return decoder_logits(decoder, [ids], [rows])[0]
+    from support.model_prompts import ModelPrompt, batch_logits, plan_of
+    from triptych.types import MMFeature, Placement
+
+    feature = MMFeature(plan_of(prepared, encoder.width), Placement(0, prepared.length, prepared.runs))
+    return batch_logits(decoder, [ModelPrompt(ids, [feature], [rows])])
+
+
+def _greedy(sides: tuple[Any, Any], prepared: Any, rows: torch.Tensor, tokens: int) -> tuple[list[int], int]:
+    """Prompt and greedy output, and the prompt's length."""
+    encoder, decoder = sides
+    ids = _start(decoder, prepared)
+    prompt = len(ids)
+    for _ in range(tokens):
+        logits = _logits(encoder, decoder, ids, prepared, rows)[-1]
+        if decoder.image_token_id is not None:
+            logits[decoder.image_token_id] = float("-inf")
+        ids.append(int(logits.argmax()))
+    return ids, prompt
+
+
+def demo(quantization: str, answers: int) -> float:
+    """Share of the demo model's held-out questions that are answered with the whole truth."""
+    with tempfile.TemporaryDirectory(prefix="int8-quality-") as folder, _cluster(quantization, folder) as url:
+        marks = evaluate(Http(url, MODEL_ID), cases(1, answers), controls=False)
+    return sum(mark.said == mark.case.truth for mark in marks) / len(marks)
+
+
+@contextmanager
+def _cluster(quantization: str, folder: str) -> Iterator[str]:
+    ports = [_free_port(), _free_port()]
+    command = [sys.executable, "-m", "triptych.cli", "serve", "--quantization", quantization]
+    command += ["--run-dir", folder, "--port", str(ports[0]), "--grpc-port", str(ports[1])]
+    log = Path(folder) / "cluster.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while b"Triptych answers" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(log.read_text()[-4000:])
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{ports[0]}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def report(lines: list[Difference], right: dict[str, float], options: argparse.Namespace) -> str:
+    """The results as the committed page has them."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], text=True, capture_output=True, check=False
+    ).stdout.strip()
+    command = " ".join(f"--{name} {getattr(options, name)}" for name in ("items", "tokens", "answers"))
+    page = [
+        "# Weights in 8 bits",
+        "",
+        f"Command: `python -m benchmarks int8_quality {command} --write`",
+        f"Date: {datetime.date.today()}. Commit: {commit}. {os.cpu_count()} cores ({platform.machine()}), "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, fp32.",
+        "",
+        f"Tiny random checkpoints, {options.items} items of {options.tokens} greedy tokens each. Errors are "
+        "in standard deviations: of the rows, and of the fp32 logits. *Same best token*: share of positions, "
+        "each after the fp32 model's own tokens. The tiny models' logits lie close together: these are hard "
+        "cases.",
+        "",
+        "| family | --quantization | bytes of fp32's | largest row error | largest logit error | mean | "
+        "same best token |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {line.family} | {line.quantization} | {100 * line.share_of_bytes:.0f} % | {line.rows:.3f} "
+            f"| {line.largest:.3f} | {line.mean:.4f} | {100 * line.agree:.1f} % |"
+            for line in lines
+        ),
+    ]
+    if right:
+        page += [
+            "",
+            f"The demo model, {options.answers} held-out questions through `triptych serve`, whole answers:",
+            "",
+            "| --quantization | right |",
+            "| --- | --- |",
+            *(f"| {name} | {100 * share:.1f} % |" for name, share in right.items()),
+        ]
+    return "\n".join(page) + "\n"
+
+
+if __name__ == "__main__":
+    main()
