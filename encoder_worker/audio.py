@@ -21,6 +21,8 @@ FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "MPEG")
 _NAMES = "WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"
 _CHANNELS = 8
 _RATES = (1000, 192_000)
+#: Largest sample; 1 is full scale, and some tools write integers' scale into floats.
+_LOUDEST = float(1 << 32)
 #: Frames decoded at a time.
 _BLOCK = 1 << 16
 
@@ -69,6 +71,8 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
         raise _refused("the file has no sound in it, not a single sample")
     if not np.isfinite(waveform).all():
         raise _refused("the file has samples that are no numbers")
+    if np.abs(waveform).max() > _LOUDEST:
+        raise _refused("the file has samples far beyond full scale, which is 1")
     return waveform
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -17,7 +18,7 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
 from triptych.encoder_worker.saver import Saver
-from triptych.errors import InternalError
+from triptych.errors import InternalError, InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan
 
@@ -172,7 +173,7 @@ class EncoderEngine:
     def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
         """One output or error per item; an item that fails takes no other with it."""
         try:
-            return list(self._encode(items))
+            return self._encode(items)
         except Exception as error:
             if len(items) == 1:
                 logger.warning("the tower failed on an item", exc_info=True)
@@ -185,7 +186,7 @@ class EncoderEngine:
             results += self._encode_isolated([item])
         return results
 
-    def _encode(self, items: Sequence[TowerItem]) -> list[EncoderOutput]:
+    def _encode(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
         if not items:
             return []
         prepared = [item.prepared for item in items if item.prepared is not None]
@@ -235,7 +236,17 @@ class EncoderEngine:
             self._emit(Unsaved(key, reason))
 
 
-def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput:
+def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
+    """The output; an error where it holds what is no number: that would spread to other requests' answers.
+
+    A KV block is not emptied before its next use, and a weight of zero times NaN is NaN.
+    """
     if tuple(data.shape) != (plan.rows, plan.width):
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
+    # The sum is cheaper than a mask of all elements; only where it is no number is it worth a closer look.
+    if not math.isfinite(float(data.sum(dtype=torch.float32))) and not bool(torch.isfinite(data).all()):
+        return InvalidRequest(
+            f"{plan.modality}: the model cannot compute with it, its values overflow; send another one",
+            param=plan.modality,
+        )
     return EncoderOutput(plan, data)

@@ -115,6 +115,10 @@ class Intake:
             if message.messages:
                 raise InvalidRequest("prompt stands alone, without messages", param="prompt")
             token_ids: Sequence[int] = self._raw_prompt(message.prompt).token_ids
+        elif self._two_prompts is not None:
+            raise InvalidRequest(
+                "messages: an encoder-decoder model knows no conversations: send prompt", param="messages"
+            )
         else:
             token_ids = self._prompts.tokenize(message.messages, template_from_proto(message.template))
         return pd_pb2.TokenizeReply(token_ids=token_ids, max_model_len=self._max_model_len)

@@ -17,6 +17,9 @@ from triptych.proxy.transcription_request import TranscriptionRequest, parse_tra
 class AudioEndpoint(JsonEndpoint[TranscriptionRequest]):
     """A form with a file in; a transcript, or with `translates` its English, out."""
 
+    wanted = "send a form with an audio file, such as curl -F file=@speech.wav"
+    smaller = "send a smaller file, such as FLAC, or cut it"
+
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, translates: bool, max_body: int, timeout: float
     ) -> None:

@@ -61,6 +61,8 @@ class ChatCall:
     template: TemplateOptions = TemplateOptions()
     #: Stands in the place of messages, which are empty then.
     prompt: RawPrompt | None = None
+    #: The request's field that holds it.
+    prompt_param: str = "prompt"
     #: What the encoder of an encoder-decoder model reads; `prompt` is the decoder's then, None its default.
     encoder: EncoderPrompt | None = None
     transcription: Transcription | None = None

@@ -83,6 +83,7 @@ def parse_completion(
         processor_options=options,
         n=n,
         prompt=prompts[0],
+        prompt_param="decoder_prompt" if body.decoder_prompt is not None else "prompt",
         encoder=encoder,
     )
     calls = [first]

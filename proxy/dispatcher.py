@@ -27,7 +27,7 @@ from triptych.proxy import lifecycle as do
 from triptych.proxy.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.choices import Choices, make_choices
 from triptych.proxy.encoder_client import JobReady
-from triptych.proxy.encoder_prompt import fit
+from triptych.proxy.encoder_prompt import fit, name_prompt
 from triptych.proxy.flow import Flow
 from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
@@ -355,7 +355,8 @@ class Dispatcher:
         self.jobs.table.end_attempt(flow.call.request_id)
 
     def _fail(self, flow: Flow, order: do.Fail) -> None:
-        flow.outbox.fail(name_field(order.error, flow.call.sampling.output_format))
+        error = name_field(order.error, flow.call.sampling.output_format)
+        flow.outbox.fail(name_prompt(error, flow.call.prompt_param))
 
     def _leave(self, flow: Flow, order: do.Leave) -> None:
         self._router.withdraw(flow)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from triptych.errors import InvalidRequest
+from triptych.errors import InvalidRequest, RequestError
 from triptych.proxy.media_source import ImagePart
 
 if TYPE_CHECKING:
@@ -105,6 +105,13 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
             f"{param}: the encoder of {_name(call)} reads {kind.modality}: use {_remedy(kind)}", param=param
         )
     return call
+
+
+def name_prompt(error: RequestError, param: str) -> RequestError:
+    """A worker's complaint about the prompt, in the name of the field that the client sent."""
+    if error.param != "prompt" or param == "prompt":
+        return error
+    return type(error)(f"{param}: {error.message}", param=param, retry_after=error.retry_after)
 
 
 def _name(call: ChatCall) -> str:

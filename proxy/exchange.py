@@ -39,6 +39,10 @@ class JsonEndpoint(ABC, Generic[P]):
     A subclass says what a body means and how it is answered; a RequestError of either becomes the reply.
     """
 
+    #: What an empty body, and one above the limit, should have been.
+    wanted = "send JSON"
+    smaller = "send fewer or smaller pictures"
+
     def __init__(self, *, max_body: int) -> None:
         self._max_body = max_body
 
@@ -70,7 +74,7 @@ class JsonEndpoint(ABC, Generic[P]):
             await reply.error(InternalError("an unexpected error in the proxy"))
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        limit = f"the request body is above {format_size(self._max_body)}; send fewer or smaller pictures"
+        limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body:
             raise TooLarge(limit, param="body")
@@ -89,7 +93,7 @@ class JsonEndpoint(ABC, Generic[P]):
 
     async def _parse(self, raw: bytes, request_id: str, content_type: bytes) -> P:
         if not raw:
-            raise InvalidRequest("the request body is empty: send JSON", param="body")
+            raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
         return await asyncio.to_thread(self.parse, raw, request_id, content_type)

@@ -37,6 +37,7 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
         cache_salt=check_salt(request.cache_salt),
         n=request.n or 1,
         prompt=decoder,
+        prompt_param=request.WhichOneof("decoder") or "prompt",
         encoder=encoder,
         processor_options=options,
         transcription=transcription,

@@ -20,6 +20,11 @@ RETRY_AFTER = 2.0
 OPTIONS = "mm_processor_kwargs"
 
 
+def _plain(error: RequestError) -> str:
+    """The message without the worker's own name for the item."""
+    return error.message.removeprefix(f"{error.param}: ") if error.param else error.message
+
+
 class Phase(enum.Enum):
     NEW = enum.auto()
     LOOK_UP = enum.auto()
@@ -174,7 +179,7 @@ class Lifecycle:
         if error.param is not None and error.param.startswith(OPTIONS):
             return self._fail(error)
         param = self._params.get(mm_hash)
-        message = f"{param}: {error.message}" if param else error.message
+        message = f"{param}: {_plain(error)}" if param else error.message
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
 
     # -- at the PD worker --------------------------------------------------------------------------

@@ -41,8 +41,8 @@ def in_range(
         return
     too_low = value <= low if above else value < low
     if not math.isfinite(value) or too_low or value > high:
-        left = f"above {low:g}" if above else f"at least {low:g}"
-        raise InvalidRequest(f"{param} must be {left} and at most {high:g}", param=param)
+        left = f"above {low:.15g}" if above else f"at least {low:.15g}"
+        raise InvalidRequest(f"{param} must be {left} and at most {high:.15g}", param=param)
 
 
 def check_sampling(sampling: SamplingParams) -> SamplingParams:

@@ -23,6 +23,8 @@ MAX_ROWS = 4096
 #: Of a batch's token positions, padding takes at most one part of so many.
 _PADDING_SHARE = 4
 TOKEN_IDS = "token_ids"
+#: No vocabulary's token is longer.
+_MOST_CHARS_PER_TOKEN = 128
 
 
 class TextEncoder(EncoderSide):
@@ -121,6 +123,13 @@ class TextEncoder(EncoderSide):
             text = bytes(data).decode("utf-8")
         except UnicodeDecodeError:
             raise InvalidRequest("encoder_prompt: not UTF-8 text", param="encoder_prompt") from None
+        # Tokenising takes seconds for some MiB, which nobody shall have for nothing.
+        if len(text) > self._most * _MOST_CHARS_PER_TOKEN:
+            raise TooLarge(
+                f"encoder_prompt: {len(text)} characters are more than this encoder's {self._most} tokens "
+                "hold; send a shorter text",
+                param="encoder_prompt",
+            )
         ids: list[int] = self.tokenizer(text)["input_ids"]
         return ids
 

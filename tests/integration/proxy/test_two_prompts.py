@@ -12,7 +12,9 @@ from openai import BadRequestError
 from support.fake_workers import MODEL, NAMESPACE, until, whole_text
 from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
+from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
+from triptych.protos.convert import error_to_proto
 
 IDS = {"form": "token_ids"}
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
@@ -238,6 +240,24 @@ async def test_a_speech_model_refuses_text_for_its_encoder_and_conversations(sto
         with pytest.raises(BadRequestError) as refused:
             await cluster.ask([{"role": "user", "content": "Hi"}])
         assert refused.value.param == "messages"
+        await cluster.at_rest()
+
+
+async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_field(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store, modality="text") as cluster:
+        for fields, param in (
+            ({"encoder_prompt": "a", "decoder_prompt": [9]}, "decoder_prompt"),
+            ({"prompt": "a"}, "prompt"),
+        ):
+            cluster.pd_workers[0].refusals = [
+                error_to_proto(InvalidRequest("it is too long", param="prompt"))
+            ]
+            prompt = fields.pop("prompt", None)
+            with pytest.raises(BadRequestError, match="it is too long") as refused:
+                await _complete(cluster, prompt, **fields)
+            assert refused.value.param == param
         await cluster.at_rest()
 
 

@@ -98,6 +98,13 @@ def test_samples_that_are_no_numbers_are_refused() -> None:
     assert "no numbers" in refused(audio_file(samples, RATE, "WAV", subtype="FLOAT")).message
 
 
+def test_samples_whose_features_would_overflow_are_refused() -> None:
+    samples = np.full(RATE, 1e30, dtype=np.float32)
+    assert "full scale" in refused(audio_file(samples, RATE, "WAV", subtype="FLOAT")).message
+    loud = audio_file(np.full(RATE, 32767.0, dtype=np.float32), RATE, "WAV", subtype="FLOAT")
+    assert decode_audio(loud, RATE, AudioLimits()).max() == 32767.0
+
+
 def test_too_many_channels_are_refused() -> None:
     assert "9 channels" in refused(audio_file(np.zeros((99, 9), dtype=np.float32), RATE, "WAV")).message
 

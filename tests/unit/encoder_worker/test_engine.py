@@ -22,7 +22,7 @@ from triptych.encoder_worker.engine import (
     TowerItem,
     Unsaved,
 )
-from triptych.errors import InternalError
+from triptych.errors import InternalError, InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan
 
@@ -121,6 +121,17 @@ def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
     assert isinstance(events["bad"].error, RuntimeError)
     assert events["a"].saving and events["c"].saving
     assert b.tower.batches == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf")])
+def test_rows_that_are_no_numbers_are_the_items_fault_and_reach_nobody(b: Bench, bad: float) -> None:
+    b.engine.encode([item("a"), item("bad", value=bad), item("large", value=1e38)])
+    events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
+    error = events["bad"].error
+    assert isinstance(error, InvalidRequest) and error.param == "image"
+    assert events["a"].saving and events["large"].saving
+    assert b.tower.batches == [3], "the others are not encoded again"
+    assert [key for key, _ in b.saver.saves] == ["a", "large"]
 
 
 def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:

@@ -13,6 +13,7 @@ from support.encdec_checkpoints import FAMILIES
 from support.encdec_oracle import decoder_logits as whole_logits
 from support.encdec_oracle import encoder_rows, greedy, text_inputs
 from support.encdec_reference import NAME, decoder_logits
+from triptych.errors import TooLarge
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 
@@ -93,3 +94,11 @@ def test_greedy_output_of_the_checkpoint_varies(family: str) -> None:
     path = build_checkpoint(family)
     for text in TEXTS:
         assert len(set(greedy(path, text_inputs(path, text), max_new_tokens=64).token_ids)) >= 20
+
+
+def test_a_text_beyond_all_tokens_is_refused_before_it_is_tokenised() -> None:
+    encoder, _ = sides(build_checkpoint("bart"))
+    with pytest.raises(TooLarge, match="characters"):
+        encoder.preprocess(b"x" * (256 * 128 + 1), {})
+    with pytest.raises(TooLarge, match="tokens are more"):
+        encoder.preprocess(b"x y" * 2000, {})

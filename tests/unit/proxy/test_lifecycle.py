@@ -148,6 +148,14 @@ def test_an_items_error_names_the_field_that_holds_it() -> None:
     assert fail.error.status == 400
 
 
+def test_an_items_error_does_not_name_the_item_twice() -> None:
+    machine = Lifecycle({"a": "file"})
+    machine.begin()
+    fail = machine.job_failed("a", InvalidRequest("audio: no WAV file", param="audio"))[-1]
+    assert isinstance(fail, do.Fail)
+    assert (fail.error.message, fail.error.param) == ("file: no WAV file", "file")
+
+
 def test_an_error_about_the_processors_options_keeps_its_own_field() -> None:
     machine = Lifecycle({"a": "messages[0].content[1].image_url.url"})
     machine.begin()
