@@ -9,7 +9,6 @@ from torch import nn
 from transformers.models.bart.modeling_bart import BartDecoder, BartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.cross_attention import CrossAttention
 from triptych.models.encdec import EncDecDecoder
 from triptych.models.loading import KeyMap
 from triptych.models.text_encoder import TextEncoder
@@ -52,21 +51,6 @@ class BartTextDecoder(EncDecDecoder):
     def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = BartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
-
-    @classmethod
-    def take_cross_over(cls, stack: Any) -> None:
-        for index, layer in enumerate(stack.layers):
-            original = layer.encoder_attn
-            layer.encoder_attn = CrossAttention(
-                original,
-                layer_idx=index,
-                head_dim=original.head_dim,
-                scaling=original.scaling,
-                config=stack.config,
-            )
-
-    def cross_modules(self) -> list[CrossAttention]:
-        return [layer.encoder_attn for layer in self.module.decoder.layers]
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
         stack = self.module.decoder

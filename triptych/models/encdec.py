@@ -50,6 +50,8 @@ class EncDecDecoder(DecoderSide):
     """
 
     modality: ClassVar[str] = "text"
+    #: Whether cross-attention multiplies its query, not its scores.
+    scale_query: ClassVar[bool] = False
     keys: ClassVar[KeyMap]
     module: DecoderModule
     cross: CrossGeometry
@@ -126,9 +128,18 @@ class EncDecDecoder(DecoderSide):
         """The family's decoder stack, without weights."""
 
     @classmethod
-    @abstractmethod
     def take_cross_over(cls, stack: Any) -> None:
-        """Puts a `CrossAttention` in the place of every module that attends to encoder rows."""
+        """Puts a `CrossAttention` in the place of each module that attends to encoder rows; as BART has them."""
+        for index, layer in enumerate(stack.layers):
+            original = layer.encoder_attn
+            layer.encoder_attn = CrossAttention(
+                original,
+                layer_idx=index,
+                head_dim=original.head_dim,
+                scaling=original.scaling,
+                config=stack.config,
+                scale_query=cls.scale_query,
+            )
 
     @classmethod
     def computed(cls, stack: Any) -> dict[str, torch.Tensor]:
@@ -154,9 +165,9 @@ class EncDecDecoder(DecoderSide):
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
         """Hidden states [1, T, hidden] of token embeddings [1, T, hidden] at positions [T]."""
 
-    @abstractmethod
     def cross_modules(self) -> list[CrossAttention]:
         """The cross-attention of every layer, in order."""
+        return [layer.encoder_attn for layer in self.module.decoder.layers]
 
     def placeholder(self, plan: ItemPlan) -> list[int]:
         most = self.cross.max_rows

@@ -15,7 +15,6 @@ from transformers.models.vit.modeling_vit import ViTModel
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.cross_attention import CrossAttention
 from triptych.models.encdec import EncDecDecoder
 from triptych.models.images import ImageProcessor, check_known
 from triptych.models.loading import KeyMap, empty_module, load_into
@@ -126,6 +125,7 @@ class SelfAttention(nn.Module):
 
 class TrOCRTextDecoder(EncDecDecoder):
     modality: ClassVar[str] = "image"
+    scale_query: ClassVar[bool] = True
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
@@ -143,22 +143,6 @@ class TrOCRTextDecoder(EncDecDecoder):
             layer.self_attn = SelfAttention(layer.self_attn, stack.config, index)
         module: nn.Module = stack
         return module
-
-    @classmethod
-    def take_cross_over(cls, stack: Any) -> None:
-        for index, layer in enumerate(stack.layers):
-            original = layer.encoder_attn
-            layer.encoder_attn = CrossAttention(
-                original,
-                layer_idx=index,
-                head_dim=original.head_dim,
-                scaling=original.scaling,
-                config=stack.config,
-                scale_query=True,
-            )
-
-    def cross_modules(self) -> list[CrossAttention]:
-        return [layer.encoder_attn for layer in self.module.decoder.layers]
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
         stack = self.module.decoder

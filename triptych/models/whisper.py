@@ -23,7 +23,6 @@ from triptych.models.base import (
     PromptDefaults,
 )
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.cross_attention import CrossAttention
 from triptych.models.encdec import EncDecDecoder
 from triptych.models.loading import KeyMap, empty_module, load_into
 from triptych.models.text import load_config
@@ -143,6 +142,7 @@ class WhisperTextDecoder(EncDecDecoder):
     """Prompt and rules follow the task: `language`, `task`, `timestamps`, `detect_language`, `prompt_ids`."""
 
     modality: ClassVar[str] = "audio"
+    scale_query: ClassVar[bool] = True
     keys: ClassVar[KeyMap] = KEYS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -155,22 +155,6 @@ class WhisperTextDecoder(EncDecDecoder):
     def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = WhisperDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
-
-    @classmethod
-    def take_cross_over(cls, stack: Any) -> None:
-        for index, layer in enumerate(stack.layers):
-            original = layer.encoder_attn
-            layer.encoder_attn = CrossAttention(
-                original,
-                layer_idx=index,
-                head_dim=original.head_dim,
-                scaling=original.scaling,
-                config=stack.config,
-                scale_query=True,
-            )
-
-    def cross_modules(self) -> list[CrossAttention]:
-        return [layer.encoder_attn for layer in self.module.decoder.layers]
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
         stack = self.module.decoder
