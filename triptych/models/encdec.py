@@ -129,7 +129,7 @@ class EncDecDecoder(DecoderSide):
 
     @classmethod
     def take_cross_over(cls, stack: Any) -> None:
-        """Puts a `CrossAttention` in the place of each module that attends to encoder rows; as BART has them."""
+        """Puts a `CrossAttention` in place of each module that attends to encoder rows; as BART has them."""
         for index, layer in enumerate(stack.layers):
             original = layer.encoder_attn
             layer.encoder_attn = CrossAttention(
