@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
-from support.traffic import Answer, Case, ask
+from support.traffic import Answer, ask
 from support.waiting import within
 
 
 class Streams:
     """Every case once for each salt; the salts make prompts and pictures new to the cluster.
 
-    Leaving the `async with` cancels what is still under way.
+    `asker` sends a case, `ask` of `support.traffic` or one that takes the same words. Leaving the
+    `async with` cancels what is still under way.
     """
 
-    def __init__(self, url: str, cases: Sequence[Case], tokens: int, salts: Sequence[str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        cases: Sequence[Any],
+        tokens: int,
+        salts: Sequence[str],
+        asker: Callable[..., Awaitable[Any]] = ask,
+    ) -> None:
         self._url = url
         self._asked = [(case, salt) for salt in salts for case in cases]
         self._tokens = tokens
         self.answers = [Answer() for _ in self._asked]
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._asker = asker
+        self._tasks: list[asyncio.Future[Any]] = []
 
     async def __aenter__(self) -> Self:
         self._tasks = [
-            asyncio.create_task(ask(self._url, case, self._tokens, into=answer, cache_salt=salt))
+            asyncio.ensure_future(self._asker(self._url, case, self._tokens, into=answer, cache_salt=salt))
             for (case, salt), answer in zip(self._asked, self.answers, strict=True)
         ]
         return self
@@ -37,14 +46,14 @@ class Streams:
 
     @property
     def pictured(self) -> int:
-        """Requests with pictures: none of them ends while all encoders are stopped."""
-        return sum(bool(case.images) for case, _ in self._asked)
+        """Requests with something to encode: none of them ends while all encoders are stopped."""
+        return sum(case.encoded for case, _ in self._asked)
 
     @property
     def in_the_middle(self) -> int:
-        """Streams with pictures that have shown a token and not their last one."""
+        """Streams of those that have shown a token and not their last one."""
         return sum(
-            bool(case.images) and 0 < len(answer.token_ids) < self._tokens
+            case.encoded and 0 < len(answer.token_ids) < self._tokens
             for (case, _), answer in zip(self._asked, self.answers, strict=True)
         )
 

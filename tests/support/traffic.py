@@ -29,6 +29,11 @@ class Case:
     parts: tuple[str | int, ...]
     images: tuple[Image.Image, ...] = ()
 
+    @property
+    def encoded(self) -> bool:
+        """Whether something of it goes to an encoder."""
+        return bool(self.images)
+
     def oracle_messages(self) -> list[dict[str, Any]]:
         content = [
             {"type": "image"} if isinstance(part, int) else {"type": "text", "text": part}

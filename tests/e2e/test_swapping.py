@@ -1,0 +1,54 @@
+"""Preempted requests of real PD processes with too little KV memory: swapped out, back in, and right."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from support import encdec_traffic, traffic
+from support.checkpoints import build_checkpoint
+from support.cluster import Cluster, running_cluster
+from support.encdec_oracle import tokenizer_of
+from support.encdec_traffic import EncDecCase
+from support.oracle import assert_exact
+from support.rest import assert_at_rest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SWAP = ("--threads", "1", "--preemption", "swap", "--swap-memory", "64MiB")
+TOKENS = 64
+
+
+def assert_swapped(cluster: Cluster) -> None:
+    assert cluster.total("pd", "vllm:num_preemptions_total") > 0
+    assert cluster.total("pd", "triptych_pd_swapped_blocks_total") > 0
+    assert_at_rest(cluster)
+    assert cluster.total("pd", "triptych_pd_host_blocks_used") == 0
+
+
+async def test_pictures_answer_alike_where_requests_are_swapped(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
+    cases = traffic.mixed_cases(16, seed=4)
+    reference = traffic.expected(path, cases, TOKENS)
+    # A block of 16 tokens is 12 KiB: 80 blocks, for 16 requests of about 10.
+    memory = ("--kv-memory", "960KiB", "--max-model-len", "512")
+    with running_cluster(path, tmp_path / "run", *SWAP, *memory) as cluster:
+        got = await traffic.ask_all(cluster.url, cases, TOKENS)
+        assert_exact(reference, [answer.token_ids for answer in got])
+        await asyncio.to_thread(assert_swapped, cluster)
+
+
+async def test_sounds_answer_alike_where_requests_are_swapped_with_their_tables(tmp_path: Path) -> None:
+    path = build_checkpoint("whisper", tmp_path / "whisper")
+    words = "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"
+    prompt = tuple(tokenizer_of(path).convert_tokens_to_ids(words.split()))
+    cases = [EncDecCase((1.0 + seed, seed), prompt) for seed in range(8)]
+    reference = encdec_traffic.expected(path, cases, TOKENS)
+    # A block of 16 rows is 24 KiB: 4 tables of 94 blocks, and 12 more for 4 requests that will want 5 each.
+    memory = ("--kv-memory", "9312KiB", "--max-model-len", "128")
+    with running_cluster(path, tmp_path / "run", *SWAP, *memory) as cluster:
+        got = await asyncio.gather(*(encdec_traffic.ask(cluster.url, case, TOKENS) for case in cases))
+        assert_exact(reference, [answer.token_ids for answer in got], min_distinct=10)
+        await asyncio.to_thread(assert_swapped, cluster)
