@@ -26,6 +26,7 @@ class Support:
 
 _SCHEDULING = "`tests/unit/pd_worker/test_cross_scheduling.py`"
 _SIDES = "`tests/unit/models/test_encdec_sides.py`"
+_CONFORMANCE = "`tests/unit/pd_worker/test_attention_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/test_encdec_matches_generate.py`"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
@@ -37,11 +38,9 @@ MATRIX = (
     Support("attention_bias", "Custom attention bias", _SIDES),
     Support("prefix_caching", "Prefix caching", _SCHEDULING),
     Support("choices", "Several choices, `n` > 1", _ENGINE),
-    Support(
-        "preemption",
-        "Preemption by recompute",
-        _ENGINE,
-    ),
+    Support("preemption", "Preemption, by recompute or swap", "`tests/e2e/test_swapping.py`"),
+    Support("chunked_prefill", "Chunked prefill", _ENGINE),
+    Support("backends", "More than one attention backend", _CONFORMANCE),
     Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
     Support("int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/test_quantization.py`"),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),

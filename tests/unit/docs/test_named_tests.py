@@ -17,7 +17,7 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("page", ["known-bugs.md", "security.md"])
+@pytest.mark.parametrize("page", ["encoder-decoder-tests.md", "known-bugs.md", "security.md"])
 def test_every_test_named_on_the_page_exists(page: str) -> None:
     named = NAMED.findall((ROOT / "docs" / page).read_text())
     assert named
