@@ -16,6 +16,7 @@ from triptych.cli.bench import bench
 from triptych.cli.options import MODEL_HELP, build, config_options
 from triptych.cli.plan import plan
 from triptych.cli.profile import profile
+from triptych.cli.transcribe import transcribe
 from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
 
@@ -81,6 +82,7 @@ def _imports(model: str) -> Iterator[None]:
 app.add_command(bench)
 app.add_command(profile)
 app.add_command(plan)
+app.add_command(transcribe)
 
 
 @app.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")

@@ -39,7 +39,7 @@ def check_model(values: dict[str, Any]) -> None:
     kv_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * size
     lines = [
         f"model         {path}",
-        f"family        {family.name}, of {encoder.modality}",
+        f"family        {family.name}, {_kind(encoder.modality, decoder)}",
         f"dtype         {str(dtype).removeprefix('torch.')} on {device}, quantization {quantization}",
         *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(held[name])}" for name, n in counts.items()),
         f"embedding     {format_size(encoder.width * size)} a row",
@@ -64,11 +64,18 @@ def check_model(values: dict[str, Any]) -> None:
     sys.stdout.write("It fits.\n")
 
 
+def _kind(modality: str, decoder: Any) -> str:
+    """What the model is, in a few words; `modality` is that of its items."""
+    return f"of {modality}" if decoder.cross is None else f"an encoder-decoder model of {modality}"
+
+
 def _cross(decoder: Any, size: int) -> list[str]:
     """What an item takes where it is attended to from beside the prompt; nothing for other models."""
+    from triptych.models.text_encoder import MAX_ROWS
+
     cross = decoder.cross
     if cross is None:
         return []
     row = 2 * cross.num_layers * cross.num_kv_heads * cross.head_dim * size
-    most = f"{cross.max_rows} rows" if cross.max_rows else "any number of rows"
-    return [f"cross         {format_size(row)} a row of the KV cache, once for all requests; {most} an item"]
+    rows = f"{cross.max_rows or MAX_ROWS} rows an item at most"
+    return [f"cross         {format_size(row)} a row of the KV cache, once for all requests; {rows}"]

@@ -69,14 +69,14 @@ class _Settings:
         return Unavailable(f"nobody answers at {self.url} ({error or type(error).__name__})")
 
 
-def _checked(reply: httpx2.Response) -> None:
-    """Raises what a reply with an error status says; its body has been read."""
+def _checked(reply: httpx2.Response) -> httpx2.Response:
+    """The reply; raises what one with an error status says. Its body has been read."""
     if reply.status_code >= 400:
         raise error_of(reply.status_code, reply.content, reply.headers.get("retry-after"))
+    return reply
 
 
 def _object(reply: httpx2.Response) -> dict[str, Any]:
-    _checked(reply)
     try:
         value = reply.json()
     except ValueError:
@@ -169,6 +169,13 @@ class Client:
         form = audio_form(file, model, options)
         return transcript_of(self._call("POST", TRANSLATIONS, form))
 
+    def transcribe_to(
+        self, file: File, form: str, *, translate: bool = False, model: str = "", **options: Any
+    ) -> str:
+        """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
+        body = audio_form(file, model, options | {"response_format": form})
+        return self._reply("POST", TRANSLATIONS if translate else TRANSCRIPTIONS, body).text
+
     def models(self) -> list[str]:
         """Names that `model` takes."""
         return [model["id"] for model in _field(self._call("GET", "/v1/models"), "data")]
@@ -183,11 +190,15 @@ class Client:
         return str(_field(self._call("POST", "/detokenize", body), "prompt"))
 
     def _call(self, method: str, path: str, body: Body = None) -> dict[str, Any]:
+        return _object(self._reply(method, path, body))
+
+    def _reply(self, method: str, path: str, body: Body) -> httpx2.Response:
+        """The reply that says yes; tried again while it makes sense."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return _object(self._send(method, path, body))
+                return _checked(self._send(method, path, body))
             except RequestError as error:
                 self._wait(error, attempt)
 
@@ -307,6 +318,13 @@ class AsyncClient:
         form = await asyncio.to_thread(audio_form, file, model, options)
         return transcript_of(await self._call("POST", TRANSLATIONS, form))
 
+    async def transcribe_to(
+        self, file: File, form: str, *, translate: bool = False, model: str = "", **options: Any
+    ) -> str:
+        """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
+        body = await asyncio.to_thread(audio_form, file, model, options | {"response_format": form})
+        return (await self._reply("POST", TRANSLATIONS if translate else TRANSCRIPTIONS, body)).text
+
     async def models(self) -> list[str]:
         """Names that `model` takes."""
         return [model["id"] for model in _field(await self._call("GET", "/v1/models"), "data")]
@@ -321,11 +339,15 @@ class AsyncClient:
         return str(_field(await self._call("POST", "/detokenize", body), "prompt"))
 
     async def _call(self, method: str, path: str, body: Body = None) -> dict[str, Any]:
+        return _object(await self._reply(method, path, body))
+
+    async def _reply(self, method: str, path: str, body: Body) -> httpx2.Response:
+        """The reply that says yes; tried again while it makes sense."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return _object(await self._send(method, path, body))
+                return _checked(await self._send(method, path, body))
             except RequestError as error:
                 await self._wait(error, attempt)
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc import aio
 
 import triptych
 from support.fake_workers import END_TOKEN, FIRST_TIME, whole_text
 from support.proxy_fakes import FakeCluster
+from triptych.cli.app import app
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
@@ -133,6 +135,15 @@ async def test_the_client_writes_a_file_down(store: EmbeddingStore, tmp_path: Pa
             assert (await client.complete(audio=WAV, prompt="The", max_tokens=3)).text == whole_text(3)
             with pytest.raises(InvalidRequest, match="language"):
                 await client.transcribe(WAV, language="x" * 50)
-        assert [submit.transcription.task for submit in pd.submits] == ["transcribe", "", "translate", ""]
-        assert pd.submits[-1].prompt.text == "The"
+            pd.answers = [answer]
+            srt = await client.transcribe_to(WAV, "srt", language="en")
+            assert srt == "1\n00:00:00,000 --> 00:00:02,000\nHi\n\n"
+        pd.answers = [[4000], answer]
+        command = ["transcribe", str(path), "--format", "vtt", "--translate"]
+        address = ["--url", f"http://127.0.0.1:{cluster.port}"]
+        shown = await asyncio.to_thread(CliRunner().invoke, app, [*command, *address])
+        assert shown.output == "WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nHi\n"
+        tasks = [submit.transcription.task for submit in pd.submits]
+        assert tasks == ["transcribe", "", "translate", "", "transcribe", "", "translate"]
+        assert pd.submits[3].prompt.text == "The"
         await cluster.at_rest()

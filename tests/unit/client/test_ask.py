@@ -30,3 +30,17 @@ def test_an_address_that_is_none_is_said_to_be_none(url: str):
     result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
     assert result.exit_code == 1
     assert "is no address" in result.output
+
+
+def test_a_file_is_written_down_or_it_is_said_why_not(tmp_path: Path):
+    url = f"http://127.0.0.1:{free_port()}"
+    sound = tmp_path / "a.wav"
+    sound.write_bytes(b"RIFF")
+    result = CliRunner().invoke(app, ["transcribe", str(sound), "--url", url])
+    assert result.exit_code == 1
+    assert result.output.count("\n") == 1
+    assert url in result.output and "triptych serve" in result.output
+    result = CliRunner().invoke(app, ["transcribe", str(tmp_path / "none.wav")])
+    assert result.exit_code == 2 and "does not exist" in result.output
+    result = CliRunner().invoke(app, ["transcribe", str(sound), "--format", "xml"])
+    assert result.exit_code == 2 and "verbose_json" in result.output
