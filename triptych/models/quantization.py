@@ -67,8 +67,14 @@ class Int8Linear(nn.Module):
         step = max(1, _CAST_BYTES // (self.in_features * rows.element_size()))
         if rows.is_cuda or step >= self.out_features:
             return functional.linear(rows, self.weight.to(rows.dtype))
-        weights = torch.split(self.weight, step)
-        return torch.cat([functional.linear(rows, weight.to(rows.dtype)) for weight in weights], dim=1)
+        # One buffer for all: fresh memory for each part would cost as much as the product.
+        buffer = rows.new_empty(step, self.in_features)
+        out = rows.new_empty(len(rows), self.out_features)
+        for first in range(0, self.out_features, step):
+            part = self.weight[first : first + step]
+            cast = buffer[: len(part)].copy_(part)
+            out[:, first : first + len(part)] = functional.linear(rows, cast)
+        return out
 
 
 def replace_linears(module: nn.Module) -> set[str]:
