@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from support.checkpoints import FAMILIES, build_checkpoint
 from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
-from support.encdec_reference import NAME
+from support.encdec_reference import NAME, decoder_logits
+from support.model_prompts import ModelPrompt, batch_logits
+from support.reference_attention import NAME as DENSE
 from triptych.models.identity import model_identity
 from triptych.models.loading import parameter_bytes
 from triptych.models.quantization import Int8Linear, quantize, replace_linears
@@ -82,6 +84,40 @@ def test_both_sides_of_every_family_load_in_8_bits_and_take_less(family: str) ->
         assert any(isinstance(m, Int8Linear) for m in encoder.module.modules()) == (quantization == "int8")
         plain = load_decoder(path, **options, attn_implementation=NAME)  # type: ignore[arg-type]
         assert parameter_bytes(decoder.module) < parameter_bytes(plain.module)
+
+
+def rounded(module: nn.Module) -> None:
+    """Linear layers but the head get the values that 8 bits can say."""
+    for name, layer in module.named_modules():
+        if type(layer) is nn.Linear and not name.endswith("lm_head"):
+            whole, scale = quantize(layer.weight.detach())
+            layer.weight.data = whole * scale[:, None]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCDEC_FAMILIES])
+def test_every_family_computes_with_the_rounded_weights(family: str) -> None:
+    path = build_checkpoint(family)
+    plain = load_encoder(path, device=CPU, dtype=torch.float32)
+    rounded(plain.module)
+    encoder = load_encoder(path, device=CPU, dtype=torch.float32, quantization="int8")
+    item = encoder.preprocess(encoder.sample(), {})
+    [rows], [wanted] = encoder.encode([item]), plain.encode([item])
+    torch.testing.assert_close(rows, wanted, atol=2e-4, rtol=1e-3)
+    attention = NAME if family in ENCDEC_FAMILIES else DENSE
+    decoders = [
+        load_decoder(
+            path, device=CPU, dtype=torch.float32, attn_implementation=attention, quantization=quantization
+        )
+        for quantization in ("int8", "none")
+    ]
+    rounded(decoders[1].module)
+    ids = list(range(40, 52))
+    if family in ENCDEC_FAMILIES:
+        got, expected = (decoder_logits(decoder, [ids], [wanted])[0] for decoder in decoders)
+    else:
+        got, expected = (batch_logits(decoder, [ModelPrompt(ids, [], [])]) for decoder in decoders)
+    assert float(expected.std()) > 0.5
+    torch.testing.assert_close(got, expected, atol=2e-3, rtol=1e-3)
 
 
 def test_keys_change_with_what_is_computed_otherwise(tmp_path: Path) -> None:
