@@ -19,7 +19,7 @@ from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
 from triptych.launch.cores import share_cores
-from triptych.launch.memory import MemoryPlan, check_fits, weight_elements
+from triptych.launch.memory import MemoryPlan, check_fits, weight_bytes
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
 
 
@@ -112,7 +112,7 @@ def test_a_plan_that_fits_is_accepted():
 def test_a_broken_weight_file_is_told(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError, match="fetch the checkpoint again"):
-        weight_elements(tmp_path)
+        weight_bytes(tmp_path, "float32")
 
 
 def test_restarts_wait_longer_each_time_up_to_a_bound():

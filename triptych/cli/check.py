@@ -48,8 +48,7 @@ def check_model(values: dict[str, Any]) -> None:
         *_cross(decoder, size),
     ]
     plan = plan_memory(
-        sum(held.values()) // size,
-        dtype=str(dtype).removeprefix("torch."),
+        sum(held.values()),
         shape=shape_of(values),
         kv_memory=values["kv_memory"],
         encoder_cache_memory=values["encoder_cache_memory"],

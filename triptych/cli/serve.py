@@ -26,7 +26,7 @@ from triptych.config import (
 from triptych.errors import ConfigError
 from triptych.launch.cores import assign_cores, check_sharing, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_elements
+from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_bytes
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
 from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
@@ -79,8 +79,7 @@ def _share_cores(path: Path, values: dict[str, Any], store_memory: int) -> dict[
 def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None:
     on_cpu = values["device"] == "cpu"
     plan = plan_memory(
-        weight_elements(path),
-        dtype="float32" if values["dtype"] == "auto" else values["dtype"],
+        weight_bytes(path, "float32" if values["dtype"] == "auto" else values["dtype"], values["quantization"]),
         shape=shape_of(values),
         kv_memory=values["kv_memory"] if on_cpu else 0,
         encoder_cache_memory=values["encoder_cache_memory"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from triptych.types import DTYPE_BYTES
 #: share most of it: all together hold less than this for each, their zygote included.
 WORKER_BASE_BYTES = 450 * MIB
 PROXY_BASE_BYTES = 120 * MIB
+#: Matrices that stay as they are with --quantization.
+_KEPT = re.compile(r"embed|shared|lm_head|proj_out|output_projection|relative_attention_bias")
 _SAFETENSORS_DTYPES = {
     "F32": 4,
     "BF16": 2,
@@ -45,35 +48,47 @@ class MemoryPlan:
         return "\n".join([*lines, f"  {'together':<{width}}  {format_size(self.total):>12}"])
 
 
-def weight_elements(folder: Path) -> int:
-    """Parameters in a checkpoint folder, read from the headers of its safetensors files alone."""
+def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
+    """What the weights of a checkpoint folder take, by the headers of its safetensors files alone.
+
+    With `int8` every matrix counts as 8 bits that is no embedding or head by its name; with `int8-decoder`
+    none, since names do not tell whose side it is: an upper bound.
+    """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"MODEL={folder} has no *.safetensors: other weight files are not read")
-    return sum(_elements_of(file) for file in files)
+    itemsize, total = DTYPE_BYTES[dtype], 0
+    for file in files:
+        for name, dims, elements in _tensors_of(file):
+            in_8_bits = quantization == "int8" and dims == 2 and not _KEPT.search(name)
+            total += elements if in_8_bits else elements * itemsize
+    return total
 
 
-def _elements_of(file: Path) -> int:
+def _tensors_of(file: Path) -> list[tuple[str, int, int]]:
+    """Name, dimensions and elements of each tensor."""
     try:
         with file.open("rb") as handle:
             size = int.from_bytes(handle.read(8), "little")
             if not 2 <= size <= 100 * MIB:
                 raise ValueError("header size")
             header = json.loads(handle.read(size))
-        spans = [
-            (entry["data_offsets"][1] - entry["data_offsets"][0]) // _SAFETENSORS_DTYPES[entry["dtype"]]
+        return [
+            (
+                name,
+                len(entry["shape"]),
+                (entry["data_offsets"][1] - entry["data_offsets"][0]) // _SAFETENSORS_DTYPES[entry["dtype"]],
+            )
             for name, entry in header.items()
             if name != "__metadata__"
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is no readable safetensors file: fetch the checkpoint again") from error
-    return sum(spans)
 
 
 def plan_memory(
-    elements: int,
+    weights: int,
     *,
-    dtype: str,
     shape: ClusterShape,
     kv_memory: int,
     encoder_cache_memory: int,
@@ -81,11 +96,11 @@ def plan_memory(
     store_memory: int,
     weights_in_ram: bool = True,
 ) -> MemoryPlan:
-    """The cluster's memory on one machine; each worker counts with the whole checkpoint: an upper bound.
+    """The cluster's memory on one machine; each worker counts with all `weights`, in bytes: an upper bound.
 
     The embeddings of a colocated replica that is alone are in it instead of in the store: they count once.
     """
-    weights = elements * DTYPE_BYTES[dtype] if weights_in_ram else 0
+    weights = weights if weights_in_ram else 0
     workers, encoders, pd_workers = shape.workers, shape.encoding, shape.decoding
     return MemoryPlan(
         (

@@ -14,6 +14,7 @@ from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec_reference import NAME, decoder_logits
 from support.model_prompts import ModelPrompt, batch_logits
 from support.reference_attention import NAME as DENSE
+from triptych.launch.memory import weight_bytes
 from triptych.models.identity import model_identity
 from triptych.models.loading import parameter_bytes
 from triptych.models.quantization import Int8Linear, quantize, replace_linears
@@ -130,3 +131,15 @@ def test_keys_change_with_what_is_computed_otherwise(tmp_path: Path) -> None:
     assert identities["none"] == model_identity(path, dtype=torch.float32)
     assert identities["int8-decoder"].namespace == identities["none"].namespace
     assert identities["int8"].namespace != identities["none"].namespace
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "bart", "t5", "whisper", "trocr"])
+def test_the_plan_before_loading_holds_what_both_sides_take(family: str) -> None:
+    path = build_checkpoint(family)
+    options = {"device": CPU, "dtype": torch.float32}
+    for quantization in ("none", "int8", "int8-decoder"):
+        encoder = load_encoder(path, **options, quantization=quantization)  # type: ignore[arg-type]
+        decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=quantization)  # type: ignore[arg-type]
+        held = max(parameter_bytes(encoder.module), parameter_bytes(decoder.module))
+        assert held <= weight_bytes(path, "float32", quantization)
+    assert weight_bytes(path, "float32", "int8") < 0.8 * weight_bytes(path, "float32")
