@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from triptych.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
+
+# It warns of every broken form, which would let clients write the log.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 MAX_PARTS = 64
 #: Bytes of one part's headers, and of one field that is no file.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from triptych.errors import InvalidRequest
@@ -56,3 +58,9 @@ def test_what_is_no_form_is_refused(kind: bytes, body: bytes, param: str) -> Non
     with pytest.raises(InvalidRequest) as refused:
         parse_form(kind, body)
     assert refused.value.param == param
+
+
+def test_a_broken_form_writes_nothing_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), pytest.raises(InvalidRequest):
+        parse_form(b"multipart/form-data; boundary=b", b"--x\r\n\r\n")
+    assert not caplog.records
