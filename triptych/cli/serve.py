@@ -78,8 +78,9 @@ def _share_cores(path: Path, values: dict[str, Any], store_memory: int) -> dict[
 
 def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None:
     on_cpu = values["device"] == "cpu"
+    dtype = "float32" if values["dtype"] == "auto" else values["dtype"]
     plan = plan_memory(
-        weight_bytes(path, "float32" if values["dtype"] == "auto" else values["dtype"], values["quantization"]),
+        weight_bytes(path, dtype, values["quantization"]),
         shape=shape_of(values),
         kv_memory=values["kv_memory"] if on_cpu else 0,
         encoder_cache_memory=values["encoder_cache_memory"],
