@@ -13,12 +13,13 @@ import argparse
 import datetime
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triptych.config import EncoderConfig
 from triptych.goodput.arrivals import Arrivals, arrival_times
+from triptych.goodput.drift import MOST_POINTS
 from triptych.goodput.machine import describe, load_average
 from triptych.goodput.presets import preset
 from triptych.goodput.search import SearchLimits, Verdict, search
@@ -40,7 +41,7 @@ from triptych.simulator.shape import ClusterShape, Limits, colocated, on_devices
 
 RESULT = Path(__file__).parent / "results" / "published_epd.md"
 #: Seconds of a window that are measured, and before them.
-SECONDS, WARM_UP = 60.0, 20.0
+SECONDS, WARM_UP = 30.0, 20.0
 #: The published sweep ends at 24 requests per second; a search looks a little further.
 LOWEST, HIGHEST = 1.0, 28.0
 
@@ -85,7 +86,7 @@ def window(system: System, load: Workload, slo: Slo, rate: float, seconds: float
         warm_up=warm_up,
         enough=Doomed(slo, measured),
     )
-    return verdict_of(found.records, slo)
+    return verdict_of(found.records, slo, MOST_POINTS)
 
 
 def sustained(
@@ -159,7 +160,7 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     return found
 
 
-def report(cells: Cells, seconds: float, load_before: float, explained: Iterable[str]) -> str:
+def report(cells: Cells, seconds: float, load_before: float, explained: str) -> str:
     machine = describe(load_before)
     off = errors(cells)
     worst = max(off, key=lambda one: abs(one[1]))
@@ -184,11 +185,11 @@ def report(cells: Cells, seconds: float, load_before: float, explained: Iterable
         *rows(cells),
         "",
         f"`*`: a constant was fitted to this figure. Of the {len(off)} others, "
-        f"{sum(abs(error) <= 0.15 for _, error in off)} are within 15 %, "
+        f"{sum(abs(error) <= 0.15 for _, error in off)} within 15 %, "
         f"{sum(abs(error) <= 0.30 for _, error in off)} within 30 %; the farthest is {worst[0]} "
         f"({worst[1]:+.0%}).",
         "",
-        *explained,
+        explained,
         "",
         "What each search was ended by, one step above the rate given:",
         "",
@@ -201,7 +202,24 @@ def report(cells: Cells, seconds: float, load_before: float, explained: Iterable
     return "\n".join(lines)
 
 
-EXPLAINED: tuple[str, ...] = ()
+EXPLAINED = """\
+The shape is the published one: replicas lose to pictures and to text alike, 1E3PD serves about twice as
+much wherever there is more than one picture or much text, and both fall with every further picture. The
+differences:
+
+- **GPU time does not explain the published gap.** Without a front door, with the GPUs' roofline alone, four
+  replicas serve as much as 1E3PD or more (last two columns). What limits the published replicas looks like
+  one serial stage of 37 ms a picture and 44 µs a token of text. That it is the front door is our reading.
+- **short-1, replicas: too low.** No stage that is linear in pictures and tokens serves 23, 6 and 8 of the
+  first three rows: at 23 requests/s ours would take 1.26 s a second. The ratio is too high for that alone.
+- **short-1, 1E3PD: beyond the sweep.** The published 24 is where its sweep ends: both may be true.
+- **long-2 to long-4, 1E3PD: about half more than published.** Ours is limited by the steps of three PD
+  workers (without a door it is nearly the same). The published figures fall faster than prompts grow: one
+  serial stage of 18 ms a picture and 26 µs a token of text would serve 35, 12, 14, 11.4, 9.4 and 8.1 from the
+  first row to the last. So the published 1E3PD seems to have such a stage too; where it stands is not told,
+  and it is not in the model.
+- **Rates above the doors' own** (6.7 where the door is full at 6.0): with a TTFT limit of 20 s a queue that
+  grows by up to 4 s a minute counts as sustained, here and in any sweep whose windows are as short."""
 
 
 def main() -> int:

@@ -8,10 +8,11 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from triptych.goodput.plots import COLOURS
 from triptych.simulator.plan.answer import Answer, Scaling
-from triptych.simulator.plan.scaling import SHARE
+from triptych.simulator.plan.scaling import LIMITS, SHARE
 from triptych.simulator.plan.sensitivity import Point
 from triptych.simulator.plan.tables import PARTS
 
@@ -27,7 +28,7 @@ def draw(found: Answer) -> Figure:
     figure: Figure = plt.figure(figsize=(4.4 * columns, 3.9 * rows), layout="constrained")
     question = found.question
     figure.suptitle(
-        f"{question.workload_name} on {question.devices} x {question.device.name}, {question.slo}: "
+        f"{question.workload_name} on {question.devices} x {question.device.name}, {question.slo}\n"
         f"{found.ratios.verdict}"
     )
     grid = figure.add_gridspec(rows, 2 * columns)
@@ -73,7 +74,8 @@ def _sensitivity(axis: Axes, kind: str, points: Sequence[Point], found: Answer) 
         if point.given:
             axis.axvline(100 * point.value, color="#555555", linestyle=":", label="as asked")
     label = "requests with pictures, %" if kind == "share" else "pictures shown before, %"
-    axis.set(xlabel=label, ylabel="requests/s", ylim=(0, None), title="when the load differs")
+    axis.set(xlabel=label, ylabel="requests/s", title="when the load differs")
+    axis.set_ylim(0, 1.08 * max(max(rates) for _, _, rates in named) or None)
     axis.legend(fontsize=8)
 
 
@@ -84,25 +86,34 @@ def _rates(axis: Axes, found: Scaling) -> None:
         if one.workers is not None:
             label = f"{PARTS[one.part]}: full at {one.workers}"
             axis.axhline(one.rate, color=COLOURS[1 + index], linestyle="--", label=label)
-    axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="requests/s", title="scaling")
+    _plain(axis)
+    axis.set(xlabel="workers", ylabel="requests/s", title="scaling")
     axis.legend(fontsize=8)
 
 
 def _shares(axis: Axes, found: Scaling) -> None:
     workers = [point.workers for point in found.points]
-    parts = ("proxy", "store", "registry")
     lines = {
         "proxy": [point.one_proxy for point in found.points],
         "store": [point.shares["store"] for point in found.points],
         "registry": [point.shares["registry"] for point in found.points],
     }
     order = {one.part: index for index, one in enumerate(found.bottlenecks)}
-    for part in parts:
+    for part in LIMITS:
         if max(lines[part]) > 0:
-            axis.plot(workers, lines[part], marker=".", color=COLOURS[1 + order[part]], label=PARTS[part])
-    axis.axhline(SHARE, color="#555555", linestyle="--", label=f"full: {SHARE:.0%}")
-    axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="share in use", title="what fills up")
+            shares = [100 * share for share in lines[part]]
+            axis.plot(workers, shares, marker=".", color=COLOURS[1 + order[part]], label=PARTS[part])
+    axis.axhline(100 * SHARE, color="#555555", linestyle="--", label=f"full: {SHARE:.0%}")
+    _plain(axis)
+    axis.set(xlabel="workers", ylabel="share in use, %", title="what fills up")
     axis.legend(fontsize=8)
+
+
+def _plain(axis: Axes) -> None:
+    """Both axes by powers of ten, written out."""
+    axis.set(xscale="log", yscale="log")
+    for one in (axis.xaxis, axis.yaxis):
+        one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def save(found: Answer, path: Path) -> None:

@@ -56,6 +56,11 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
+def number(value: float) -> str:
+    """Three digits, and never a power of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def money(dollars: float | None) -> str:
     return "–" if dollars is None else f"${dollars:,.2f}"
 
@@ -117,10 +122,13 @@ def scaling(found: Scaling) -> Table:
         table.add_row(
             str(point.workers),
             point.shape,
-            f"{point.rate:,.3g}",
+            number(point.rate),
             str(point.proxies or "no number does"),
-            f"{point.store_bytes / 1e9:.3g}",
-            *(Text(f"{share:.1%}", style="red" if share > SHARE else "") for share in shares),
+            number(point.store_bytes / 1e9),
+            *(
+                Text(f"{100 * share:,.{0 if share >= 0.1 else 1}f}%", style="red" if share > SHARE else "")
+                for share in shares
+            ),
         )
     return table
 
@@ -130,4 +138,4 @@ def sentence(one: Bottleneck) -> str:
     if one.workers is None:
         return f"{PARTS[one.part]}: not met up to 1000 workers"
     more = f", with {one.proxies} proxies" if one.part == "registry" else ""
-    return f"{PARTS[one.part]}: full from {one.workers} workers on, at {one.rate:,.3g} requests/s{more}"
+    return f"{PARTS[one.part]}: full from {one.workers} workers on, at {number(one.rate)} requests/s{more}"

@@ -22,8 +22,11 @@ from triptych.simulator.shape import ClusterShape
 
 #: Measured part of a window in seconds, and its least and most requests; before it, a request's whole stay.
 SECONDS, LEAST, MOST = 5.0, 200, 1000
-#: A growth of TTFT is judged as if it went on for a window of the harness.
-MINUTE = 60.0
+#: A growth of TTFT is judged as if it went on for a window of the harness; but not one that is slower than
+#: the queue of a cluster that gets so much more than it can serve: a few seconds differ by that.
+MINUTE, OVERLOAD = 60.0, 0.03
+#: Records that are looked at for growth.
+POINTS = 150
 #: Where the first window of a search is, as a share of the bound.
 FIRST = 0.92
 #: Rates below this share of the bound are none.
@@ -44,7 +47,7 @@ class Trial:
 class Fineness:
     """`resolution`, as a factor minus 1, and the first `step` away from a search's start, as a factor.
 
-    `most`: requests that a window measures at most, and that warm it up.
+    `most`: requests that a window measures at most.
     """
 
     resolution: float = 0.06
@@ -53,7 +56,7 @@ class Fineness:
 
 
 FINE = Fineness()
-COARSE = Fineness(0.12, 1.12, 400)
+COARSE = Fineness(0.12, 1.12, 300)
 
 
 class Trials:
@@ -130,7 +133,7 @@ def window_counts(
     step = min(found.step_seconds(rate / pd_workers), slo.seconds("tpot"))
     warm_up = math.ceil(rate * (load.output_tokens * step + 0.5))
     measured = max(LEAST, math.ceil(rate * SECONDS))
-    return min(warm_up, most), min(measured, most)
+    return min(warm_up, MOST), min(measured, most)
 
 
 def with_proxies(costs: CostModel, count: int) -> CostModel:
@@ -169,16 +172,27 @@ def _most_late(measured: int) -> int:
     return measured - 1 - math.floor((measured - 1) * 0.99)
 
 
-def verdict_of(records: tuple[RequestRecord, ...], slo: Slo) -> Verdict:
-    """The harness's verdict, and none of a growth that would be too much within its minute."""
+def verdict_of(records: tuple[RequestRecord, ...], slo: Slo, points: int = POINTS) -> Verdict:
+    """The harness's verdict, and none of a growth that would be too much within its minute.
+
+    At most `points` records are looked at for growth.
+    """
     # Gaps between single tokens are in no verdict, and sorting them would cost most.
     records = tuple(replace(record, itls=()) for record in records)
-    if not any(not record.warm_up for record in records):
+    measured = [record for record in records if not record.warm_up]
+    if not measured:
         return Verdict(False, math.inf, "nothing ended")
-    found = judge(records, slo)
-    drift, limit = drift_of(records, slo), slo.seconds("ttft")
-    sent = [record.sent for record in records if not record.warm_up]
-    growth = drift.growth * MINUTE / max(max(sent) - min(sent), 1e-9)
-    if found.sustained and drift.z > SURE and math.isfinite(limit) and growth > MATTERS * limit:
-        return Verdict(False, found.reference, f"TTFT grows by {growth * 1000:.0f} ms in a minute")
+    drift = drift_of(measured[:: math.ceil(len(measured) / points)], slo)
+    found = judge(records, slo, drift)
+    sent = [record.sent for record in measured]
+    slope = drift.growth / max(max(sent) - min(sent), 1e-9)
+    limit = slo.seconds("ttft")
+    if (
+        found.sustained
+        and drift.z > SURE
+        and math.isfinite(limit)
+        and slope > OVERLOAD
+        and slope * MINUTE > MATTERS * limit
+    ):
+        return Verdict(False, found.reference, f"TTFT grows by {slope * MINUTE * 1000:.0f} ms in a minute")
     return found

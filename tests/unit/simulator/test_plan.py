@@ -9,6 +9,7 @@ import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
 from triptych.errors import ConfigError
+from triptych.goodput.record import RequestRecord
 from triptych.goodput.slo import Slo
 from triptych.goodput.workload import Workload
 from triptych.simulator.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
@@ -18,7 +19,7 @@ from triptych.simulator.plan.purchase import MOST_BOUGHT, cost_per_million, fewe
 from triptych.simulator.plan.question import Device, Question, check_question, read_device
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
 from triptych.simulator.plan.sensitivity import points, share_of, with_share
-from triptych.simulator.plan.trials import Trials, window_counts
+from triptych.simulator.plan.trials import Doomed, Trials, verdict_of, window_counts
 from triptych.simulator.shape import colocated, on_devices
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
@@ -189,6 +190,42 @@ def test_a_window_is_long_enough_for_a_p99_and_warm_for_a_whole_stay() -> None:
     assert warm_up == math.ceil(20 * (10 * 0.02 + 0.5))
     assert measured == 200
     assert window_counts(found, LOAD, 5000, 1000, SLO) == (1000, 1000)
+    assert window_counts(found, LOAD, 5000, 1000, SLO, most=300) == (1000, 300)
+
+
+def records(count: int, *, slope: float, tpot: float = 0.02) -> tuple[RequestRecord, ...]:
+    """One every 20 ms; TTFT 0.1 s and more by `slope` seconds in each; ten tokens of `tpot`."""
+    return tuple(
+        RequestRecord(
+            index, index / 50, index / 50, ttft=0.1 + slope * index / 50, e2e=0.1 + 9 * tpot, output_tokens=10
+        )
+        for index in range(count)
+    )
+
+
+def test_a_queue_that_grows_is_not_sustained_though_the_window_ends_before_it_is_long() -> None:
+    # 5 s: P99 is 0.35 s with a limit of 2, but a minute of it would be 3 s more.
+    assert not verdict_of(records(250, slope=0.05), SLO).sustained
+    assert "ms in a minute" in verdict_of(records(250, slope=0.05), SLO).why
+    assert verdict_of(records(250, slope=0.02), SLO).sustained
+    assert verdict_of(records(250, slope=-0.02), SLO).sustained
+
+
+def test_a_window_is_doomed_once_too_many_are_late_for_its_p99() -> None:
+    late, good = records(1, slope=0, tpot=0.06)[0], records(1, slope=0)[0]
+    doomed = Doomed(SLO, 300)
+    assert not any(doomed(good) for _ in range(200))
+    # P99 of 300 lies between the 297th and the 298th: with four late ones both are.
+    told = [doomed(late) for _ in range(4)]
+    assert told == [False, False, False, True]
+    everyone = (*records(296, slope=0), *(late for _ in range(4)))
+    assert not verdict_of(everyone, SLO).sustained
+    assert not doomed_by_warm_up(late)
+
+
+def doomed_by_warm_up(record: RequestRecord) -> bool:
+    doomed = Doomed(SLO, 10)
+    return any(doomed(replace(record, warm_up=True)) for _ in range(20))
 
 
 def test_an_answer_holds_all_that_was_asked() -> None:

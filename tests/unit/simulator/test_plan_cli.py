@@ -1,0 +1,79 @@
+"""`triptych plan`: a file of costs in, tables, a document and a picture out; bad input told by flag."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from support.simulated import COSTS, MODEL
+from triptych.cli.app import app
+from triptych.errors import ConfigError
+
+QUICK = ("--workload", "image", "--devices", "2", "--quick", "--output-tokens", "8")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """As `triptych profile` writes its costs."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(asdict(COSTS) | {"shape": asdict(MODEL)}))
+    return path
+
+
+def plan(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, words)], terminal_width=200)
+
+
+def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> None:
+    document, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    files = ("--json", document, "--plot", picture)
+    result = plan(*QUICK, "--gpu", profile, "--scale", "--rate", "30", "--price", "3.6", *files)
+    assert result.exit_code == 0, result.output
+    told = json.loads(document.read_text())
+    assert told["best"] == "1E1PD" and told["replicas"]["shape"] == "2 colocated"
+    assert told["device"]["dollars_per_hour"] == 3.6 and told["device"]["source"] == "made up"
+    assert [one["rate"] for one in told["purchases"]] == [30, 30]
+    assert told["sensitivity"] == []
+    assert {one["part"] for one in told["scaling"]["bottlenecks"]} == {"proxy", "store", "registry"}
+    for words in ("1E1PD", "2 colocated", "per million", "one proxy's CPU", "For 30 requests/s"):
+        assert words in result.output
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "tpu"), "--gpu"),
+        (("--gpu", "a100", "--workload", "nothing"), "--workload"),
+        (("--gpu", "a100", "--slo", "itl:1"), "--slo"),
+        (("--gpu", "a100", "--devices", "1"), "--devices"),
+        (("--gpu", "a100", "--devices", "65"), "--devices"),
+        (("--gpu", "a100", "--rate", "-1"), "--rate"),
+        (("--gpu", "a100", "--price", "-1"), "--price"),
+        (("--gpu", "a100", "--repeats", "0"), "--repeats"),
+        (("--gpu", "a100", "--store-bandwidth", "-1"), "--store-bandwidth"),
+        (("--gpu", "a100", "--image-reuse", "1"), "--image-reuse"),
+        (("--gpu", "a100", "--plot", "plan.gif"), "--plot"),
+        (("--gpu", "a100", "--json", "/nowhere/at/all/plan.json"), "--json"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_by_flag(words: tuple[str, ...], said: str) -> None:
+    result = plan(*words)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+def test_a_device_must_be_named() -> None:
+    result = plan()
+    assert result.exit_code == 2
+    assert "--gpu" in result.output
+
+
+def test_a_profile_with_a_negative_cost_is_refused(profile: Path) -> None:
+    found = json.loads(profile.read_text())
+    profile.write_text(json.dumps(found | {"rpc": -1.0}))
+    assert "--gpu" in str(plan("--gpu", profile).exception)
