@@ -34,7 +34,11 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
             yield f"<p>{escape(operation['summary'])}.</p>"
             if "requestBody" in operation:
-                yield from _body(document, next(iter(operation["requestBody"]["content"].values())))
+                ((kind, content),) = operation["requestBody"]["content"].items()
+                yield from _fields(document, content)
+                for example in content["examples"].values():
+                    shown = _shell(path, example["value"]) if "form" in kind else _json(example["value"])
+                    yield f"<pre>{escape(shown)}</pre>"
             answers = ", ".join(
                 f"{status} ({escape(reply['description'].split(':')[0].lower())})"
                 for status, reply in operation["responses"].items()
@@ -42,7 +46,17 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"<p>Replies: {answers}.</p>"
 
 
-def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _shell(path: str, fields: Mapping[str, str]) -> str:
+    """A form as a command to paste, where the server is in a variable; a file's value begins with @."""
+    words = [f"-F {name}={value}" for name, value in fields.items()]
+    return " ".join([f"curl $TRIPTYCH_URL{path}", *words])
+
+
+def _fields(document: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
     schema = _resolved(document, content["schema"])
     required = set(schema.get("required", ()))
     yield "<table><tr><th>field<th>type<th>meaning</tr>"
@@ -53,9 +67,6 @@ def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[s
             f"<td>{escape(field.get('description', ''))}</tr>"
         )
     yield "</table>"
-    for example in content["examples"].values():
-        text = json.dumps(example["value"], indent=2)
-        yield f"<pre>{escape(text)}</pre>"
 
 
 def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:

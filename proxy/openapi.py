@@ -60,6 +60,8 @@ class Operation:
     needs_key: bool = True
     statuses: tuple[int, ...] = ()
     form: str = ""
+    #: Examples that want an encoder-decoder model; by name as `examples`.
+    encoder_decoder: dict[str, dict[str, Any]] | None = None
 
 
 _BODY_STATUSES = (400, 404, 413, 429, 503, 504)
@@ -89,6 +91,10 @@ OPERATIONS = (
         },
         events=True,
         statuses=_BODY_STATUSES,
+        encoder_decoder={
+            "two prompts": {"encoder_prompt": "A long article …", "decoder_prompt": "In short:"},
+            "picture to text": {"multi_modal_data": {"image": {"url": _PIXEL}}, "max_tokens": 16},
+        },
     ),
     Operation(
         "post",
@@ -141,6 +147,10 @@ FORM_OPERATIONS = (
         "/v1/audio/transcriptions",
         "Writes speech down",
         TranscriptReply,
+        examples={
+            "text": {"file": "@speech.wav"},
+            "subtitles": {"file": "@speech.wav", "language": "en", "response_format": "srt"},
+        },
         form="TranscriptionForm",
         events=True,
         statuses=_BODY_STATUSES,
@@ -150,6 +160,7 @@ FORM_OPERATIONS = (
         "/v1/audio/translations",
         "Writes speech down in English",
         TranscriptReply,
+        examples={"text": {"file": "@speech.wav", "response_format": "text"}},
         form="TranslationForm",
         events=True,
         statuses=_BODY_STATUSES,
@@ -243,12 +254,13 @@ def _operation(op: Operation) -> dict[str, Any]:
             "content": {"application/json": {"schema": _reference(shape)}},
         }
     body: dict[str, Any] = {}
+    named = (op.examples or {}) | (op.encoder_decoder or {})
+    examples = {name: {"value": value} for name, value in named.items()}
     if op.body is not None:
-        examples = {name: {"value": value} for name, value in (op.examples or {}).items()}
         content = {"application/json": {"schema": _reference(op.body), "examples": examples}}
         body["requestBody"] = {"required": True, "content": content}
     elif op.form:
-        content = {"multipart/form-data": {"schema": {"$ref": REFERENCE + op.form}, "examples": {}}}
+        content = {"multipart/form-data": {"schema": {"$ref": REFERENCE + op.form}, "examples": examples}}
         body["requestBody"] = {"required": True, "content": content}
     return {
         "operationId": op.path.strip("/").replace("/", "_").replace(".", "_"),

@@ -27,7 +27,7 @@ def _text(description: str, **limits: Any) -> dict[str, Any]:
 
 
 _COMMON: dict[str, Any] = {
-    "file": _text("An audio file: WAV, FLAC, MP3, Ogg and others.", format="binary"),
+    "file": _text("An audio file: WAV, FLAC, MP3 or Ogg.", format="binary"),
     "model": _text("A name of GET /v1/models; may be left out where only one is served."),
     "prompt": _text("Text that the model takes as said before."),
     "response_format": _text("The form of the reply; json by default.", enum=list(FORMATS)),

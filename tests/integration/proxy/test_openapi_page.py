@@ -9,9 +9,13 @@ import jsonschema
 from httpx2 import AsyncClient, Response
 
 import triptych
+from support.fake_workers import END_TOKEN, FIRST_TIME
 from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
-from triptych.proxy.openapi import OPERATIONS
+from triptych.proxy.openapi import FORM_OPERATIONS, OPERATIONS
+
+#: A whole segment, from its first timestamp to its last.
+SPOKEN = [FIRST_TIME, 72, 105, FIRST_TIME + 100, END_TOKEN]
 
 
 def _http(cluster: FakeCluster) -> AsyncClient:
@@ -40,6 +44,33 @@ async def test_every_example_is_answered_in_the_promised_shape(store: EmbeddingS
                     reply = await http.post(operation.path, json={**(body or {}), "stream": True})
                     assert reply.status_code == 200
                     _check(document, operation.path, operation.method, reply)
+        await cluster.at_rest()
+
+
+async def test_examples_for_encoder_decoder_models_are_answered_by_them(store: EmbeddingStore) -> None:
+    found = {name: body for op in OPERATIONS for name, body in (op.encoder_decoder or {}).items()}
+    for name, modality in (("two prompts", "text"), ("picture to text", "image")):
+        async with FakeCluster(store, modality=modality, encoder_decoder=True) as cluster:
+            async with _http(cluster) as http:
+                reply = await http.post("/v1/completions", json=found.pop(name))
+            assert reply.status_code == 200, reply.text
+            await cluster.at_rest()
+    assert not found
+
+
+async def test_examples_of_forms_are_answered_in_the_promised_shape(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="audio") as cluster, _http(cluster) as http:
+        document = (await http.get("/openapi.json")).json()
+        page = (await http.get("/docs")).text
+        for operation in FORM_OPERATIONS:
+            for fields in (operation.examples or {}).values():
+                cluster.pd_workers[0].answers = [[4000], SPOKEN] if "language" not in fields else [SPOKEN]
+                rest = {name: value for name, value in fields.items() if name != "file"}
+                file = {"file": (fields["file"].removeprefix("@"), b"RIFF....WAVE")}
+                reply = await http.post(operation.path, data=rest, files=file)
+                assert reply.status_code == 200, reply.text
+                _check(document, operation.path, "post", reply)
+                assert f"{operation.path} -F file=@speech.wav" in page
         await cluster.at_rest()
 
 
