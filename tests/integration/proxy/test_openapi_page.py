@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import jsonschema
+import pytest
 from httpx2 import AsyncClient, Response
 
 import triptych
@@ -47,15 +48,19 @@ async def test_every_example_is_answered_in_the_promised_shape(store: EmbeddingS
         await cluster.at_rest()
 
 
-async def test_examples_for_encoder_decoder_models_are_answered_by_them(store: EmbeddingStore) -> None:
-    found = {name: body for op in OPERATIONS for name, body in (op.encoder_decoder or {}).items()}
-    for name, modality in (("two prompts", "text"), ("picture to text", "image")):
-        async with FakeCluster(store, modality=modality, encoder_decoder=True) as cluster:
-            async with _http(cluster) as http:
-                reply = await http.post("/v1/completions", json=found.pop(name))
-            assert reply.status_code == 200, reply.text
-            await cluster.at_rest()
-    assert not found
+EXAMPLES = [(op.path, name, body) for op in OPERATIONS for name, body in (op.encoder_decoder or {}).items()]
+
+
+@pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[name for _, name, _ in EXAMPLES])
+async def test_examples_for_encoder_decoder_models_are_answered_by_them(
+    store: EmbeddingStore, path: str, name: str, body: dict[str, Any]
+) -> None:
+    modality = next(iter(body.get("multi_modal_data", {"text": ""})))
+    async with FakeCluster(store, modality=modality, encoder_decoder=True) as cluster:
+        async with _http(cluster) as http:
+            reply = await http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        await cluster.at_rest()
 
 
 async def test_examples_of_forms_are_answered_in_the_promised_shape(store: EmbeddingStore) -> None:
