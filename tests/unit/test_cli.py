@@ -103,6 +103,12 @@ def test_memory_that_does_not_fit_is_told_with_the_sum():
     _assert_told(result, "needs", "are available", "--kv-memory", "together")
 
 
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel", "--pipeline-parallel"])
+def test_weights_shared_by_workers_are_refused_by_one_error(command: str, flag: str):
+    _assert_told(_triptych(command, str(DEMO_MODEL), flag, "2"), "cannot be served", f"give {flag} 1")
+
+
 def test_a_plan_that_fits_is_accepted():
     check_fits(MemoryPlan((("a", 1), ("b", 2))), 3)
     with pytest.raises(ConfigError, match="needs 3 B"):

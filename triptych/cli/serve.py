@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.options import arguments, secrets_of
+from triptych.cli.options import arguments, build, secrets_of
 from triptych.config import (
     SHARING_FLAGS,
     ColocatedConfig,
@@ -32,6 +32,7 @@ from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
+from triptych.models.support import check_supported, wanted_by_flags
 
 log = logging.getLogger("launch")
 
@@ -45,6 +46,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
         values["host"], api_key=values["api_key"], api_key_file=values["api_key_file"], auth=values["auth"]
     )
     path = resolve_model(values["model"])
+    check_supported(path, wanted_by_flags(build(PDConfig, values)))
     name = values["served_model_name"] or model_name(path)
     check_port(values["host"], values["port"], "--port")
     check_port(values["host"], values["grpc_port"], "--grpc-port")
