@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from triptych.cli.first_request import first_request
 from triptych.cli.options import arguments, build, secrets_of
 from triptych.config import (
     SHARING_FLAGS,
@@ -197,10 +198,7 @@ def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:
             f"The answer:  {examples.EXPECTED_ANSWER}",
         ]
     else:
-        lines += [
-            "Paste this, from any folder:",
-            f'  {command} ask "What is in the image?" --image /path/to/picture.png --url {url}',
-        ]
+        lines += ["Paste this, from any folder:", f"  {first_request(path, str(command), url)}"]
     if values["api_key"] or values["api_key_file"]:
         lines += [
             "",
