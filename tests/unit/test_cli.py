@@ -9,18 +9,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import soundfile
 from click.testing import CliRunner
 
 from triptych import __version__
 from triptych.cli.app import app
 from triptych.cli.options import arguments, build, secrets_of
 from triptych.cli.serve import internal_token, plan_cluster
+from triptych.cli.tones import write_tones
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
 from triptych.launch.cores import share_cores
 from triptych.launch.memory import MemoryPlan, check_fits, weight_bytes
-from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
+from triptych.launch.model_path import (
+    AUDIO_DEMO_MODEL,
+    DEMO_MODEL,
+    model_name,
+    resolve_demo,
+    resolve_model,
+)
 
 
 def _triptych(*words: str) -> subprocess.CompletedProcess[str]:
@@ -128,6 +136,31 @@ def test_restarts_wait_longer_each_time_up_to_a_bound():
 def test_without_a_model_the_demo_model_is_served_by_its_name():
     assert resolve_model("") == DEMO_MODEL
     assert model_name(DEMO_MODEL) == "demo"
+
+
+def test_the_audio_demo_is_served_by_its_name_and_not_beside_a_model():
+    assert resolve_model(resolve_demo("audio", "")) == AUDIO_DEMO_MODEL
+    assert model_name(AUDIO_DEMO_MODEL) == "demo-audio"
+    assert resolve_model(resolve_demo("images", "")) == DEMO_MODEL
+    _assert_told(_triptych("serve", "/folder", "--demo", "audio"), "--demo audio", "MODEL=/folder", "leave")
+
+
+def test_tones_are_written_to_a_file(tmp_path):
+    made = _triptych("tones", "5551234", "-o", str(tmp_path / "tones.wav"))
+    assert (made.returncode, made.stderr) == (0, "")
+    assert soundfile.info(tmp_path / "tones.wav").duration == pytest.approx(2.45, abs=0.01)
+
+
+@pytest.mark.parametrize("digits", ["", "12a", "123456789", "١٢٣"])
+def test_tones_of_what_is_not_dialled_are_refused(tmp_path, digits):
+    with pytest.raises(ConfigError, match="DIGITS=.* 1 to 8 digits"):
+        write_tones(digits, tmp_path / "x.wav")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tones_for_a_folder_that_is_not_there_are_told(tmp_path):
+    with pytest.raises(ConfigError, match="--output .*name a file that can be written"):
+        write_tones("12", tmp_path / "no" / "x.wav")
 
 
 def test_nobody_at_the_url_is_told():

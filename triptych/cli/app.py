@@ -140,6 +140,15 @@ def colocated(**values: Any) -> None:
 
 @app.command(help=f"Starts a whole cluster on this machine and watches over it. {MODEL_HELP}")
 @click.argument("model", default="", envvar="TRIPTYCH_MODEL")
+@click.option(
+    "--demo",
+    default=None,
+    show_default="images, where no MODEL is given",
+    envvar="TRIPTYCH_DEMO",
+    show_envvar=True,
+    type=click.Choice(["images", "audio"]),
+    help="bundled model to serve: images answers questions about drawn shapes, audio writes dialled digits",
+)
 @config_options(
     EncoderConfig,
     PDConfig,
@@ -278,6 +287,22 @@ def key(name: str) -> None:
     click.echo(f"The key, shown only now:  {made}", err=True)
     click.echo("The line for --api-key-file follows.", err=True)
     click.echo(line)
+
+
+@app.command()
+@click.argument("digits")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="WAV file to write",
+)
+def tones(digits: str, output: Path) -> None:
+    """Writes the dial tones of DIGITS as a WAV file: what `triptych serve --demo audio` understands."""
+    from triptych.cli.tones import write_tones
+
+    write_tones(digits, output)
 
 
 @app.command()

@@ -28,7 +28,13 @@ from triptych.errors import ConfigError
 from triptych.launch.cores import assign_cores, check_sharing, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_bytes
-from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_model
+from triptych.launch.model_path import (
+    AUDIO_DEMO_MODEL,
+    DEMO_MODEL,
+    model_name,
+    resolve_demo,
+    resolve_model,
+)
 from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.launch.zygote import Zygote
@@ -46,7 +52,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
     check_front_door(
         values["host"], api_key=values["api_key"], api_key_file=values["api_key_file"], auth=values["auth"]
     )
-    path = resolve_model(values["model"])
+    path = resolve_model(resolve_demo(values["demo"], values["model"]))
     check_supported(path, wanted_by_flags(build(PDConfig, values)))
     name = values["served_model_name"] or model_name(path)
     check_port(values["host"], values["port"], "--port")
@@ -196,6 +202,15 @@ def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:
             "",
             f"The picture: {examples.EXAMPLE_IMAGE}",
             f"The answer:  {examples.EXPECTED_ANSWER}",
+        ]
+    elif path == AUDIO_DEMO_MODEL:
+        lines += [
+            "Paste these, one after another, in a folder of your own:",
+            f"  {command} tones 5551234 -o tones.wav",
+            f"  {command} transcribe tones.wav --url {url}",
+            f"  curl -s {url}/v1/audio/transcriptions -F file=@tones.wav -F response_format=verbose_json",
+            "",
+            "The answer: 5551234; that of curl has its times too.",
         ]
     else:
         lines += ["Paste this, from any folder:", f"  {first_request(path, str(command), url)}"]

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from triptych.errors import ConfigError
 
-DEMO_MODEL = Path(__file__).resolve().parents[1] / "demo" / "model"
+_DEMO = Path(__file__).resolve().parents[1] / "demo"
+DEMO_MODEL = _DEMO / "model"
+AUDIO_DEMO_MODEL = _DEMO / "audio" / "model"
+#: The bundled models by what `triptych serve --demo` calls them.
+DEMOS = {"images": DEMO_MODEL, "audio": AUDIO_DEMO_MODEL}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -30,9 +34,16 @@ def resolve_model(model: str) -> Path:
     return _from_hub(model)
 
 
+def resolve_demo(demo: str | None, model: str) -> str:
+    """What `serve` shall take for MODEL; ConfigError where both a demo and a model are named."""
+    if demo and model:
+        raise ConfigError(f"--demo {demo} goes without MODEL={model}: leave one of them out")
+    return str(DEMOS[demo]) if demo else model
+
+
 def model_name(path: Path) -> str:
     """The name that clients use when none is given: the folder's."""
-    return "demo" if path == DEMO_MODEL else path.name
+    return {DEMO_MODEL: "demo", AUDIO_DEMO_MODEL: "demo-audio"}.get(path, path.name)
 
 
 def _from_hub(model: str) -> Path:

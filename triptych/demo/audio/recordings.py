@@ -59,8 +59,11 @@ def _cadence(random: np.random.Generator, digits: str, room: float) -> tuple[Ton
     gaps = np.maximum(gap * random.uniform(0.8, 1.3, len(digits)), _SHORTEST_GAP)
     if len(digits) > 1 and random.random() < 0.2:
         gaps[random.integers(0, len(digits) - 1)] += random.uniform(0.1, 0.5)
-    lead = 0.0 if random.random() < 0.05 else random.uniform(0.0, 1.0)
-    whole = lead + float(lengths.sum() + gaps[:-1].sum())
+    rest = float(lengths.sum() + gaps[:-1].sum())
+    # Some begin at once, and some late: else the last times of a window would hardly be learnt.
+    latest = random.choice((0.0, 1.0, max(room - rest, 1.0)), p=(0.05, 0.65, 0.3))
+    lead = random.uniform(0.0, latest)
+    whole = lead + rest
     if whole > room:
         shrink = room / whole
         lead, lengths, gaps = lead * shrink, lengths * shrink, gaps * shrink
