@@ -62,7 +62,7 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
         raise ConfigError(f"--rate {rate:g} must be above 0")
     question = trials.question
     found = estimate(question)
-    fewest = fewest_devices(found, min(served.rates) / served.bound, rate, apart=apart)
+    fewest = fewest_devices(found, min(min(served.rates) / served.bound, 1.0), rate, apart=apart)
     devices, confirmed = fewest, False
     for devices in range(fewest, min(fewest + _TRIES, MOST_SIMULATED + 1)):
         shape = shape_of(found, devices, apart=apart)

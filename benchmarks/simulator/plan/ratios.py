@@ -40,8 +40,8 @@ class Served:
 
     @property
     def of_bound(self) -> float:
-        """What waiting leaves of the bound."""
-        return self.rate / self.bound if self.bound else 0.0
+        """What waiting leaves of the bound; at most all of it, which short windows may seem to pass."""
+        return min(self.rate / self.bound, 1.0) if self.bound else 0.0
 
 
 @dataclass(frozen=True, slots=True)

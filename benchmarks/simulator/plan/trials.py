@@ -20,8 +20,11 @@ from triptych.simulator.result import Counters
 from triptych.simulator.run import simulate
 from triptych.simulator.shape import ClusterShape
 
-#: Measured part of a window in seconds, and its least and most requests; before it, a request's whole stay.
-SECONDS, LEAST, MOST = 5.0, 200, 1000
+#: Measured part of a window in seconds, and its least and most requests.
+SECONDS, LEAST, MOST = 5.0, 250, 1000
+#: Before it, as many stays of a request: a cluster that is nearly full takes longer than one to be as full as
+#: it will be. At most so many requests.
+STAYS, WARMEST = 2.0, 1500
 #: A growth of TTFT is judged as if it went on for a window of the harness; but not one that is slower than
 #: the queue of a cluster that gets so much more than it can serve: a few seconds differ by that.
 MINUTE, OVERLOAD = 60.0, 0.03
@@ -129,11 +132,11 @@ class Trials:
 def window_counts(
     found: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo, most: int = MOST
 ) -> tuple[int, int]:
-    """Requests that warm the cluster up, as long as one stays in it, and requests that are measured."""
+    """Requests that warm the cluster up, as long as two stay in it, and requests that are measured."""
     step = min(found.step_seconds(rate / pd_workers), slo.seconds("tpot"))
-    warm_up = math.ceil(rate * (load.output_tokens * step + 0.5))
-    measured = max(LEAST, math.ceil(rate * SECONDS))
-    return min(warm_up, MOST), min(measured, most)
+    warm_up = math.ceil(rate * (STAYS * load.output_tokens * step + 0.5))
+    measured = max(LEAST, math.ceil(rate * max(SECONDS, load.output_tokens * step)))
+    return min(warm_up, WARMEST), min(measured, most)
 
 
 def with_proxies(costs: CostModel, count: int) -> CostModel:

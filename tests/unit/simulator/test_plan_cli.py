@@ -13,7 +13,17 @@ from support.simulated import COSTS, MODEL
 from triptych.cli.app import app
 from triptych.errors import ConfigError
 
-QUICK = ("--workload", "image", "--devices", "2", "--quick", "--output-tokens", "8")
+QUICK = (
+    "--workload",
+    "image",
+    "--devices",
+    "2",
+    "--quick",
+    "--output-tokens",
+    "8",
+    "--image-size",
+    "640x640",
+)
 
 
 @pytest.fixture
@@ -36,7 +46,11 @@ def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> Non
     told = json.loads(document.read_text())
     assert told["best"] == "1E1PD" and told["replicas"]["shape"] == "2 colocated"
     assert told["device"]["dollars_per_hour"] == 3.6 and told["device"]["source"] == "made up"
+    rate = told["ratios"][0]["rate"]
+    assert told["ratios"][0]["dollars_per_million"] == pytest.approx(2 * 3.6 / 3600 / rate * 1e6)
     assert [one["rate"] for one in told["purchases"]] == [30, 30]
+    assert all(one["confirmed"] for one in told["purchases"])
+    assert told["scaling"]["curve"][-1]["workers"] == 1000
     assert told["sensitivity"] == []
     assert {one["part"] for one in told["scaling"]["bottlenecks"]} == {"proxy", "store", "registry"}
     for words in ("1E1PD", "2 colocated", "per million", "one proxy's CPU", "For 30 requests/s"):
