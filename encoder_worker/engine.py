@@ -245,6 +245,10 @@ def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
     # The sum is cheaper than a mask of all elements; only where it is no number is it worth a closer look.
     if not math.isfinite(float(data.sum(dtype=torch.float32))) and not bool(torch.isfinite(data).all()):
+        logger.warning(
+            "an item is refused, its rows are no numbers: where %s overflows often, try another --dtype",
+            plan.dtype,
+        )
         return InvalidRequest(
             f"{plan.modality}: the model cannot compute with it, its values overflow; send another one",
             param=plan.modality,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: Form of a text item whose media are token ids, little-endian uint32.
 TOKEN_IDS = "token_ids"
+_READS = {"image": "pictures", "audio": "sound", "text": "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
     if encoder is None or encoder.modality != kind.modality:
         param = encoder.param if encoder is not None else "prompt"
         raise InvalidRequest(
-            f"{param}: the encoder of {_name(call)} reads {kind.modality}: use {_remedy(kind)}", param=param
+            f"{param}: the encoder of {_name(call)} reads {_READS.get(kind.modality, kind.modality)}: use {_remedy(kind)}",
+            param=param,
         )
     return call
 

@@ -81,8 +81,9 @@ def check_known(options: Mapping[str, Any], known: Mapping[str, Callable[[Any], 
     """InvalidRequest, naming the option, for one that is unknown or of a wrong kind."""
     for name, value in options.items():
         if name not in known:
+            names = ", ".join(sorted(known)) or "none"
             raise InvalidRequest(
-                f"unknown mm_processor_kwargs option {name!r}: this model knows {', '.join(sorted(known))}",
+                f"unknown mm_processor_kwargs option {name!r}: this model knows {names}",
                 param=f"mm_processor_kwargs.{name}",
             )
         if not known[name](value):
