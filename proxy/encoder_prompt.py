@@ -102,9 +102,9 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
         return replace(call, encoder=EncoderPrompt(call.prompt, "prompt"), prompt=None)
     if encoder is None or encoder.modality != kind.modality:
         param = encoder.param if encoder is not None else "prompt"
+        reads = _READS.get(kind.modality, kind.modality)
         raise InvalidRequest(
-            f"{param}: the encoder of {_name(call)} reads {_READS.get(kind.modality, kind.modality)}: use {_remedy(kind)}",
-            param=param,
+            f"{param}: the encoder of {_name(call)} reads {reads}: use {_remedy(kind)}", param=param
         )
     return call
 
