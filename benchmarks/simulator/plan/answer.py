@@ -59,7 +59,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`requests` and `windows` were simulated, in `seconds` of CPU time."""
+    """`requests` and `windows` were simulated, in `seconds` of CPU time; `hurried` as in Trials."""
 
     question: Question
     ratios: Ratios
@@ -69,6 +69,7 @@ class Answer:
     windows: int
     requests: int
     seconds: float
+    hurried: bool = False
 
     def proxies(self, rate: float) -> int:
         """For `rate`, by their CPU time alone."""
@@ -90,7 +91,9 @@ def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None])
     points = sensitivity(trials, ratios) if wanted.sensitivity else ()
     scaled = scaling(question, ratios.best, wanted.store_rate) if wanted.scale and ratios.best.rate else None
     seconds = time.process_time() - began
-    return Answer(question, ratios, bought, points, scaled, len(trials), trials.requests, seconds)
+    return Answer(
+        question, ratios, bought, points, scaled, len(trials), trials.requests, seconds, trials.hurried
+    )
 
 
 def scaling(question: Question, served: Served, store_rate: float = 0.0) -> Scaling:
@@ -155,6 +158,7 @@ def document(found: Answer) -> dict[str, Any]:
         ],
         "sensitivity": [asdict(point) for point in found.points],
         "scaling": _scaling(found.scaling) if found.scaling is not None else None,
+        "hurried": found.hurried,
         "simulated": {"windows": found.windows, "requests": found.requests, "seconds": found.seconds},
     }
 

@@ -39,6 +39,8 @@ def _parts(found: Answer) -> Iterator[RenderableType]:
     if found.scaling is not None:
         yield scaling(found.scaling)
         yield _text("\n".join(map(sentence, found.scaling.bottlenecks)), bold=True)
+    if found.hurried:
+        yield Text("! windows at such rates are shorter than requests stay: rates may be too high", "yellow")
     yield _text(
         f"simulated {found.requests} requests in {found.windows} windows, {found.seconds:.0f} s of CPU time, "
         f"seed {question.seed}"
@@ -80,11 +82,11 @@ def ratios(found: Answer) -> Table:
 
 def _served_words(found: Answer, served: Served) -> tuple[str, ...]:
     if served.skipped:
-        return (served.name, "ruled out", "", f"{served.bound:.3g}", "", "")
-    spread = f"{min(served.rates):.3g}–{max(served.rates):.3g}" if len(served.rates) > 1 else ""
+        return (served.name, "ruled out", "", number(served.bound), "", "")
+    spread = f"{number(min(served.rates))}–{number(max(served.rates))}" if len(served.rates) > 1 else ""
     proxies = str(found.proxies(served.rate)) if served.rate else ""
-    rate = f"{served.rate:.3g}" if served.rate else "none"
-    return (served.name, rate, spread, f"{served.bound:.3g}", proxies, money(found.dollars(served)))
+    rate = number(served.rate) if served.rate else "none"
+    return (served.name, rate, spread, number(served.bound), proxies, money(found.dollars(served)))
 
 
 def purchases(found: Answer) -> Table:
@@ -107,7 +109,7 @@ def sensitivity(found: Answer) -> Table:
     )
     for point in found.points:
         load = f"{point.value:.0%} with pictures" if point.kind == "share" else f"{point.value:.0%} reuse"
-        rates = (f"{rate:.3g}" if rate else "none" for rate in (point.apart, point.replicas))
+        rates = (number(rate) if rate else "none" for rate in (point.apart, point.replicas))
         table.add_row(load, *rates, point.best, style="bold" if point.given else "")
     return table
 

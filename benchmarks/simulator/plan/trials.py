@@ -63,11 +63,15 @@ COARSE = Fineness(0.12, 1.12, 300)
 
 
 class Trials:
-    """Windows of one question, each simulated once. `on_window` hears what is about to be simulated."""
+    """Windows of one question, each simulated once. `on_window` hears what is about to be simulated.
+
+    `hurried`: some began before two stays were over, for their rate is high; they may be too kind.
+    """
 
     def __init__(self, question: Question, on_window: Callable[[str], None] = lambda told: None) -> None:
         self.question = question
         self.requests = 0
+        self.hurried = False
         self._on_window = on_window
         self._known: dict[tuple[str, Workload, float, int, int], Trial] = {}
 
@@ -99,9 +103,10 @@ class Trials:
         if bound <= 0:
             return 0.0
         limits = SearchLimits(
-            start=start or FIRST * bound,
+            start=min(start or FIRST * bound, bound),
             lowest=LOWEST * bound,
-            highest=100 * bound,
+            # Without reuse nothing is cheaper than its costs: a rate above them is too short a window.
+            highest=100 * bound if load.reuse else bound,
             resolution=fineness.resolution,
             windows=1,
             confirmations=0,
@@ -114,6 +119,7 @@ class Trials:
         seed = question.seed * _SEED_STEP + repeat
         found = estimate(question, load)
         warm_up, measured = window_counts(found, load, rate, shape.pd_workers, question.slo, most)
+        self.hurried |= warm_up >= WARMEST
         proxies = proxies_for(rate, proxy_seconds(load, device.costs, device.model))
         result = simulate(
             plan_requests(load, warm_up + measured, seed),
