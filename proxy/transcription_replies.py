@@ -79,15 +79,18 @@ def _segment(index: int, segment: Segment, temperature: float) -> dict[str, Any]
 def _srt(transcript: Transcript) -> str:
     return "".join(
         f"{index}\n{_clock(it.start, ',')} --> {_clock(it.end, ',')}\n{_line(it)}\n\n"
-        for index, it in enumerate(transcript.segments, start=1)
+        for index, it in enumerate(_cues(transcript), start=1)
     )
 
 
 def _vtt(transcript: Transcript) -> str:
-    cues = [
-        f"{_clock(it.start, '.')} --> {_clock(it.end, '.')}\n{_line(it)}\n\n" for it in transcript.segments
-    ]
+    cues = [f"{_clock(it.start, '.')} --> {_clock(it.end, '.')}\n{_line(it)}\n\n" for it in _cues(transcript)]
     return "WEBVTT\n\n" + "".join(cues)
+
+
+def _cues(transcript: Transcript) -> list[Segment]:
+    """The segments in which something is said; a caption of nothing is none."""
+    return [segment for segment in transcript.segments if segment.text.strip()]
 
 
 def _line(segment: Segment) -> str:
