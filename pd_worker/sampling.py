@@ -76,7 +76,9 @@ def resolve(
     """
     room = max_model_len - prompt_len
     if room < 1:
-        remedy = "shorten it" if prompt_field == "prompt" else "shorten them or send fewer or smaller images"
+        remedy = "shorten it"
+        if prompt_field != "prompt":
+            remedy = f"shorten {prompt_field} or send fewer or smaller images"
         raise InvalidRequest(
             f"the prompt has {prompt_len} tokens, but the model takes {max_model_len} with the output: "
             f"{remedy}",
