@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import threading
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from grpc import aio
 from PIL import Image
 
 from triptych import hashing
@@ -192,10 +194,11 @@ class Job:
         return self
 
     async def send_media(self) -> None:
-        """Sends all frames."""
+        """Sends all frames; a worker that has ended the job already, as its events tell, takes none."""
         for start in range(0, len(self.media), MEDIA_FRAME_BYTES):
             frame = self.media[start : start + MEDIA_FRAME_BYTES]
-            await self.call.write(encoder_pb2.EncodeRequest(media=frame))
+            with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await self.call.write(encoder_pb2.EncodeRequest(media=frame))
 
     async def run(self) -> None:
         """Gives permission."""
