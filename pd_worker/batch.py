@@ -137,9 +137,12 @@ class BatchBuilder:
         )
 
     def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
-        """[D, blocks], padded with any block, and whether the gathered keys hold strangers."""
+        """[D, blocks], padded with blocks of their own, and whether the gathered keys hold strangers.
+
+        Not with anyone's block: what is masked is read all the same.
+        """
         longest = max(map(len, tables), default=0)
-        rows = [[*table, *([0] * (longest - len(table)))] for table in tables]
+        rows = [[*table, *([table[0]] * (longest - len(table)))] for table in tables]
         padded = any(length != longest * self._cache.block_size for length in lengths)
         return self._move(torch.tensor(rows, dtype=torch.int64)), padded
 

@@ -9,7 +9,8 @@ import torch
 
 from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.batch import BatchBuilder, in_batch_order
+from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
+from triptych.pd_worker.finite import check_projection, spoiled_chunks
 from triptych.pd_worker.logprobs import raw_logprobs
 from triptych.pd_worker.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.paged_kv_cache import PagedKVCache, copy_blocks
@@ -104,15 +105,22 @@ class ModelRunner:
         rows = self.encoder_cache[projection.mm_hash].data
         slots = self.kv_cache.slots(projection.block_ids, projection.rows)
         layers = self._decoder.project_cross(rows.to(self._decoder.device, self._decoder.dtype))
+        for key, value in layers:
+            check_projection(key, value)
         for layer, (key, value) in enumerate(layers):
             self.kv_cache.write(layer, slots, key, value)
 
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
         """Fills `output` with the tokens of the chunks that sample, in the order of `chunks`."""
-        batch = self._builder.build(in_batch_order(chunks), self.encoder_cache)
+        ordered = in_batch_order(chunks)
+        batch = self._builder.build(ordered, self.encoder_cache)
         embeds = self._decoder.embed(batch.token_ids)
         hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
+        if spoiled := spoiled_chunks(hidden, [chunk.count for chunk in ordered]):
+            hidden = self._forget(spoiled, ordered, batch, hidden)
+            gone = {id(ordered[index]) for index in spoiled}
+            output.spoiled = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
         if not batch.sampling:
             return
         logits = self._decoder.logits(hidden[batch.last])
@@ -123,6 +131,20 @@ class ModelRunner:
         output.sampled = [token for _, token in sorted(zip(places, tokens, strict=True))]
         _add_logprobs(output, logits, tokens, inputs, places)
         _add_errors(output, batch.sampling, places)
+
+    def _forget(
+        self, spoiled: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Takes these chunks out of the cache, and out of `hidden`, from which all are sampled."""
+        slots = torch.split(batch.attention.slots, [chunk.count for chunk in ordered])
+        for index in spoiled:
+            log.warning(
+                "request %s: the model's output is no number; where that comes of large values, a wider "
+                "--dtype helps",
+                ordered[index].state.request.request_id,
+            )
+            self.kv_cache.clear(slots[index])
+        return hidden.nan_to_num(0.0, 0.0, 0.0)
 
 
 def sampler_input(chunk: ScheduledChunk) -> SamplerInput:

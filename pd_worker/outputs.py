@@ -128,6 +128,8 @@ class ModelRunnerOutput:
     #: By index into `sampled`: what requests that want them get, and why others can have no token.
     logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
     errors: dict[int, RequestError] = field(default_factory=dict)
+    #: Indices into the step's chunks that came out as no numbers: nothing of them is left in the KV cache.
+    spoiled: frozenset[int] = frozenset()
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.

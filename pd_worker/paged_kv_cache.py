@@ -25,7 +25,7 @@ class PagedKVCache:
     ) -> None:
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        # Zeros: what a padded gather reads must never be NaN, masked or not.
+        # Zeros: what a gather reads must never be NaN, masked or not.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
@@ -39,6 +39,11 @@ class PagedKVCache:
         """Stores key and value [T, num_kv_heads, head_dim] at `slots` [T]."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Zeros at `slots` [T] of all layers."""
+        for tensor in (*self.keys, *self.values):
+            tensor.flatten(0, 1).index_fill_(0, slots, 0)
 
 
 def copy_blocks(source: PagedKVCache, target: PagedKVCache, copies: Sequence[BlockCopy]) -> None:

@@ -151,7 +151,12 @@ class Scheduler:
             return self._take_events()
         self._end_projections(output)
         index = 0
-        for chunk in output.chunks:
+        for place, chunk in enumerate(output.chunks):
+            if place in result.spoiled:
+                error = InternalError("the model's output for this request is no number")
+                self._finish(chunk.state, FinishReason.ERROR, error)
+                index += chunk.samples
+                continue
             if not chunk.samples:
                 self._advance(chunk)
                 continue

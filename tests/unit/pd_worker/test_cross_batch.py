@@ -31,7 +31,7 @@ def test_two_requests_of_three_and_five_rows_in_blocks_of_two() -> None:
     batch = builder.build(decode, {})
     cross = batch.attention.cross
     assert cross is not None and cross.prefills == [] and cross.decode_padded
-    assert cross.decode_tables.tolist() == [[1, 5, 0], [0, 2, 7]]
+    assert cross.decode_tables.tolist() == [[1, 5, 1], [0, 2, 7]]
     assert cross.decode_lengths.tolist() == [3, 5]
     assert batch.attention.slots.tolist() == [9 * 2 + 1, 8 * 2]
     assert batch.attention.cross_mask() is not None
