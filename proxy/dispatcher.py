@@ -21,10 +21,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.metrics import ProxyMetrics
-from triptych.protos import pd_pb2
-from triptych.protos.convert import error_from_proto
 from triptych.proxy import lifecycle as do
-from triptych.proxy.chat import ChatCall, Delta, Done, Output
+from triptych.proxy.chat import ChatCall, Done, Output
 from triptych.proxy.choices import Choices, make_choices
 from triptych.proxy.encoder_client import JobReady
 from triptych.proxy.encoder_prompt import fit, name_prompt
@@ -33,12 +31,12 @@ from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
 from triptych.proxy.media_loader import MediaLoader, make_loader
 from triptych.proxy.output_format import name_field
+from triptych.proxy.pd_news import PDNews
 from triptych.proxy.pd_router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
 from triptych.proxy.session import CURRENT
 from triptych.proxy.splitter import split
-from triptych.proxy.wire import started_from_proto, with_logprobs
-from triptych.types import ItemPlan, Usage
+from triptych.types import ItemPlan
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +86,9 @@ class Dispatcher:
             phase_timeout=phase_timeout,
             flow_control=flow_control,
         )
+        news = PDNews(self._flows, self._carry_out, lambda flow: self._router.leave_in_peace(flow))
         self._router = PDRouter(
-            pool,
-            proxy_id,
-            RouterSink(self._pd_events, self._pd_lost, self._accepted, self._refused),
+            pool, proxy_id, RouterSink(news.events, news.lost, news.accepted, news.refused)
         )
         pool.on_change = self._pool_changed
         pool.on_lost = self._worker_lost
@@ -363,80 +360,6 @@ class Dispatcher:
         self.jobs.leave(flow.call.request_id)
 
     # -- events ------------------------------------------------------------------------------------
-
-    def _pd_events(self, events: Iterable[pd_pb2.RequestEvent]) -> None:
-        """One step's news. Nearly all of it is tokens, which take no detour over instructions."""
-        flows = self._flows
-        for event in events:
-            flow = flows.get(event.request_id)
-            if flow is None:
-                continue
-            tokens = event.tokens
-            token_ids = tokens.token_ids[:]
-            if not token_ids and not event.HasField("tokens"):
-                self._try_pd_event(flow, event)
-                continue
-            shown = flow.lifecycle.tokens(event.attempt, tokens.position, token_ids, tokens.text)
-            if isinstance(shown, Delta):
-                if flow.call.sampling.logprobs is not None and tokens.logprobs:
-                    shown = with_logprobs(shown, tokens.logprobs)
-                flow.emit_tokens(shown)
-            else:
-                self._carry_out(flow, shown)
-
-    def _try_pd_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
-        """What makes no sense ends its request, and not the stream that all requests share."""
-        try:
-            self._pd_event(flow, event)
-        except Exception as error:
-            log.warning("request %s: its PD worker's event makes no sense: %r", flow.call.request_id, error)
-            self._carry_out(flow, flow.lifecycle.fail(InternalError("the PD worker's answer makes no sense")))
-
-    def _pd_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
-        machine, attempt, kind = flow.lifecycle, event.attempt, event.WhichOneof("body")
-        if kind == "finished":
-            self._finished(flow, attempt, event.finished)
-        elif kind == "admitted":
-            placements = [(place.offset, place.length) for place in event.admitted.placements]
-            started = started_from_proto(event.admitted)
-            self._carry_out(flow, machine.admitted(attempt, started.prompt_token_ids, placements, started))
-        elif kind == "item_loaded":
-            self._carry_out(flow, machine.item_loaded(attempt, event.item_loaded.mm_hash))
-        elif kind == "item_missing":
-            missing = event.item_missing
-            self._carry_out(flow, machine.item_missing(attempt, missing.mm_hash, missing.damaged_digest))
-        elif kind == "lost":
-            self._pd_lost(event.request_id, attempt)
-
-    def _finished(self, flow: Flow, attempt: int, finished: pd_pb2.Finished) -> None:
-        machine = flow.lifecycle
-        if finished.reason in ("error", "abort"):
-            error: RequestError = InternalError("the PD worker aborted the request")
-            if finished.HasField("error"):
-                error = error_from_proto(finished.error)
-            if finished.reason == "abort" or isinstance(error, Unavailable):
-                self._router.leave_in_peace(flow)
-                self._carry_out(flow, machine.worker_lost(attempt))
-                return
-            self._carry_out(flow, machine.refused(attempt, error))
-            return
-        timings = machine.timings
-        timings.queue = finished.queue_seconds
-        timings.load = finished.load_seconds
-        timings.prefill = finished.prefill_seconds
-        timings.decode = finished.decode_seconds
-        usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
-        self._carry_out(flow, machine.finished(attempt, finished.reason, usage))
-
-    def _accepted(self, flow: Flow, attempt: int) -> None:
-        self._carry_out(flow, flow.lifecycle.accepted(attempt))
-
-    def _refused(self, flow: Flow, attempt: int, error: RequestError) -> None:
-        self._carry_out(flow, flow.lifecycle.refused(attempt, error))
-
-    def _pd_lost(self, request_id: str, attempt: int) -> None:
-        if flow := self._flows.get(request_id):
-            self._carry_out(flow, flow.lifecycle.worker_lost(attempt))
 
     def _job_planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
         if flow := self._flows.get(request_id):
