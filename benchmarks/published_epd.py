@@ -59,7 +59,7 @@ class System:
 def systems() -> tuple[System, ...]:
     """Replicas and 1E3PD with the doors of the report; then both without."""
     limits = read_device("a100").limits
-    door = replace(limits, encoder=EncoderConfig(decode_threads=1))
+    door = replace(limits, encoder=EncoderConfig(device="cuda", decode_threads=1))
     free = published(GPU)
     # A proxy of ours is multiplied where one is not enough; that is not what is compared here.
     free = replace(

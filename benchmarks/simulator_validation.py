@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from triptych.config import EncoderConfig
 from triptych.errors import ConfigError
 from triptych.goodput.arrivals import Arrivals
 from triptych.goodput.figures import Figures, summarise
@@ -36,6 +37,7 @@ from triptych.goodput.settings import Settings, make_job
 from triptych.goodput.window import measure
 from triptych.simulator.costs import CostModel, ModelShape, read_costs, read_shape
 from triptych.simulator.run import simulate
+from triptych.simulator.shape import Limits
 from triptych.simulator.validation import (
     KINDS,
     LOADS,
@@ -101,6 +103,7 @@ def simulated(
         seed=seed_of(cell),
         warm_up=job.warm_up,
         concurrency=job.concurrency,
+        limits=Limits(encoder=EncoderConfig()),
     )
     return figures_of(summarise(result.records, settings.slo))
 

@@ -88,7 +88,10 @@ _Order = Sequence[TowerItem] | _SaveOrder | None
 
 
 class EncoderEngine:
-    """Owns the tower and the saves. `emit` is called from its thread and must not block.
+    """Owns the tower and the saves. `emit` is called from any thread and must not block.
+
+    A save that has landed is told at once, by the thread in which it landed: the item's requests need not
+    wait for the batch that is in the tower by then.
 
     `turn` is held while the tower computes, where others use the same device. `nice` is the niceness of the
     engine's thread and of the torch threads that it starts.
@@ -119,19 +122,15 @@ class EncoderEngine:
 
     def start(self) -> None:
         """Starts the thread."""
-        self._saver.on_progress(self.wake)
+        self._saver.on_progress(self._collect)
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread after the batch in the tower."""
         self._stopping = True
-        self.wake()
+        self._orders.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
-
-    def wake(self) -> None:
-        """Lets the thread look for finished saves; callable from any thread."""
-        self._orders.put(None)
 
     def encode(self, batch: Sequence[TowerItem]) -> None:
         """Hands a batch over; one `Encoded` per item and then one `BatchDone` come back."""
@@ -151,13 +150,11 @@ class EncoderEngine:
 
     def _run(self) -> None:
         lower_priority(self._nice)
-        while not self._stopping:
-            order = self._orders.get()
+        while (order := self._orders.get()) is not None and not self._stopping:
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
-            elif order is not None:
+            else:
                 self._step(order)
-            self._collect()
 
     def _step(self, batch: Sequence[TowerItem]) -> None:
         start = self._busy_since = time.monotonic()

@@ -16,30 +16,30 @@ from triptych.ec_connector.output_cache import OutputCache
 
 
 class Saver(Protocol):
-    """The engine's side of a connector; `save` and `get_finished` are called from its thread only."""
+    """The engine's side of a connector; `save` is called from its thread only."""
 
-    def on_progress(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, from any thread, whenever `get_finished` has something new."""
+    def on_progress(self, tell: Callable[[], None]) -> None:
+        """`tell` is called, from any thread, whenever `get_finished` has something new."""
 
     def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
         """Starts the save of one entry; a stored value is replaced only if it has `damaged_digest`."""
 
     def get_finished(self) -> ECConnectorOutput:
-        """Drains what has finished."""
+        """Drains what has finished; callable from any thread, each report is given once."""
 
 
 class ConnectorSaver(ECConnectorModelRunnerMixin):
     """The process's one connector agent, made here."""
 
     def __init__(self, config: ECTransferConfig) -> None:
-        self._wake: Callable[[], None] = lambda: None
+        self._tell: Callable[[], None] = lambda: None
         ensure_ec_transfer_initialized(config, self._on_finished)
 
     def _on_finished(self) -> None:
-        self._wake()
+        self._tell()
 
-    def on_progress(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def on_progress(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
 
     def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
         self.maybe_save_ec_to_connector(outputs, mm_hash, damaged_digest)

@@ -102,7 +102,7 @@ class EncoderWorker:
             limits=JobLimits(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
             scheduler=EncoderScheduler(
                 prepared_memory=config.prepared_memory,
-                batch_patches=config.encoder_batch_patches,
+                batch_patches=config.batch_patches,
                 preparations=max(1, config.decode_threads),
             ),
             preparer=self._preparer,

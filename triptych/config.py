@@ -105,7 +105,9 @@ class WorkerConfig(ServiceConfig):
 class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
     max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
-    encoder_batch_patches: int = flag(16384, "patches in one encoder batch, over all its items")
+    encoder_batch_patches: int = flag(
+        0, "patches in one encoder batch, over all its items; 0: 2048 on a CPU, else 16384"
+    )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
@@ -115,6 +117,14 @@ class EncoderConfig(WorkerConfig):
         0.02, "seconds that the tower waits before a layer, at most, for more important workers' steps"
     )
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
+
+    @property
+    def batch_patches(self) -> int:
+        """--encoder-batch-patches, or what suits the device.
+
+        A CPU is busy with one picture: in a larger batch all of them are done when the last one is.
+        """
+        return self.encoder_batch_patches or (2048 if self.device == "cpu" else 16384)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class SimulatedEncoder:
     ) -> None:
         self.scheduler = EncoderScheduler(
             prepared_memory=config.prepared_memory,
-            batch_patches=config.encoder_batch_patches,
+            batch_patches=config.batch_patches,
             preparations=max(1, config.decode_threads),
         )
         self.counts = EncoderCounts()

@@ -124,7 +124,9 @@ class _Served:
         from triptych.simulator.timing import FULL, QUICK
 
         self._options, self._device, self._dtype = options, device, dtype
-        self._encoder = EncoderConfig(model=str(options.model), threads=options.threads)
+        self._encoder = EncoderConfig(
+            model=str(options.model), device=options.device, threads=options.threads
+        )
         self._pd = PDConfig(model=str(options.model), threads=options.threads, device=options.device)
         self._threads = [0, 0]
         self.effort: Effort = QUICK if options.quick else FULL
@@ -139,7 +141,7 @@ class _Served:
         self._threads[0] = torch_threads(self._encoder)
         torch.set_num_threads(self._threads[0])
         prepared = prepare_samples(encoder, self.effort)
-        return prepared, tower_samples(encoder, self.effort, self._encoder.encoder_batch_patches)
+        return prepared, tower_samples(encoder, self.effort, self._encoder.batch_patches)
 
     def decoder(self, encoder: EncoderSide) -> tuple[list[Sample], list[Sample], ModelShape]:
         """(intake, steps, the checkpoint's sizes)."""
@@ -185,7 +187,7 @@ class _Served:
             pd_threads=self._threads[1],
             quick=self._options.quick,
             max_num_batched_tokens=self._pd.max_num_batched_tokens,
-            encoder_batch_patches=self._encoder.encoder_batch_patches,
+            encoder_batch_patches=self._encoder.batch_patches,
         )
 
     def _device_name(self) -> str:

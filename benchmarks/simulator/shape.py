@@ -123,7 +123,7 @@ class Limits:
     """
 
     proxy: ProxyConfig = field(default_factory=ProxyConfig)
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(device="cuda"))
     pd: PDConfig = field(default_factory=PDConfig)
     store_memory: int = GIB
     client_timeout: float = 120.0

@@ -295,3 +295,11 @@ def test_the_token_may_come_from_a_file(tmp_path):
         read_internal_token("", str(path))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_internal_token("", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "patches"),
+    [({}, 2048), ({"device": "cuda:1"}, 16384), ({"encoder_batch_patches": 7}, 7)],
+)
+def test_encoder_batches_are_small_where_a_picture_keeps_the_device_busy(flags, patches):
+    assert EncoderConfig(**flags).batch_patches == patches

@@ -142,7 +142,7 @@ def best_counts(found: Estimate, devices: int) -> tuple[int, int]:
 def _tower_seconds(asked: Demand, costs: CostModel, limits: Limits) -> float:
     """Of one request's fresh pictures, in the largest batches."""
     encoder = costs.encoder
-    batch = max(1, min(limits.encoder.tower_credit, limits.encoder.encoder_batch_patches // asked.patches))
+    batch = max(1, min(limits.encoder.tower_credit, limits.encoder.batch_patches // asked.patches))
     return asked.fresh * (
         encoder.tower_batch / batch
         + encoder.tower_item

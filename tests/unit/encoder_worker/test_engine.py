@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,10 @@ class Saver:
         self.refused: set[str] = set()
         self.broken: set[str] = set()
         self.output = ECConnectorOutput()
-        self.wake: Callable[[], None] = lambda: None
+        self.tell: Callable[[], None] = lambda: None
 
-    def on_progress(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
+    def on_progress(self, tell: Callable[[], None]) -> None:
+        self.tell = tell
 
     def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
         if mm_hash in self.broken:
@@ -73,16 +74,41 @@ class Saver:
             self.output.unsaved[mm_hash] = "no room"
         else:
             self.output.saved.append(mm_hash)
-        self.wake()
+        self.tell()
 
     def get_finished(self) -> ECConnectorOutput:
         output, self.output = self.output, ECConnectorOutput()
         return output
 
 
-class Bench:
+class SlowSaver(Saver):
+    """Lands saves when it is told to."""
+
+    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
+        self.saves.append((mm_hash, damaged_digest))
+
+    def land(self, mm_hash: str) -> None:
+        self.output.saved.append(mm_hash)
+        self.tell()
+
+
+class SlowTower(Tower):
+    """Stays in its second batch until it is let go."""
+
     def __init__(self) -> None:
-        self.tower, self.saver, self.outputs = Tower(), Saver(), OutputCache(1 << 20)
+        super().__init__()
+        self.in_second, self.let_go = threading.Event(), threading.Event()
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        if self.batches:
+            self.in_second.set()
+            assert self.let_go.wait(30)
+        return super().encode(items)
+
+
+class Bench:
+    def __init__(self, tower: Tower | None = None, saver: Saver | None = None) -> None:
+        self.tower, self.saver, self.outputs = tower or Tower(), saver or Saver(), OutputCache(1 << 20)
         self.events: queue.Queue[EngineEvent] = queue.Queue()
         self.engine = EncoderEngine(self.tower, self.saver, self.outputs, self.events.put)
 
@@ -174,3 +200,19 @@ def test_a_save_that_does_not_land_is_reported_and_may_be_repeated(b: Bench) -> 
     assert kept is not None
     b.engine.save(kept)
     assert b.take(1) == [Saved("a")]
+
+
+def test_a_save_that_lands_is_told_while_the_next_batch_is_in_the_tower() -> None:
+    tower, saver = SlowTower(), SlowSaver()
+    bench = Bench(tower, saver)
+    bench.engine.start()
+    try:
+        bench.engine.encode([item("a")])
+        bench.take(2)
+        bench.engine.encode([item("b")])
+        assert tower.in_second.wait(30)
+        saver.land("a")
+        assert bench.take(1) == [Saved("a")]
+    finally:
+        tower.let_go.set()
+        bench.engine.stop()

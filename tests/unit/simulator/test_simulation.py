@@ -136,7 +136,7 @@ def test_embeddings_that_the_store_loses_are_encoded_again() -> None:
 
 
 def test_pixels_beyond_the_memory_are_prepared_again() -> None:
-    limits = replace(LIMITS, encoder=EncoderConfig(prepared_memory=2 * MIB, tower_credit=2))
+    limits = replace(LIMITS, encoder=EncoderConfig(device="cuda", prepared_memory=2 * MIB, tower_credit=2))
     found = run(on_devices(1, 1), replace(PICTURE, images=((4, 1.0),)), rate=50, count=20, limits=limits)
     assert all(record.ok for record in found.records) and nothing_left(found)
 
