@@ -106,7 +106,7 @@ class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
     max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
     encoder_batch_patches: int = flag(
-        0, "patches in one encoder batch, over all its items; 0: 2048 on a CPU, else 16384"
+        0, "patches in one encoder batch, over all its items; 0: 512 on a CPU, else 16384"
     )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
@@ -124,7 +124,7 @@ class EncoderConfig(WorkerConfig):
 
         A CPU is busy with one picture: in a larger batch all of them are done when the last one is.
         """
-        return self.encoder_batch_patches or (2048 if self.device == "cpu" else 16384)
+        return self.encoder_batch_patches or (512 if self.device == "cpu" else 16384)
 
 
 @dataclass(frozen=True, slots=True)

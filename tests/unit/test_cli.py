@@ -299,7 +299,7 @@ def test_the_token_may_come_from_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "patches"),
-    [({}, 2048), ({"device": "cuda:1"}, 16384), ({"encoder_batch_patches": 7}, 7)],
+    [({}, 512), ({"device": "cuda:1"}, 16384), ({"encoder_batch_patches": 7}, 7)],
 )
 def test_encoder_batches_are_small_where_a_picture_keeps_the_device_busy(flags, patches):
     assert EncoderConfig(**flags).batch_patches == patches
