@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -20,15 +18,6 @@ MIXED = [
     Prompt("Compare these three.", (CAT, DOG, TREE)),
     Prompt("Two of them.", (DOG, DOG)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def exact_matmul() -> Iterator[None]:
-    """fp32 products in fp32: TF32 has 10 bits of mantissa."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])

@@ -33,9 +33,9 @@ class EncDecCheckpoint:
     _rows: dict[str, EncoderOutput] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, dtype: torch.dtype = torch.float32) -> EncDecCheckpoint:
-        cpu = torch.device("cpu")
-        return cls(path, load_decoder(path, device=cpu, dtype=dtype, attn_implementation=ATTENTION_NAME))
+    def open(cls, path: Path, dtype: torch.dtype = torch.float32, *, device: str = "cpu") -> EncDecCheckpoint:
+        options = {"device": torch.device(device), "dtype": dtype}
+        return cls(path, load_decoder(path, **options, attn_implementation=ATTENTION_NAME))
 
     def output(self, inputs: Inputs) -> EncoderOutput:
         """The encoder's rows for these inputs, under a key that follows from them."""
