@@ -14,7 +14,7 @@ import redis
 from support.cluster import PATIENCE
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.stages import assert_unfinished, closed_gate, gathered, hold, open_gate, stopped
+from support.stages import assert_unfinished, caught, closed_gate, gathered, hold
 from support.streams import Streams
 from support.traffic import STREAM_TOKENS, ask_all
 from triptych.launch.embedded_store import EmbeddedStore
@@ -37,9 +37,7 @@ async def test_a_flushed_store_changes_no_answer(shared_cluster, cases, referenc
     with closed_gate(cluster):
         async with Streams(cluster.url, cases, STREAM_TOKENS, ["flush"]) as streams:
             await gathered(cluster, streams, streams.pictured)
-            open_gate(cluster)
-            await hold("an embedding", lambda: _tower_items(cluster) > before + 1, streams)
-            with stopped(cluster, "pd"):
+            async with caught(cluster, streams, "an embedding", lambda: _tower_items(cluster) > before + 1):
                 assert_unfinished(cluster)
                 _flush(cluster.store_url)
             got = await streams.all()

@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from support.cluster import PATIENCE, Cluster
@@ -69,6 +69,29 @@ def stopped(cluster: Cluster, pool: str) -> Iterator[None]:
         yield
     finally:
         _signal(cluster, pool, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def caught(
+    cluster: Cluster, streams: Streams, what: str, holds: Callable[[], Any]
+) -> AsyncIterator[None]:
+    """Opens the gate, and stops the PD workers once `holds`.
+
+    Until then they run for moments between which they stand still and are looked at: they cannot be far
+    beyond the stage by the time that a slow test process sees it. `holds` asks none of them.
+    """
+    deadline = time.monotonic() + PATIENCE
+    with stopped(cluster, "pd"):
+        open_gate(cluster)
+        while not await asyncio.to_thread(holds):
+            streams.assert_under_way(what)
+            assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
+            _signal(cluster, "pd", signal.SIGCONT)
+            await asyncio.sleep(0.05)
+            _signal(cluster, "pd", signal.SIGSTOP)
+            # What they have said reaches the clients.
+            await asyncio.sleep(0.05)
+        yield
 
 
 @contextlib.contextmanager
@@ -163,9 +186,12 @@ async def kill_prefill(cluster: Cluster, streams: Streams) -> None:
 
 async def kill_midstream(cluster: Cluster, streams: Streams) -> None:
     """Tokens flow, and streams of requests with pictures are in their middle."""
-    await _metric_rises(cluster, streams, "tokens", "vllm:generation_tokens_total", 50)
-    await hold("streams in the middle", lambda: streams.in_the_middle >= IN_THE_MIDDLE, streams)
-    with stopped(cluster, "pd"):
+
+    def flowing() -> bool:
+        return streams.in_the_middle >= IN_THE_MIDDLE
+
+    await _gather_all(cluster, streams)
+    async with caught(cluster, streams, "streams in the middle", flowing):
         assert_unfinished(cluster)
-        assert streams.in_the_middle >= IN_THE_MIDDLE
+        assert flowing()
         cluster.kill("pd-0")

@@ -87,7 +87,7 @@ async def test_ready_means_stored_every_time(
 async def test_jobs_of_several_requests_share_a_batch(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str
 ) -> None:
-    async with bench(encoder, store, store_url) as b:
+    async with bench(encoder, store, store_url, encoder_batch_patches=16384) as b:
         sizes = [(64, 64), (128, 64)]
         first = await Job(b, media(99)).planned()
         b.tower.open.clear()
