@@ -87,10 +87,10 @@ async def caught(
             streams.assert_under_way(what)
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
             _signal(cluster, "pd", signal.SIGCONT)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
             _signal(cluster, "pd", signal.SIGSTOP)
-            # What they have said reaches the clients.
-            await asyncio.sleep(0.05)
+            # What they have said reaches the clients, and encoders get ahead of them.
+            await asyncio.sleep(0.1)
         yield
 
 
