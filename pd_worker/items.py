@@ -310,21 +310,28 @@ class ItemTracker:
         self._counts.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
-        reported = False
+        """Tells those that do not know of the loss. Who knows waits for the item to be encoded again.
+
+        A request may come with news from before the loss, and so begin a load that can but fail.
+        """
+        missing = False
         for state in holders:
             index = next((i for i, f in enumerate(state.features) if f.mm_hash == key), None)
             if index is None or self.connector.has_caches(state)[index] is not Presence.MISS:
                 continue
+            missing = True
             state.stored.discard(key)
             state.loaded.discard(key)
-            reported = True
-            yield ItemMissing(**state.request.names(), mm_hash=key, damaged_digest=digest)
-        if reported:
+            if key not in state.lost:
+                state.lost.add(key)
+                yield ItemMissing(**state.request.names(), mm_hash=key, damaged_digest=digest)
+        if missing:
             self._counts.missing += 1
             self.connector.item_missing_reported(key)
 
     def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:
         state.loaded.add(key)
+        state.lost.discard(key)
         return ItemLoaded(**state.request.names(), mm_hash=key, seconds=seconds)
 
 

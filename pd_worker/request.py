@@ -129,6 +129,8 @@ class RequestState:
     status: RequestStatus = RequestStatus.WAITING_ROOM
     #: Keys whose embedding is stored and whose mark the connector has not been given yet.
     stored: set[str] = field(default_factory=set)
+    #: Keys whose loss the proxy has been told of and that have not come back since.
+    lost: set[str] = field(default_factory=set)
     #: Indices of items whose last row is consumed, or that a prefix hit covers.
     consumed: set[int] = field(default_factory=set)
     #: Keys that an ItemLoaded event has named.

@@ -11,6 +11,7 @@ from triptych.pd_worker.items import ItemTracker, gather_rows
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.outputs import (
     EngineEvent,
+    ItemMissing,
     ModelRunnerOutput,
     NewTokens,
     RawLogprobs,
@@ -114,6 +115,7 @@ class Scheduler:
         self._marks.update(dict.fromkeys(keys, now))
         for state in self._states.values():
             state.stored.update(feature.mm_hash for feature in state.features if feature.mm_hash in keys)
+            state.lost -= keys
 
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests wherever they stand; unknown ones are ignored."""
@@ -145,7 +147,11 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Takes in what the step has done; all events since the last call, in order."""
-        self._events += self.items.update(result.ec_connector_output, self._states.values())
+        news = self.items.update(result.ec_connector_output, self._states.values())
+        for event in news:
+            if isinstance(event, ItemMissing):
+                self._marks.pop(event.mm_hash, None)
+        self._events += news
         if result.error is not None:
             self._fail_step(output)
             return self._take_events()

@@ -224,8 +224,12 @@ class Lifecycle:
         return [ReturnShare(mm_hash)]
 
     def item_missing(self, attempt: int, mm_hash: str, damaged_digest: str) -> list[Instruction]:
-        """The embedding was evicted or damaged before the worker had it: encode it again."""
-        if attempt != self.attempt or self.ended or mm_hash not in self.plans:
+        """The embedding was evicted or damaged before the worker had it: encode it again.
+
+        Of an item that is not ready it is no news, its job is under way: the worker tells a loss again on
+        every new stream, and one request's loss to all that wait for the item.
+        """
+        if attempt != self.attempt or self.ended or mm_hash not in self.ready:
             return []
         self.ready.discard(mm_hash)
         self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1

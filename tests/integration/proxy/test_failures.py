@@ -259,6 +259,26 @@ async def test_the_third_loss_of_one_item_is_a_503(store: EmbeddingStore) -> Non
         await cluster.at_rest()
 
 
+async def test_a_loss_told_again_on_every_new_stream_is_one_loss(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        pd, encoder = cluster.pd_workers[0], cluster.encoders[0]
+        pd.missing[key_of(picture("p"))] = [""]
+        encoder.tower.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
+        await until(lambda: encoder.runs == 1, "the first encoding")
+        encoder.gate.clear()
+        encoder.tower.set()
+        await until(lambda: len(encoder.jobs) == 2, "the second job")
+        for times in range(2, 5):
+            pd.break_streams()
+            await until(lambda attached=times: len(pd.attaches) == attached, "the next stream")
+        encoder.gate.set()
+        reply = await asked
+        assert reply.choices[0].message.content == whole_text(8)
+        assert len(cluster.jobs) == 2
+        await cluster.at_rest()
+
+
 async def test_media_wait_for_an_encoder_until_the_deadline_and_then_get_503(store: EmbeddingStore) -> None:
     async with FakeCluster(store, request_timeout=1.5) as cluster:
         await cluster.encoders[0].kill()

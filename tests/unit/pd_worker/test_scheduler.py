@@ -283,6 +283,49 @@ def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) ->
     engine.assert_at_rest()
 
 
+def test_a_request_that_knows_of_a_loss_is_not_told_again_for_others_that_come_with_old_news(
+    make: Make,
+) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    for arrival, name in enumerate("abcd"):  # the store was asked for them before it was flushed
+        engine.add(make_request(name, 10, [image], arrival=float(arrival)))
+        for _ in range(4):
+            engine.step()
+    assert names(engine.of(ItemMissing)) == ["a", "b", "c", "d"]
+    publish(memory_store(STORE), image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.run_out()
+    assert {event.error for event in finished(engine).values()} == {None}
+    engine.assert_at_rest()
+
+
+def test_a_loss_is_told_again_when_it_happens_again(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    engine.add(make_request("a", 10, [image]))
+    for _ in range(2):
+        for _ in range(4):
+            engine.step()
+        engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    assert names(engine.of(ItemMissing)) == ["a", "a"]
+
+
+def test_a_mark_is_worth_nothing_once_the_item_is_lost(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.add(make_request("a", 10, [image]))
+    for _ in range(4):
+        engine.step()
+    engine.add(make_request("b", 10, [image], ready=[], arrival=1.0))  # its item is being encoded
+    for _ in range(4):
+        engine.step()
+    assert names(engine.of(ItemMissing)) == ["a"]
+    publish(memory_store(STORE), image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.run_out()
+    engine.assert_at_rest()
+
+
 def test_an_item_that_another_request_made_resident_costs_no_load(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
     publish(memory_store(STORE), image)

@@ -77,9 +77,29 @@ def test_a_missing_item_is_encoded_again_and_its_third_loss_ends_the_request() -
     assert machine.item_missing(1, "a", "d") == again
     machine.item_ready("a", plan("a"))
     assert machine.item_missing(1, "a", "d") == again
+    machine.item_ready("a", plan("a"))
     last = machine.item_missing(1, "a", "d")[-1]
     assert isinstance(last, do.Fail)
     assert last.error.status == 503
+
+
+def test_a_loss_that_is_told_again_before_the_item_is_back_is_one_loss() -> None:
+    machine = at_worker("a")
+    assert machine.item_missing(1, "a", "") == [do.ReturnShare("a"), do.StartJobs(("a",), True)]
+    for _ in range(5):
+        assert machine.item_missing(1, "a", "") == []
+    assert machine.item_ready("a", plan("a")) == [do.NotifyItems(("a",))]
+
+
+def test_an_item_that_others_had_and_lost_is_no_loss_of_a_request_that_still_waits_for_it() -> None:
+    machine = Lifecycle({"a": ""})
+    machine.begin()
+    machine.looked_up({})
+    machine.planned("a", plan("a"))
+    machine.accepted(1)
+    for _ in range(5):
+        assert machine.item_missing(1, "a", "") == []
+    assert machine.item_ready("a", plan("a")) == [do.NotifyItems(("a",))]
 
 
 def test_tokens_come_once_and_frames_of_other_attempts_are_dropped() -> None:
