@@ -17,8 +17,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import redis
+
 from support.cluster import PATIENCE, Cluster
 from support.streams import Streams
+from triptych.ec_connector import keys
 
 #: Requests that must be unfinished when something is killed.
 UNFINISHED = 25
@@ -73,23 +76,24 @@ def stopped(cluster: Cluster, pool: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def caught(
-    cluster: Cluster, streams: Streams, what: str, holds: Callable[[], Any]
+    cluster: Cluster, streams: Streams, what: str, holds: Callable[[], Any], pool: str = "pd"
 ) -> AsyncIterator[None]:
-    """Opens the gate, and stops the PD workers once `holds`.
+    """Opens the gate, and stops the pool once `holds`.
 
-    Until then they run for moments between which they stand still and are looked at: they cannot be far
-    beyond the stage by the time that a slow test process sees it. `holds` asks none of them.
+    Until then its processes run for moments between which they stand still and are looked at: they cannot be
+    far beyond the stage by the time that a slow test process sees it. `holds` asks none of them.
     """
     deadline = time.monotonic() + PATIENCE
-    with stopped(cluster, "pd"):
-        open_gate(cluster)
+    with stopped(cluster, pool):
+        if pool != "encoder":
+            open_gate(cluster)
         while not await asyncio.to_thread(holds):
             streams.assert_under_way(what)
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
-            _signal(cluster, "pd", signal.SIGCONT)
+            _signal(cluster, pool, signal.SIGCONT)
             await asyncio.sleep(0.02)
-            _signal(cluster, "pd", signal.SIGSTOP)
-            # What they have said reaches the clients, and encoders get ahead of them.
+            _signal(cluster, pool, signal.SIGSTOP)
+            # What they have said reaches the others, which get ahead of them.
             await asyncio.sleep(0.1)
         yield
 
@@ -119,14 +123,28 @@ async def kill_queued(cluster: Cluster, streams: Streams) -> None:
     open_gate(cluster)
 
 
+def _leases(cluster: Cluster) -> dict[bytes, bytes | None]:
+    """Items in a tower that are not stored yet, with its address; the store knows while encoders stand."""
+    with redis.Redis.from_url(cluster.store_url, socket_timeout=PATIENCE) as client:
+        items = [key.removeprefix(keys.LEASE.encode()) for key in client.scan_iter(f"{keys.LEASE}*")]
+        return {
+            item: client.hget(keys.LEASE.encode() + item, "address")
+            for item in items
+            if not client.exists(keys.EMBEDDING.encode() + item)
+        }
+
+
 async def kill_encoding(cluster: Cluster, streams: Streams) -> None:
-    """The tower has an item."""
+    """Every tower has an item."""
+    towers = len(cluster.pids("encoder"))
     await _gather_all(cluster, streams)
-    open_gate(cluster)
-    await hold(
-        "the tower at work", lambda: cluster.total("encoder", "triptych_encoder_inflight") > 0, streams
-    )
-    with stopped(cluster, "encoder"):
+    before = await asyncio.to_thread(_leases, cluster)
+
+    def at_work() -> bool:
+        new = {item: owner for item, owner in _leases(cluster).items() if item not in before}
+        return len(set(new.values())) == towers
+
+    async with caught(cluster, streams, "all towers at work", at_work, "encoder"):
         assert_unfinished(cluster)
         assert cluster.total("proxy", "triptych_waiting_items"), "the encoders had nothing left to do"
         cluster.kill("encoder-0")
