@@ -16,6 +16,7 @@ from triptych.models.checkpoint import Checkpoint
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.loading import KeyMap, empty_module, load_into
 from triptych.models.mrope import mrope_positions
+from triptych.models.patch_embed import PatchLinear
 from triptych.models.text import TextDecoder, load_config, rows_of_grid
 from triptych.types import ItemPlan, MMFeature
 
@@ -58,6 +59,7 @@ class QwenEncoder(EncoderSide):
         module = empty_module(lambda: cls.tower(config.vision_config, dtype))
         names = cls.keys.encoder_names(checkpoint.files)
         load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
+        module.patch_embed.proj = PatchLinear(module.patch_embed.proj)
         return cls(config, module, images, device=device, dtype=dtype)
 
     @classmethod
