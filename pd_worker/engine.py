@@ -37,7 +37,8 @@ class Engine:
 
     `emit` gets all events of one step at once, in order, and must not block. `connector_worker` has to be
     made with an `on_progress` that calls `wake`. `turn` is held while the decoder computes, where others use
-    the same device; `rest` is called between two steps.
+    the same device; `rest` is called between two steps, with the requests that wait for embeddings for each one
+    that runs.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Engine:
         *,
         model_name: str = "",
         turn: AbstractContextManager[object] | None = None,
-        rest: Callable[[], object] | None = None,
+        rest: Callable[[float], object] | None = None,
     ) -> None:
         self.max_model_len = max_model_len(config, decoder.geometry)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
@@ -81,7 +82,7 @@ class Engine:
         )
         self._emit = emit
         self._turn = turn or nullcontext()
-        self._rest = rest or (lambda: None)
+        self._rest = rest or (lambda share: None)
         self._idle: AbstractContextManager[object] = nullcontext()
         self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
@@ -134,7 +135,7 @@ class Engine:
         busy = False
         while not self._stopping:
             if busy:
-                self._rest()
+                self._rest(self.scheduler.item_pressure)
             commands = self._take_inbox(sleep=not busy)
             try:
                 busy = self._step(commands)

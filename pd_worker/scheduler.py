@@ -78,6 +78,12 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def item_pressure(self) -> float:
+        """Requests that wait for embeddings, for each one that runs."""
+        waiting = sum(1 for state in self._waiting if state.features and state.items_at is None)
+        return waiting / max(1, len(self._running))
+
     def next_deadline(self) -> float | None:
         return min((state.request.deadline for state in self._states.values()), default=None)
 

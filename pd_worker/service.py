@@ -126,7 +126,7 @@ class PDWorker:
         *,
         transfer: ECTransferConfig | None = None,
         turn: AbstractContextManager[object] | None = None,
-        rest: Callable[[], object] | None = None,
+        rest: Callable[[float], object] | None = None,
     ) -> None:
         self._config = config
         self._model = model

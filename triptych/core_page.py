@@ -8,7 +8,8 @@ tower down and does not stop it.
 
 A PD worker may keep the begins of its steps apart (`rest`) while all together want more cores than there
 are. A step costs nearly the same for one sequence as for several: fewer steps with more sequences in each
-leave the towers the cores that many small steps would take.
+leave the towers the cores that many small steps would take. Who gains are the requests that wait for a tower,
+who loses are the streams: the fewer wait for each stream, the shorter the rest.
 """
 
 from __future__ import annotations
@@ -77,10 +78,14 @@ class CorePage:
         self._page[self._slot] = self._threads
         return time.monotonic() - start
 
-    def rest(self) -> float:
-        """Before a step: waits while others lack cores and the last step began too lately; the seconds."""
+    def rest(self, share: float = 1.0) -> float:
+        """Before a step: waits while others lack cores and the last step began too lately; the seconds.
+
+        `share` of the interval, up to 1, is kept: how much there is to win by waiting.
+        """
         start = now = time.monotonic()
-        while now < self._begun + self._interval and self._crowded():
+        interval = self._interval * min(share, 1.0)
+        while now < self._begun + interval and self._crowded():
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
         self._begun = now

@@ -101,6 +101,16 @@ def test_a_step_rests_no_longer_than_its_interval(tmp_path):
         decoder.rest()
 
 
+def test_a_step_rests_for_its_share_of_the_interval(tmp_path):
+    path = str(tmp_path / "cores")
+    decoder = CorePage(path, 0, CORES, interval=3600.0)
+    with CorePage(path, 1, 1):
+        decoder.rest()
+        # An hour for each that would gain; none does.
+        assert decoder.rest(0.0) == 0.0
+        assert decoder.rest(1e-6) > 0.0
+
+
 def test_a_worker_started_again_takes_back_what_its_killed_forerunner_left(tmp_path):
     path = str(tmp_path / "cores")
     CorePage(path, 0, CORES).__enter__()

@@ -76,6 +76,23 @@ def test_requests_start_in_order_of_arrival_whatever_the_order_of_submission(mak
     assert shares(engine.step()) == [("early", 0, 4)]
 
 
+def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(make: Make) -> None:
+    engine = make()
+    assert engine.scheduler.item_pressure == 0
+    images = [make_feature(name, 2, 6) for name in ("cat", "dog", "cow")]
+    engine.add(*(make_request(f"m{i}", 10, [image], ready=[]) for i, image in enumerate(images)))
+    engine.step()
+    assert engine.scheduler.item_pressure == 3
+    engine.add(make_request("a", 4, max_tokens=9), make_request("b", [9] * 4, max_tokens=9))
+    engine.step()
+    assert engine.scheduler.item_pressure == 1.5
+    publish(memory_store(STORE), *images)
+    engine.scheduler.mark_ready([image.mm_hash for image in images], engine.now)
+    engine.step()
+    engine.step()
+    assert engine.scheduler.item_pressure == 0
+
+
 def test_an_item_in_the_store_is_loaded_then_consumed_then_released(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
     publish(memory_store(STORE), image)
