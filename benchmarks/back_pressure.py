@@ -18,17 +18,13 @@ import json
 import os
 import platform
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,9 +35,10 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.goodput.launch import Launched, launched
+from triptych.goodput.machine import commit
 from triptych.launch.model_path import DEMO_MODEL
+from triptych.launch.shape import ClusterShape
 
 RESULT = Path(__file__).parent / "results" / "back_pressure.md"
 WINDOW = 10.0
@@ -84,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="back-pressure-") as folder:
         model = sized_model(Path(folder) / "demo", options.side)
-        runs = [measure(model, Path(folder), rules, options) for rules in (True, False)]
+        runs = [measure(model, rules, options) for rules in (True, False)]
     text = report(runs, options)
     sys.stdout.write(text)
     if options.write:
@@ -101,56 +98,27 @@ def sized_model(target: Path, side: int) -> Path:
     return target
 
 
-def measure(model: Path, folder: Path, rules: bool, options: argparse.Namespace) -> Run:
+def measure(model: Path, rules: bool, options: argparse.Namespace) -> Run:
     words = ["--store-memory", STORE, "--encoder-cache-memory", ENCODER_CACHE, "--max-num-seqs", "1"]
-    words += ["--threads", "1", "--encoders", str(options.encoders), "--pd-workers", "1"]
-    words += ["--kv-memory", "64MiB", "--prepared-memory", "1GiB", "--max-queue", str(options.clients + 8)]
-    words += ["--no-prefix-caching", "--request-timeout", "600"]
+    words += ["--threads", "1", "--kv-memory", "64MiB", "--prepared-memory", "1GiB"]
+    words += ["--max-queue", str(options.clients + 8), "--no-prefix-caching", "--request-timeout", "600"]
     words += [] if rules else ["--no-flow-control"]
-    run_dir = folder / f"run-{rules}"
-    with cluster(model, run_dir, words) as url:
-        return asyncio.run(load(url, run_dir, Run(rules), options))
+    shape = ClusterShape(encoders=options.encoders, pd_workers=1)
+    with launched(shape, str(model), words, START_SECONDS) as cluster:
+        return asyncio.run(load(cluster, Run(rules), options))
 
 
-@contextmanager
-def cluster(model: Path, run_dir: Path, words: list[str]) -> Iterator[str]:
-    """A cluster that answers at the yielded URL."""
-    run_dir.mkdir(parents=True)
-    ports = [free_port(), free_port()]
-    command = [sys.executable, "-m", "triptych.cli", "serve", str(model), "--run-dir", str(run_dir), *words]
-    command += ["--port", str(ports[0]), "--grpc-port", str(ports[1])]
-    log = run_dir / "cluster.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while b"Triptych answers" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(log.read_text()[-4000:])
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{ports[0]}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def load(url: str, run_dir: Path, run: Run, options: argparse.Namespace) -> Run:
+async def load(cluster: Launched, run: Run, options: argparse.Namespace) -> Run:
     """Keeps `clients` requests in flight for `seconds`."""
     began = time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as session:
         clients = [
-            asyncio.create_task(client(session, url, index, run, began, options))
+            asyncio.create_task(client(session, cluster.url, index, run, began, options))
             for index in range(options.clients)
         ]
         await asyncio.sleep(options.seconds)
-        jobs, run.encoded = await asyncio.to_thread(counts, url, run_dir)
+        jobs, run.encoded = await asyncio.to_thread(counts, cluster.metrics_urls)
         for task in clients:
             task.cancel()
         ends = await asyncio.gather(*clients, return_exceptions=True)
@@ -209,17 +177,15 @@ def picture(seed: int, side: int) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def counts(url: str, run_dir: Path) -> tuple[dict[str, float], float]:
+def counts(urls: Sequence[str]) -> tuple[dict[str, float], float]:
     """Encoder jobs of the proxy so far by kind, and items that went through the towers."""
-    jobs = {"first": 0.0, "re_encode": 0.0}
-    for sample in samples(f"{url}/metrics"):
+    jobs, encoded = {"first": 0.0, "re_encode": 0.0}, 0.0
+    for sample in (sample for url in urls for sample in samples(url)):
         if sample.name == "triptych_encoder_jobs_total":
             (kind,) = sample.labels.values()
             jobs[kind] += sample.value
-    encoded = 0.0
-    for port in asyncio.run(metrics_ports(json.loads((run_dir / "cluster.json").read_text())["store"])):
-        for sample in samples(f"http://127.0.0.1:{port}/metrics"):
-            encoded += sample.value if sample.name == "triptych_encoder_tower_items_total" else 0.0
+        elif sample.name == "triptych_encoder_tower_items_total":
+            encoded += sample.value
     return jobs, encoded
 
 
@@ -229,19 +195,7 @@ def samples(url: str) -> list[Sample]:
         return [sample for family in families for sample in family.samples]
 
 
-async def metrics_ports(store_url: str) -> list[int]:
-    store = await EmbeddingStore.connect(store_url)
-    try:
-        workers = await Registry(store).workers()
-    finally:
-        await store.close()
-    return [int(worker.capacity["metrics_port"]) for worker in workers if worker.pool == "encoder"]
-
-
 def report(runs: list[Run], options: argparse.Namespace) -> str:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], text=True, capture_output=True, check=False
-    ).stdout.strip()
     command = "python -m benchmarks.back_pressure " + " ".join(
         f"--{name} {getattr(options, name):g}"
         for name in ("seconds", "clients", "images", "tokens", "side", "encoders")
@@ -264,7 +218,7 @@ def report(runs: list[Run], options: argparse.Namespace) -> str:
         "# Back-pressure",
         "",
         f"Command: `{command} --write`",
-        f"Date: {datetime.date.today()}. Commit: {commit}. {os.cpu_count()} cores ({platform.machine()}). "
+        f"Date: {datetime.date.today()}. Commit: {commit()}. {os.cpu_count()} cores ({platform.machine()}). "
         f"Load at the end: {os.getloadavg()[0]:.1f}.",
         "",
         "| | rules on | rules off |",

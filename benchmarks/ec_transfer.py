@@ -21,6 +21,7 @@ import redis.asyncio
 
 from triptych.ec_connector import keys
 from triptych.ec_connector.store import EmbeddingStore, Loaded, SaveResult, buffer_bytes
+from triptych.goodput.machine import chip
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import ItemPlan
 
@@ -132,12 +133,6 @@ async def measure(url: str, repeats: int) -> dict[str, list[float]]:
     return speeds
 
 
-def chip() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line for line in lines if line.startswith("model name")]
-    return f"{models[0].partition(':')[2].strip() if models else 'unknown'}, {os.cpu_count()} cores"
-
-
 _RATIOS = (
     ("load", "memcpy", "≥ 0.2"),
     ("8 loads", "redis-py 8 loads", "≥ 2"),
@@ -157,7 +152,7 @@ def report(speeds: dict[str, list[float]], command: str) -> str:
         (
             "# Store transfers",
             "",
-            f"`{command}`, {datetime.date.today().isoformat()}, {chip()}, Python "
+            f"`{command}`, {datetime.date.today().isoformat()}, {chip()}, {os.cpu_count()} cores, Python "
             f"{platform.python_version()}, redis-py {redis.__version__}. Load averages at the end: {load}.",
             "",
             f"Items of {_ROWS * _WIDTH * 2 / 1e6:.1f} MB over the unix socket. Our side verifies (load) or "

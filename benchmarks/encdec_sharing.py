@@ -17,19 +17,14 @@ import base64
 import datetime
 import io
 import itertools
-import json
 import os
 import platform
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +43,10 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from benchmarks.baselines.processes import usages
+from triptych.goodput.launch import Launched, launched
+from triptych.goodput.machine import commit
+from triptych.launch.shape import ClusterShape
 
 RESULT = Path(__file__).parent / "results" / "encdec_sharing.md"
 START_SECONDS = 180.0
@@ -87,8 +84,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="encdec-sharing-") as folder:
         model = build_model(Path(folder) / "whisper-base-shaped")
-        with cluster(model, Path(folder) / "run", options.encoders) as (url, pids, ports):
-            rounds = asyncio.run(measure(url, pids, ports, options))
+        shape = ClusterShape(encoders=options.encoders, pd_workers=1)
+        with launched(shape, str(model), ["--kv-memory", "256MiB"], START_SECONDS) as cluster:
+            rounds = asyncio.run(measure(cluster, options))
     text = report(rounds, options)
     sys.stdout.write(text)
     if options.write:
@@ -155,48 +153,7 @@ def _tokenizer() -> WhisperTokenizer:
     )
 
 
-@contextmanager
-def cluster(model: Path, run_dir: Path, encoders: int) -> Iterator[tuple[str, list[int], list[int]]]:
-    """URL, process ids and workers' metrics ports of a cluster that answers."""
-    run_dir.mkdir(parents=True)
-    ports = [_free_port(), _free_port()]
-    command = [sys.executable, "-m", "triptych.cli", "serve", str(model), "--run-dir", str(run_dir)]
-    command += ["--port", str(ports[0]), "--grpc-port", str(ports[1])]
-    command += ["--encoders", str(encoders), "--pd-workers", "1", "--kv-memory", "256MiB"]
-    log = run_dir / "cluster.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while b"Triptych answers" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(log.read_text()[-4000:])
-            time.sleep(0.1)
-        state = json.loads((run_dir / "cluster.json").read_text())
-        metrics = asyncio.run(_metrics_ports(state["store"]))
-        yield f"http://127.0.0.1:{ports[0]}", [pid for pid in state["processes"].values() if pid], metrics
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def _metrics_ports(store_url: str) -> list[int]:
-    store = await EmbeddingStore.connect(store_url)
-    try:
-        return [int(worker.capacity["metrics_port"]) for worker in await Registry(store).workers()]
-    finally:
-        await store.close()
-
-
-async def measure(
-    url: str, pids: list[int], ports: list[int], options: argparse.Namespace
-) -> dict[str, list[Round]]:
+async def measure(cluster: Launched, options: argparse.Namespace) -> dict[str, list[Round]]:
     """Rounds of both kinds in turns, after one of each that does not count."""
     audio = base64.b64encode(_sound(options.seconds)).decode()
     rounds: dict[str, list[Round]] = {"shared": [], "apart": []}
@@ -204,16 +161,16 @@ async def measure(
     async with aiohttp.ClientSession(timeout=timeout) as session:
         for number, kind in itertools.product(range(options.rounds + 1), rounds):
             salts = [uuid.uuid4().hex] * 3 if kind == "shared" else [uuid.uuid4().hex for _ in TASKS]
-            before, cpu = await _counts(session, ports), _cpu_seconds(pids)
+            before, cpu = await _counts(session, cluster.metrics_urls), _cpu_seconds(cluster.pid)
             began = time.perf_counter()
             await asyncio.gather(
                 *(
-                    _ask(session, url, audio, task, salt, options.tokens)
+                    _ask(session, cluster.url, audio, task, salt, options.tokens)
                     for task, salt in zip(TASKS, salts, strict=True)
                 )
             )
-            wall, cpu = time.perf_counter() - began, _cpu_seconds(pids) - cpu
-            after = await _counts(session, ports)
+            wall, cpu = time.perf_counter() - began, _cpu_seconds(cluster.pid) - cpu
+            after = await _counts(session, cluster.metrics_urls)
             if number:
                 done = [after[name] - before[name] for name in _COUNTED]
                 rounds[kind].append(Round(wall, cpu, *done))
@@ -248,11 +205,11 @@ async def _ask(
         raise SystemExit(f"{reply.status}: {answer}")
 
 
-async def _counts(session: aiohttp.ClientSession, ports: list[int]) -> dict[str, float]:
+async def _counts(session: aiohttp.ClientSession, pages: Sequence[str]) -> dict[str, float]:
     """Encoder outputs and projections so far, over all workers."""
     found = dict.fromkeys(_COUNTED, 0.0)
-    for port in ports:
-        async with session.get(f"http://127.0.0.1:{port}/metrics") as reply:
+    for page in pages:
+        async with session.get(page) as reply:
             families = text_string_to_metric_families(await reply.text())
         for sample in (sample for family in families for sample in family.samples):
             if sample.name in found:
@@ -260,19 +217,12 @@ async def _counts(session: aiohttp.ClientSession, ports: list[int]) -> dict[str,
     return found
 
 
-def _cpu_seconds(pids: list[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def _cpu_seconds(pid: int) -> float:
+    return sum(usage.cpu for usage in usages([pid]).values())
 
 
 def report(rounds: dict[str, list[Round]], options: argparse.Namespace) -> str:
     """The results as the committed page has them."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], text=True, capture_output=True, check=False
-    ).stdout.strip()
     names = ("rounds", "seconds", "tokens", "encoders")
     command = "python -m benchmarks encdec_sharing " + " ".join(
         f"--{name} {getattr(options, name):g}" for name in names
@@ -285,7 +235,7 @@ def report(rounds: dict[str, list[Round]], options: argparse.Namespace) -> str:
         "# Three tasks on one sound",
         "",
         f"Command: `{command} --write`",
-        f"Date: {datetime.date.today()}. Commit: {commit}. {os.cpu_count()} cores ({platform.machine()}), "
+        f"Date: {datetime.date.today()}. Commit: {commit()}. {os.cpu_count()} cores ({platform.machine()}), "
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, fp32. Load averages at the end: "
         + " ".join(f"{value:.1f}" for value in os.getloadavg())

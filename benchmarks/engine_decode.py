@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import random
 import statistics
 import time
@@ -27,6 +26,7 @@ from transformers import AutoModelForImageTextToText
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.goodput.machine import chip
 from triptych.metrics import PDMetrics
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention import ATTENTION_NAME
@@ -200,13 +200,6 @@ def _median(speeds: list[Speed]) -> Speed:
         statistics.median(speed.tokens_per_second for speed in speeds),
         statistics.median(speed.tokens_per_cpu_second for speed in speeds),
     )
-
-
-def chip() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def report(results: dict[int, tuple[Speed, Speed, int]], arguments: argparse.Namespace) -> str:

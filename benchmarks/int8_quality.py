@@ -17,15 +17,9 @@ import datetime
 import os
 import platform
 import random
-import signal
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +30,9 @@ from PIL import Image
 
 from triptych.demo.evaluate import cases, evaluate
 from triptych.demo.inference import MODEL_ID, Http
+from triptych.goodput.launch import launched
+from triptych.goodput.machine import commit
+from triptych.launch.shape import ClusterShape
 from triptych.models.loading import parameter_bytes
 from triptych.models.quantization import QUANTIZATIONS, Int8Linear, quantize
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
@@ -174,8 +171,9 @@ def _greedy(sides: tuple[Any, Any], prepared: Any, rows: torch.Tensor, tokens: i
 
 def demo(quantization: str, answers: int) -> float:
     """Share of the demo model's held-out questions that are answered with the whole truth."""
-    with tempfile.TemporaryDirectory(prefix="int8-quality-") as folder, _cluster(quantization, folder) as url:
-        marks = evaluate(Http(url, MODEL_ID), cases(1, answers), controls=False)
+    shape = ClusterShape(encoders=1, pd_workers=1)
+    with launched(shape, "", ["--quantization", quantization], START_SECONDS) as cluster:
+        marks = evaluate(Http(cluster.url, MODEL_ID), cases(1, answers), controls=False)
     return sum(mark.said == mark.case.truth for mark in marks) / len(marks)
 
 
@@ -201,32 +199,6 @@ def speeds() -> list[tuple[str, int, float, float]]:
     return found
 
 
-@contextmanager
-def _cluster(quantization: str, folder: str) -> Iterator[str]:
-    ports = [_free_port(), _free_port()]
-    command = [sys.executable, "-m", "triptych.cli", "serve", "--quantization", quantization]
-    command += ["--run-dir", folder, "--port", str(ports[0]), "--grpc-port", str(ports[1])]
-    log = Path(folder) / "cluster.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while b"Triptych answers" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(log.read_text()[-4000:])
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{ports[0]}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def report(
     lines: list[Difference],
     right: dict[str, float],
@@ -234,15 +206,12 @@ def report(
     options: argparse.Namespace,
 ) -> str:
     """The results as the committed page has them."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], text=True, capture_output=True, check=False
-    ).stdout.strip()
     command = " ".join(f"--{name} {getattr(options, name)}" for name in ("items", "tokens", "answers"))
     page = [
         "# Weights in 8 bits",
         "",
         f"Command: `python -m benchmarks int8_quality {command} --write`",
-        f"Date: {datetime.date.today()}. Commit: {commit}. {os.cpu_count()} cores ({platform.machine()}), "
+        f"Date: {datetime.date.today()}. Commit: {commit()}. {os.cpu_count()} cores ({platform.machine()}), "
         f"torch {torch.__version__}, transformers {transformers.__version__}, fp32.",
         "",
         f"Tiny random checkpoints, {options.items} items of {options.tokens} greedy tokens each. Errors are "

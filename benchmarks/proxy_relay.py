@@ -16,9 +16,7 @@ import asyncio
 import datetime
 import multiprocessing
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +24,7 @@ from typing import Any
 
 import uvloop
 
+from triptych.goodput.machine import chip, commit
 from triptych.metrics import ProxyMetrics
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
@@ -205,22 +204,6 @@ def measure(streams: int, tokens: int, rounds: int) -> dict[str, float]:
         "proxied_p50": statistics.median(proxied),
         "proxied_p99": statistics.quantiles(proxied, n=100)[98],
     }
-
-
-def commit() -> str:
-    """The tree's commit; empty outside of a checkout."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def chip() -> str:
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0].split(":", 1)[1].strip() if names else platform.processor()
 
 
 def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> str:

@@ -44,7 +44,7 @@ def load_average() -> float:
 def describe(load_before: float) -> Machine:
     """This machine, now at the end of a run."""
     return Machine(
-        commit=_commit(),
+        commit=commit(),
         versions=_versions(),
         chip=chip(),
         cores=len(os.sched_getaffinity(0)),
@@ -76,7 +76,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
+def commit() -> str:
     """The source tree's commit; empty outside of a checkout."""
     folder = Path(__file__).resolve().parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
