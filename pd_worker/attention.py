@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from triptych.pd_worker.attention_backends import AttentionCall, attend, whole_bias
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.flex_paged import FlexBatch
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 __all__ = [
@@ -60,7 +61,12 @@ def paged_attention(
     options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
     out = torch.empty(q.shape[1], q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
     decodes = meta.num_decodes
+    flex = None
+    if meta.backend == "flex":
+        flex = FlexBatch(module, q, keys, values, meta, options.scale, softcap, sliding_window)
     if meta.cross is not None and getattr(module, "is_cross", False):
+        if flex is not None:
+            return flex.cross_attention()[None], None
         if decodes:
             out[:decodes] = _cross_decode(q, keys, values, meta, options)
         for index, span in enumerate(meta.prefills):
@@ -70,6 +76,8 @@ def paged_attention(
     if kwargs.get("is_causal") is False:
         raise NotImplementedError(f"{ATTENTION_NAME} is causal")
     cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if flex is not None:
+        return flex.self_attention()[None], None
     if decodes:
         out[:decodes] = _decode(module, q, keys, values, meta, options)
     for index, span in enumerate(meta.prefills):

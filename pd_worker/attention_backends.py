@@ -2,7 +2,9 @@
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
 makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is the form of
-long sequences with a bias. What a backend cannot do goes to one that can; nothing is left out.
+long sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
+goes to it by `flex_paged`, a single call by the way here. What a backend cannot do goes to one that can;
+nothing is left out.
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from triptych.pd_worker import flex_kernel
+from triptych.pd_worker.flex_kernel import MIN_BATCH, FlexCall
+from triptych.pd_worker.key_ranges import of_mask, whole_blocks
+
 #: Values of --attention-backend.
-BACKENDS = ("sdpa", "blockwise")
-#: Keys of one block.
+BACKENDS = ("sdpa", "blockwise", "flex")
+#: Keys of one block of "blockwise".
 _BLOCK = 256
 
 
@@ -41,8 +47,11 @@ class AttentionCall:
 
 def attend(backend: str, call: AttentionCall) -> torch.Tensor:
     """[B, heads, Q, dim] in the values' dtype."""
-    if backend == "blockwise":
+    # A bias by blocks of keys is not one by scores.
+    if backend == "blockwise" or (backend == "flex" and call.bias is not None):
         return _blockwise(call)
+    if backend == "flex":
+        return _flex(call)
     if call.softcap is not None:
         return _written_out(call)
     return _sdpa(call)
@@ -61,6 +70,23 @@ def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
         return None
     size = (call.query.shape[2], call.key.shape[2])
     return torch.ones(size, dtype=torch.bool, device=call.query.device).tril()
+
+
+def _flex(call: AttentionCall) -> torch.Tensor:
+    """As by `flex_paged`: sizes are brought to multiples, and what is added is left out again."""
+    batch, _, queries, _ = call.query.shape
+    keys = call.key.shape[2]
+    mask = call.mask if call.mask is not None else _causal_mask(call)
+    if mask is None:
+        mask = torch.ones(1, keys, dtype=torch.bool, device=call.query.device)
+    ranges = of_mask(mask, batch, queries).padded(max(batch, MIN_BATCH), whole_blocks(queries))
+    missing = max(batch, MIN_BATCH) - batch
+    query = F.pad(call.query, (0, 0, 0, whole_blocks(queries) - queries, 0, 0, 0, missing))
+    more = (0, 0, 0, whole_blocks(keys) - keys, 0, 0, 0, missing)
+    key, value = F.pad(call.key, more), F.pad(call.value, more)
+    blocks = ranges.blocks(key.shape[2])
+    out = flex_kernel.attend(FlexCall(query, key, value, ranges, blocks, call.scale, call.softcap))
+    return out[:batch, :, :queries].to(value.dtype)
 
 
 def _sdpa(call: AttentionCall) -> torch.Tensor:

@@ -85,6 +85,8 @@ class AttentionMetadata:
     #: Masks that are the same in all layers, and whole biases by the modules that share them.
     _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
+    #: What a backend has made for this step and uses in all layers.
+    plans: dict[object, object] = field(default_factory=dict)
 
     def decode_mask(self, window: int | None) -> torch.Tensor | None:
         """Bool [D, 1, 1, blocks * block_size], True where a key counts; None when all do."""

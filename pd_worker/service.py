@@ -34,6 +34,7 @@ from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.flex_start import prepare
 from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
 from triptych.pd_worker.outbox import Outbox
@@ -270,6 +271,8 @@ def load_model(config: PDConfig) -> LoadedModel:
     )
     torch.set_num_threads(torch_threads(config, decoder))
     num_kv_blocks(config, decoder.geometry, dtype)
+    if config.attention_backend == "flex":
+        prepare(path, decoder, config.block_size)
     prompts, tokenizer = open_checkpoint(path, decoder, max_model_len(config, decoder.geometry))
     identity = model_identity(
         path, dtype=dtype, revision=config.model_revision, quantization=config.quantization

@@ -147,8 +147,9 @@ class PDConfig(WorkerConfig):
     swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
     attention_backend: str = flag(
         "sdpa",
-        "torch's attention kernel, or blocks of keys one by one, which keeps no mask or bias as a whole",
-        choices=("sdpa", "blockwise"),
+        "sdpa, torch's attention kernel; blockwise, blocks of keys one by one, which keeps no mask or bias "
+        "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet",
+        choices=("sdpa", "blockwise", "flex"),
     )
 
 

@@ -57,12 +57,15 @@ def varied(checkpoint: EncDecCheckpoint, family: str, count: int) -> Iterator[tu
     raise AssertionError(f"{count} inputs are left to find: the checkpoint says the same too often")
 
 
-def answers_in_batches(family: str, counts: Sequence[int], device: str = "cpu") -> None:
+def answers_in_batches(
+    family: str, counts: Sequence[int], device: str = "cpu", backend: str = "sdpa"
+) -> None:
     """Batches of each size, from every place in the list of inputs, equal what each input gives alone."""
     checkpoint = checkpoint_of(family, device)
     prompt = list(checkpoint.decoder.prompt_defaults({}).token_ids)
     inputs, expected = zip(*varied(checkpoint, family, max(counts)), strict=True)
-    with engine_cell(checkpoint, max_model_len=128, kv_memory=32 << 20, prefix_caching=False) as cell:
+    flags = {"max_model_len": 128, "kv_memory": 32 << 20, "prefix_caching": False}
+    with engine_cell(checkpoint, attention_backend=backend, **flags) as cell:
         for count in counts:
             batch = [(count + index) % len(inputs) for index in range(count)]
             outputs = cell.finish(

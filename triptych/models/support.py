@@ -28,6 +28,7 @@ _SCHEDULING = "`tests/unit/pd_worker/test_cross_scheduling.py`"
 _SIDES = "`tests/unit/models/test_encdec_sides.py`"
 _CONFORMANCE = "`tests/unit/pd_worker/test_attention_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/test_encdec_matches_generate.py`"
+_OTHER_BACKEND = "give --attention-backend sdpa"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
     Support("bart", "BART", _SIDES),
@@ -41,10 +42,13 @@ MATRIX = (
     Support("preemption", "Preemption, by recompute or swap", "`tests/e2e/test_swapping.py`"),
     Support("chunked_prefill", "Chunked prefill", _ENGINE),
     Support("backends", "More than one attention backend", _CONFORMANCE),
+    Support("flex", "FlexAttention: `--attention-backend flex`", f"{_CONFORMANCE}; never run on CUDA yet"),
     Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
     Support("int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/test_quantization.py`"),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --dtype at 16 or 32 bits"),
+    Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
+    Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
     Support("cuda_graph", "CUDA graphs of decoding", "", "decode without them, as it does by itself"),
     Support("tensor_parallel", "Tensor parallelism", "", "give --tensor-parallel 1, and more workers"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
@@ -82,8 +86,14 @@ def wanted_by_flags(flags: Any) -> list[str]:
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
         "int8": flags.quantization != "none",
+        "flex": getattr(flags, "attention_backend", "") == "flex",
     }
     return [name for name, is_asked in asked.items() if is_asked]
+
+
+def wanted_by_flex(device_type: str, head_dim: int) -> list[str]:
+    """The rows that FlexAttention asks for on such a device, with heads of `head_dim` values."""
+    return ["flex_heads"] if device_type == "cuda" and head_dim < 16 else []
 
 
 def table() -> str:

@@ -44,10 +44,14 @@ def differs(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
-def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [("qwen3_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "flex")],
+)
+def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend: str) -> None:
     torch.set_num_threads(1)
-    with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33, block_size=8) as cell:
+    flags = {"max_num_batched_tokens": 33, "block_size": 8, "attention_backend": backend}
+    with engine_cell(Checkpoint.open(family), **flags) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 64))
         assert cell.metric("triptych_pd_chunked_prefills_total") > 0
         assert cell.metric("triptych_pd_batch_requests_sum") > cell.metric("triptych_pd_batch_requests_count")

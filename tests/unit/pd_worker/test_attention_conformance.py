@@ -11,6 +11,7 @@ import torch
 
 from support.reference_attention import written_out
 from triptych.config import PDConfig, flags_of
+from triptych.models.base import BiasTable
 from triptych.pd_worker.attention import (
     AttentionMetadata,
     CrossSpan,
@@ -39,6 +40,13 @@ FULL_BLOCKS = (Chunk(8, 1, 12), Chunk(8, 1, 12))
 LONG = (Chunk(600, 1, 600), Chunk(555, 40, 515))
 
 
+def of_positions(
+    table: torch.Tensor, head: torch.Tensor, query_position: torch.Tensor, key_position: torch.Tensor
+) -> torch.Tensor:
+    # Keys behind the last one are masked, but computed.
+    return table[head, query_position, key_position.clamp(max=LONGEST - 1)]
+
+
 class ArbitraryBias:
     """A number for every head and pair of positions; layer 1 has none."""
 
@@ -49,6 +57,9 @@ class ArbitraryBias:
 
     def key(self, module: Any) -> object:
         return "table" if module.layer_idx == 0 else None
+
+    def pointwise(self, module: Any) -> BiasTable | None:
+        return None if self.key(module) is None else BiasTable(self._table, of_positions)
 
     def of(self, module: Any, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         self.largest = max(self.largest, key_positions.shape[-1])
