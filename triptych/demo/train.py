@@ -8,7 +8,6 @@ few cores, N processes of one thread are faster than one of N threads. --batch i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import tempfile
@@ -17,29 +16,20 @@ from collections import defaultdict, deque
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from transformers import PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
 
 from triptych.demo.answers import KINDS
 from triptych.demo.batches import IGNORED, Batch, Encoder, collate, training_batch
 from triptych.demo.checkpoint import make_config, make_model, save_checkpoint, use_linear_patches
-from triptych.demo.optimizer import Optimizer
 from triptych.demo.samples import sample_of_kind
 from triptych.demo.scenes import COLOURS, SHAPES
 from triptych.demo.tokens import make_tokenizer
+from triptych.demo.training_state import TrainingState, rate_at
 
 _WARM_UP = 100  # steps
-_CLIP = 1.0  # norm of the gradient
 _READING = 1.0  # weight of the reading loss
 _THINGS = len(COLOURS) + 1 + len(SHAPES) + 1
-_AVERAGED = 0.98  # of the running average of the weights, which is what is exported
-
-
-def rate_at(step: int, steps: int, peak: float, decayed: float) -> float:
-    """Warm-up, a plateau, and a linear fall over the last `decayed` part of the run."""
-    left = (steps - step) / max(1.0, steps * decayed)
-    return peak * min(1.0, (step + 1) / _WARM_UP, max(left, 0.0))
 
 
 def answer_logits(
@@ -90,49 +80,18 @@ class Run:
         # Reads colours and shapes off the image tokens: only for a second loss, which makes the
         # vision part learn them at once instead of through the answers; it is not exported.
         self.reader = nn.Linear(self.model.config.text_config.hidden_size, _THINGS)
-        self.named = dict(self.model.named_parameters())
-        self.named |= {f"reader.{n}": p for n, p in self.reader.named_parameters()}
-        self.optimizer = Optimizer(self.named, arguments.weight_decay)
-        self.average = {n: p.detach().clone() for n, p in self.named.items()}
-        self.step = 0
+        named = dict(self.model.named_parameters())
+        named |= {f"reader.{n}": p for n, p in self.reader.named_parameters()}
+        self.state = TrainingState(named, arguments.weight_decay)
         self.folder = Path(arguments.out) / "run"
         if arguments.resume:
-            self._load()
-
-    def _load(self) -> None:
-        state = json.loads((self.folder / "state.json").read_text())
-        self.step = state["step"]
-        tensors = load_file(self.folder / f"state-{self.step}.safetensors")
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(tensors[f"weight.{name}"])
-                self.average[name].copy_(tensors[f"average.{name}"])
-        self.optimizer.load(tensors, self.step)
+            self.state.load(self.folder)
 
     def save(self) -> None:
-        """The resume state first as a new file, then the pointer to it; then the export."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"weight.{n}": p.detach() for n, p in self.named.items()}
-        tensors |= {f"average.{n}": t for n, t in self.average.items()}
-        tensors |= self.optimizer.state()
-        save_file(tensors, self.folder / f"state-{self.step}.safetensors")
-        pointer = self.folder / "state.json.new"
-        pointer.write_text(json.dumps({"step": self.step, "seed": self.arguments.seed}) + "\n")
-        pointer.replace(self.folder / "state.json")
-        for old in self.folder.glob("state-*.safetensors"):
-            if old.name != f"state-{self.step}.safetensors":
-                old.unlink()
-        self.swap_in_average()
-        save_checkpoint(self.model, self.tokenizer, Path(self.arguments.out) / "model")
-        self.swap_in_average()
-
-    @torch.no_grad()
-    def swap_in_average(self) -> None:
-        """Exchanges the weights and their running average."""
-        for name, parameter in self.named.items():
-            kept = parameter.detach().clone()
-            parameter.copy_(self.average[name])
-            self.average[name].copy_(kept)
+        """What the run goes on from, then the export."""
+        self.state.save(self.folder, self.arguments.seed)
+        with self.state.averaged():
+            save_checkpoint(self.model, self.tokenizer, Path(self.arguments.out) / "model")
 
     def _reading_loss(self, images: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         sizes = [len(COLOURS) + 1, len(SHAPES) + 1]
@@ -142,45 +101,38 @@ class Run:
 
     def one_step(self) -> tuple[float, float]:
         """One batch; returns the loss (nats per answer token) and the reading loss."""
-        a = self.arguments
-        rng = random.Random(f"{a.seed}:{self.step}:{self.rank}")
-        progress = self.step / a.steps
-        batch = training_batch(rng, self.encoder, a.batch, a.branches, progress, self.pad)
+        a, step = self.arguments, self.state.step
+        rng = random.Random(f"{a.seed}:{step}:{self.rank}")
+        batch = training_batch(rng, self.encoder, a.batch, a.branches, step / a.steps, self.pad)
         logits, truth, images = answer_logits(self.model, batch)
         loss = nn.functional.cross_entropy(logits, truth)
         reading = self._reading_loss(images, batch.seen)
         (loss + _READING * reading).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step(rate_at(self.step, a.steps, a.rate, a.decayed), _CLIP)
-        self.step += 1
-        keep = min(_AVERAGED, self.step / (self.step + 9))
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                self.average[name].lerp_(parameter, 1 - keep)
+        self.state.learn(rate_at(step, a.steps, a.rate, a.decayed, _WARM_UP))
         return loss.item(), reading.item()
 
     def report(self, loss: float, started: float) -> None:
-        self.swap_in_average()
-        marks = quick_check(self.model, self.encoder, self.pad)
-        self.swap_in_average()
+        with self.state.averaged():
+            marks = quick_check(self.model, self.encoder, self.pad)
         mean = sum(marks.values()) / len(marks)
         kinds = " ".join(f"{kind}={mark:.2f}" for kind, mark in marks.items())
         spent = time.monotonic() - started
-        print(f"{self.step} loss {loss:.4f} right {mean:.3f} {spent:.0f}s {kinds}", flush=True)
+        print(f"{self.state.step} loss {loss:.4f} right {mean:.3f} {spent:.0f}s {kinds}", flush=True)
 
     def train(self) -> None:
         started, losses = time.monotonic(), deque[tuple[float, float]](maxlen=50)
-        while self.step < self.arguments.steps:
+        while self.state.step < self.arguments.steps:
             losses.append(self.one_step())
             mean, reading = (sum(column) / len(losses) for column in zip(*losses, strict=True))
-            last = self.step == self.arguments.steps
+            last = self.state.step == self.arguments.steps
             if self.rank:
                 continue
-            if self.step % 50 == 0:
+            if self.state.step % 50 == 0:
                 print(
-                    f"{self.step} {mean:.4f} {reading:.4f} {time.monotonic() - started:.0f}s",
+                    f"{self.state.step} {mean:.4f} {reading:.4f} {time.monotonic() - started:.0f}s",
                     flush=True,
                 )
-            if self.step % self.arguments.save_every == 0 or last:
+            if self.state.step % self.arguments.save_every == 0 or last:
                 self.save()
                 self.report(mean, started)
 

@@ -6,7 +6,6 @@ DIR holds `run/` (what --resume goes on from) and `model/` (a transformers check
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections import deque
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
@@ -27,19 +25,11 @@ from triptych.demo.audio.checkpoint import make_model, save_checkpoint
 from triptych.demo.audio.recordings import LONGEST, WINDOW_SECONDS, random_recording, sound
 from triptych.demo.audio.tokens import make_tokenizer
 from triptych.demo.audio.tones import DIGITS, RATE
-from triptych.demo.optimizer import Optimizer
+from triptych.demo.training_state import TrainingState, rate_at
 
 _WARM_UP = 50  # steps
-_CLIP = 1.0  # norm of the gradient
 _READING = 0.5  # weight of the reading loss
-_AVERAGED = 0.98  # of the running average of the weights, which is what is exported
 _SHORT_PART = 0.35  # of the run, in windows of half the length
-
-
-def rate_at(step: int, steps: int, peak: float, decayed: float) -> float:
-    """Warm-up, a plateau, and a linear fall over the last `decayed` part of the run."""
-    left = (steps - step) / max(1.0, steps * decayed)
-    return peak * min(1.0, (step + 1) / _WARM_UP, max(left, 0.0))
 
 
 def encode(encoder: Any, features: torch.Tensor) -> torch.Tensor:
@@ -79,52 +69,22 @@ class Run:
         # Reads the digit, and how many began before, off the encoder's rows: only for a second loss, by
         # which the encoder learns them at once instead of through the answers; it is not exported.
         self.reader = nn.Linear(self.model.config.d_model, len(DIGITS) + 1 + LONGEST + 1)
-        self.named = dict(self.model.named_parameters())
-        self.named |= {f"reader.{n}": p for n, p in self.reader.named_parameters()}
-        self.optimizer = Optimizer(self.named, arguments.weight_decay)
-        self.average = {n: p.detach().clone() for n, p in self.named.items()}
-        self.step = 0
+        named = dict(self.model.named_parameters())
+        named |= {f"reader.{n}": p for n, p in self.reader.named_parameters()}
+        self.state = TrainingState(named, arguments.weight_decay)
         self.folder = Path(arguments.out) / "run"
         if arguments.resume:
-            self._load()
+            self.state.load(self.folder)
 
     @cached_property
     def held_out(self) -> Batch:
         return held_out_batch(self.writer, self.log_mel, 96)
 
-    def _load(self) -> None:
-        self.step = json.loads((self.folder / "state.json").read_text())["step"]
-        tensors = load_file(self.folder / f"state-{self.step}.safetensors")
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(tensors[f"weight.{name}"])
-                self.average[name].copy_(tensors[f"average.{name}"])
-        self.optimizer.load(tensors, self.step)
-
     def save(self) -> None:
-        """The resume state first as a new file, then the pointer to it; then the export."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"weight.{n}": p.detach() for n, p in self.named.items()}
-        tensors |= {f"average.{n}": t for n, t in self.average.items()}
-        tensors |= self.optimizer.state()
-        save_file(tensors, self.folder / f"state-{self.step}.safetensors")
-        pointer = self.folder / "state.json.new"
-        pointer.write_text(json.dumps({"step": self.step, "seed": self.arguments.seed}) + "\n")
-        pointer.replace(self.folder / "state.json")
-        for old in self.folder.glob("state-*.safetensors"):
-            if old.name != f"state-{self.step}.safetensors":
-                old.unlink()
-        self.swap_in_average()
-        save_checkpoint(self.model, self.tokenizer, Path(self.arguments.out) / "model")
-        self.swap_in_average()
-
-    @torch.no_grad()
-    def swap_in_average(self) -> None:
-        """Exchanges the weights and their running average."""
-        for name, parameter in self.named.items():
-            kept = parameter.detach().clone()
-            parameter.copy_(self.average[name])
-            self.average[name].copy_(kept)
+        """What the run goes on from, then the export."""
+        self.state.save(self.folder, self.arguments.seed)
+        with self.state.averaged():
+            save_checkpoint(self.model, self.tokenizer, Path(self.arguments.out) / "model")
 
     def batch_of(self, step: int) -> Batch:
         a = self.arguments
@@ -137,8 +97,8 @@ class Run:
     def _batches(self) -> Iterator[Batch]:
         """One is made while another is learnt from."""
         with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(self.batch_of, self.step)
-            for step in range(self.step, self.arguments.steps):
+            following = pool.submit(self.batch_of, self.state.step)
+            for step in range(self.state.step, self.arguments.steps):
                 batch = following.result()
                 following = pool.submit(self.batch_of, step + 1)
                 yield batch
@@ -157,22 +117,15 @@ class Run:
         reading = functional.cross_entropy(digit.flatten(0, 1), batch.digit.flatten())
         counting = functional.cross_entropy(count.flatten(0, 1), batch.count.flatten())
         (loss + _READING * (reading + counting)).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step(
-            rate_at(self.step, self.arguments.steps, self.arguments.rate, self.arguments.decayed), _CLIP
-        )
-        self.step += 1
-        keep = min(_AVERAGED, self.step / (self.step + 9))
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                self.average[name].lerp_(parameter, 1 - keep)
+        a = self.arguments
+        self.state.learn(rate_at(self.state.step, a.steps, a.rate, a.decayed, _WARM_UP))
         return loss.item(), reading.item(), counting.item()
 
     @torch.no_grad()
     def quick_check(self) -> tuple[float, float]:
         """Parts of held-out recordings whose every token but times is the likeliest: without times, with."""
-        self.swap_in_average()
-        said = self.logits(self.held_out)[0].argmax(-1)
-        self.swap_in_average()
+        with self.state.averaged():
+            said = self.logits(self.held_out)[0].argmax(-1)
         labels = self.held_out.labels
         first_time = int(self.tokenizer.convert_tokens_to_ids("<|0.00|>"))
         right = ((said == labels) | (labels == IGNORED) | (labels >= first_time)).all(dim=1)
@@ -184,13 +137,13 @@ class Run:
         started, losses = time.monotonic(), deque[tuple[float, ...]](maxlen=50)
         for batch in self._batches():
             losses.append(self.one_step(batch))
-            if self.step % 50 == 0:
+            if self.state.step % 50 == 0:
                 means = " ".join(f"{sum(column) / len(losses):.4f}" for column in zip(*losses, strict=True))
-                print(f"{self.step} {means} {time.monotonic() - started:.0f}s", flush=True)
-            if self.step % a.save_every == 0 or self.step == a.steps:
+                print(f"{self.state.step} {means} {time.monotonic() - started:.0f}s", flush=True)
+            if self.state.step % a.save_every == 0 or self.state.step == a.steps:
                 self.save()
                 plain, timed = self.quick_check()
-                print(f"{self.step} right {plain:.3f}, with times {timed:.3f}", flush=True)
+                print(f"{self.state.step} right {plain:.3f}, with times {timed:.3f}", flush=True)
 
 
 def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
