@@ -31,6 +31,7 @@ from triptych.metrics import PDMetrics
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.flex_start import prepare
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import ResolvedSampling
 from triptych.types import FinishReason
@@ -68,6 +69,8 @@ def make_engine(path: Path, device: str, dtype: torch.dtype, **flags: Any) -> En
     decoder = load_decoder(path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME)
     transfers = ECTransferConfig(connector="memory", store_url="memory://bench")
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
+    if config.attention_backend == "flex":
+        prepare(path, decoder, config.block_size)
     return Engine(
         config,
         decoder,

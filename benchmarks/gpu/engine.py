@@ -1,6 +1,7 @@
 """Encode, prefill and decode of one checkpoint in absolute time, with the chip and the versions.
 
-    python -m benchmarks.gpu.engine MODEL [--device cuda] [--dtype bfloat16] [--side 640] [--write]
+    python -m benchmarks.gpu.engine MODEL [--device cuda] [--dtype bfloat16] [--side 640]
+        [--attention-backend flex] [--write]
     python -m benchmarks.gpu.engine MODEL --device cpu --dtype float32 --side 64 --prompt 64 --tokens 8
 
 Encode: seconds of the tower over 1 and 8 pictures of `side` pixels. Prefill: seconds from submission to
@@ -25,6 +26,7 @@ from PIL import Image
 from benchmarks.engine_decode import chip, engine_round, make_engine, make_requests, synchronize
 from triptych.config import GIB, MIB
 from triptych.models.registry import load_encoder
+from triptych.pd_worker.attention_backends import BACKENDS
 from triptych.pd_worker.engine import Engine
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu_engine.md"
@@ -104,6 +106,7 @@ def measure(arguments: argparse.Namespace) -> list[str]:
     engine = make_engine(
         path, device, dtype, max_model_len=longest, kv_memory=memory,
         max_num_batched_tokens=max(4096, arguments.prompt), max_num_seqs=max(BATCHES),
+        attention_backend=arguments.attention_backend,
     )  # fmt: skip
     vocabulary = engine.runner.vocab_size
     rows.append(prefill_row(engine, arguments.prompt, vocabulary, device, arguments.repeats))
@@ -115,7 +118,8 @@ def report(rows: list[str], arguments: argparse.Namespace) -> str:
     command = (
         f"python -m benchmarks.gpu.engine {arguments.title} --device {arguments.device} "
         f"--dtype {arguments.dtype} --side {arguments.side} --prompt {arguments.prompt} "
-        f"--tokens {arguments.tokens} --repeats {arguments.repeats}"
+        f"--tokens {arguments.tokens} --repeats {arguments.repeats} "
+        f"--attention-backend {arguments.attention_backend}"
     )
     head = [
         "# Encode, prefill and decode",
@@ -142,6 +146,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
     parser.add_argument("--kv-gib", type=int, default=16)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     arguments = parser.parse_args(argv)

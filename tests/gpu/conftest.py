@@ -15,5 +15,7 @@ def exact_matmul() -> Iterator[None]:
     """fp32 products in fp32: TF32 has 10 bits of mantissa."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # Else the programs of all tests would count towards torch's limit for one function.
+    torch.compiler.reset()
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -8,6 +8,7 @@ from transformers import AutoModelForImageTextToText
 
 from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
 from support.oracle import _prepare, assert_exact, teacher_forced_logits
+from triptych.pd_worker.flex_start import prepare
 
 pytestmark = pytest.mark.gpu
 
@@ -21,10 +22,13 @@ MIXED = [
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
-@pytest.mark.parametrize("budget", [33, 4096])
-def test_fp32_tokens_match_on_the_device(family: str, budget: int) -> None:
+@pytest.mark.parametrize(("budget", "backend"), [(33, "sdpa"), (4096, "sdpa"), (33, "flex"), (4096, "flex")])
+def test_fp32_tokens_match_on_the_device(family: str, budget: int, backend: str) -> None:
     checkpoint = Checkpoint.open(family, device="cuda", dtype=torch.float32)
-    with engine_cell(checkpoint, max_num_batched_tokens=budget, block_size=8) as cell:
+    if backend == "flex":
+        prepare(checkpoint.path, checkpoint.decoder, 8)
+    flags = {"max_num_batched_tokens": budget, "block_size": 8, "attention_backend": backend}
+    with engine_cell(checkpoint, **flags) as cell:
         results = [reference(checkpoint.path, prompt, 64) for prompt in MIXED]
         assert_exact(results, cell.answer(MIXED, 64), min_distinct=16)
         cell.assert_at_rest()

@@ -17,6 +17,8 @@ from support.engine_cell import engine_cell
 from support.oracle import MIN_DISTINCT, OracleResult, assert_exact
 from support.pictures import picture
 from support.sounds import sound
+from triptych.config import PDConfig
+from triptych.pd_worker.flex_start import prepare
 
 #: Families whose decoder attends to encoder rows.
 ENC_DEC = ("bart", "mbart", "t5", "whisper", "trocr")
@@ -63,6 +65,8 @@ def answers_in_batches(
     """Batches of each size, from every place in the list of inputs, equal what each input gives alone."""
     checkpoint = checkpoint_of(family, device)
     prompt = list(checkpoint.decoder.prompt_defaults({}).token_ids)
+    if backend == "flex":
+        prepare(checkpoint.path, checkpoint.decoder, PDConfig().block_size)
     inputs, expected = zip(*varied(checkpoint, family, max(counts)), strict=True)
     flags = {"max_model_len": 128, "kv_memory": 32 << 20, "prefix_caching": False}
     with engine_cell(checkpoint, attention_backend=backend, **flags) as cell:
