@@ -7,33 +7,30 @@ import logging
 from collections.abc import Iterable
 
 from triptych.errors import DeadlineExceeded, InternalError, RequestError
-from triptych.pd_worker.items import ItemTracker, gather_rows
+from triptych.pd_worker import request_events
+from triptych.pd_worker.chunks import ChunkCutter
+from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.outputs import (
     EngineEvent,
     ItemMissing,
     ModelRunnerOutput,
-    NewTokens,
     RawLogprobs,
-    RequestAdmitted,
-    RequestFinished,
     ScheduledChunk,
     SchedulerOutput,
 )
 from triptych.pd_worker.prefix_chain import PrefixChain
+from triptych.pd_worker.ready_marks import ReadyMarks
 from triptych.pd_worker.request import EngineRequest, RequestState, RequestStatus
 from triptych.pd_worker.request_check import CrossLimits, check_request
 from triptych.pd_worker.scheduler_limits import Budget, Latencies, SchedulerLimits
 from triptych.pd_worker.swap_manager import SwapManager
 from triptych.pd_worker.swapper import Swapper
-from triptych.types import FinishReason, Usage
+from triptych.types import FinishReason
 
 __all__ = ["CrossLimits", "Latencies", "Scheduler", "SchedulerLimits"]
 
 log = logging.getLogger(__name__)
-
-#: A ready mark may overtake the submission of a request that took the item for pending: how long it counts.
-MARK_SECONDS = 10.0
 
 
 class Scheduler:
@@ -67,8 +64,8 @@ class Scheduler:
         self._states: dict[tuple[str, str], RequestState] = {}
         self._events: list[EngineEvent] = []
         self.latencies = Latencies()
-        #: When each key's latest ready mark came; only the newest matter.
-        self._marks: dict[str, float] = {}
+        self._marks = ReadyMarks()
+        self._chunks = ChunkCutter(kv, items)
 
     @property
     def num_waiting(self) -> int:
@@ -106,8 +103,8 @@ class Scheduler:
             request.features,
             self.kv.block_size,
         )
-        marked = {key for key, at in self._marks.items() if at > now - MARK_SECONDS}
-        stored = {f.mm_hash for f in request.features if f.mm_hash in request.ready or f.mm_hash in marked}
+        keys = {feature.mm_hash for feature in request.features}
+        stored = {key for key in keys if key in request.ready or self._marks.has(key, now)}
         state = RequestState(request, chain, stored=stored)
         self._states[request.key] = state
         bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
@@ -117,8 +114,7 @@ class Scheduler:
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store. A request that is still being taken in learns of it too."""
         keys = set(mm_hashes)
-        self._marks = {key: at for key, at in self._marks.items() if at > now - MARK_SECONDS}
-        self._marks.update(dict.fromkeys(keys, now))
+        self._marks.add(keys, now)
         for state in self._states.values():
             state.stored.update(feature.mm_hash for feature in state.features if feature.mm_hash in keys)
             state.lost -= keys
@@ -156,7 +152,7 @@ class Scheduler:
         news = self.items.update(result.ec_connector_output, self._states.values())
         for event in news:
             if isinstance(event, ItemMissing):
-                self._marks.pop(event.mm_hash, None)
+                self._marks.drop(event.mm_hash)
         self._events += news
         if result.error is not None:
             self._fail_step(output)
@@ -228,17 +224,7 @@ class Scheduler:
             state.status = RequestStatus.WAITING_ITEMS
             if state.admitted_at is None:
                 state.admitted_at = now
-                request = state.request
-                placements = tuple(feature.placement for feature in request.features)
-                self._events.append(
-                    RequestAdmitted(
-                        **request.names(),
-                        prompt_token_ids=tuple(request.prompt_token_ids),
-                        placements=placements,
-                        encoder_prompt_token_ids=request.encoder_prompt_token_ids,
-                        timestamps=request.timestamps,
-                    )
-                )
+                self._events.append(request_events.admitted(state))
 
     def _seek_items(self, now: float) -> None:
         """Starts loads ahead of time; again for running requests whose item came to nothing."""
@@ -271,7 +257,7 @@ class Scheduler:
                 continue
             if not self._grow(state, output):
                 continue
-            chunk = self._chunk(state, state.num_tokens)
+            chunk = self._chunks.cut(state, state.num_tokens)
             output.chunks.append(chunk)
             budget.take(chunk)
         if output.chunks:
@@ -306,29 +292,11 @@ class Scheduler:
                 self._prefill_one(state, output, budget)
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
-        end = self._chunk_end(state, budget)
+        end = self._chunks.prefill_end(state, budget)
         if end > state.num_computed_tokens:
-            chunk = self._chunk(state, end)
+            chunk = self._chunks.cut(state, end)
             output.chunks.append(chunk)
             budget.take_prefill(chunk)
-
-    def _chunk_end(self, state: RequestState, budget: Budget) -> int:
-        """Where the next prefill chunk ends: budget, missing items, and spans that enter whole."""
-        start = state.num_computed_tokens
-        end = min(state.num_tokens, start + budget.for_prefill)
-        end = self._around_atomic(state, start, end, budget)
-        return self.items.stop_before_missing(state, start, end)
-
-    def _around_atomic(self, state: RequestState, start: int, end: int, budget: Budget) -> int:
-        for feature in state.features:
-            placement = feature.placement
-            if placement.atomic and placement.offset < end < placement.end:
-                if placement.offset > start:
-                    end = placement.offset
-                else:
-                    # Decodes must not keep it out for ever: the first prefill of a step may go beyond.
-                    end = start if budget.prefilling else placement.end
-        return end
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
         for state in list(self._waiting):
@@ -386,15 +354,6 @@ class Scheduler:
         self.items.consume(state)
         self._note_items(state, True, now)
 
-    def _chunk(self, state: RequestState, end: int) -> ScheduledChunk:
-        start = state.num_computed_tokens
-        rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
-        blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
-        samples = end == state.num_tokens
-        cross = self.items.cross_blocks(state)
-        length = state.features[0].plan.rows if cross else 0
-        return ScheduledChunk(state, start, end - start, tuple(blocks), rows, samples, cross, length)
-
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state
         state.num_computed_tokens = chunk.end
@@ -414,7 +373,8 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             text += state.request.output.flush()
-        self._put_out(state, (token,), text, () if logprobs is None else (logprobs,))
+        told = () if logprobs is None else (logprobs,)
+        self._events.append(request_events.new_tokens(state, (token,), text, told))
         if reason is not None:
             self.latencies.whole.append(now - state.request.arrival)
             self._finish(state, reason)
@@ -430,21 +390,8 @@ class Scheduler:
     def _end_output(self, state: RequestState, text: str, reason: FinishReason) -> None:
         """A resumed request whose output had ended before it was submitted here."""
         if text:
-            self._put_out(state, (), text)
+            self._events.append(request_events.new_tokens(state, (), text))
         self._finish(state, reason)
-
-    def _put_out(
-        self,
-        state: RequestState,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[RawLogprobs, ...] = (),
-    ) -> None:
-        request = state.request
-        position = len(request.output_token_ids) - len(tokens)
-        self._events.append(
-            NewTokens(**request.names(), position=position, token_ids=tokens, text=text, logprobs=logprobs)
-        )
 
     def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
         if state.status is RequestStatus.FINISHED:
@@ -456,10 +403,4 @@ class Scheduler:
         self.kv.free(state.request_id)
         self._swapper.free(state)
         self.items.finish(state)
-        request = state.request
-        usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), state.num_cached_tokens)
-        self._events.append(
-            RequestFinished(
-                **request.names(), reason=reason, error=error, usage=usage, timings=state.timings()
-            )
-        )
+        self._events.append(request_events.finished(state, reason, error))

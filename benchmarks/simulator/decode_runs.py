@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from triptych.pd_worker.chunks import ChunkCutter
 from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.outputs import (
@@ -60,6 +61,18 @@ class RunTokens(msgspec.Struct, frozen=True, gc=False):
 TOKENS = (NewTokens, RunTokens)
 
 
+class _QuickCutter(ChunkCutter):
+    """No block table where no runner reads it."""
+
+    def cut(self, state: RequestState, end: int) -> ScheduledChunk:
+        start, request = state.num_computed_tokens, state.request
+        prompt = len(request.prompt_token_ids)
+        if start < prompt:
+            return super().cut(state, end)
+        samples = end == prompt + len(request.output_token_ids)
+        return ScheduledChunk(state, start, end - start, (), (), samples)
+
+
 class RunningScheduler(Scheduler):
     """After `quiet` steps, which just decode, the next ones are alike until something comes in.
 
@@ -75,6 +88,8 @@ class RunningScheduler(Scheduler):
     ) -> None:
         super().__init__(limits, kv, items)
         self._quick = quick
+        if quick:
+            self._chunks = _QuickCutter(kv, items)
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         self.latencies = Latencies()
@@ -85,14 +100,6 @@ class RunningScheduler(Scheduler):
         if self._quick and state.num_computed_tokens % self.kv.block_size:
             return True
         return super()._grow(state, output)
-
-    def _chunk(self, state: RequestState, end: int) -> ScheduledChunk:
-        start, request = state.num_computed_tokens, state.request
-        prompt = len(request.prompt_token_ids)
-        if not self._quick or start < prompt:
-            return super()._chunk(state, end)
-        samples = end == prompt + len(request.output_token_ids)
-        return ScheduledChunk(state, start, end - start, (), (), samples)
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state, start = chunk.state, chunk.start
