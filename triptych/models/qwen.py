@@ -59,7 +59,9 @@ class QwenEncoder(EncoderSide):
         module = empty_module(lambda: cls.tower(config.vision_config, dtype))
         names = cls.keys.encoder_names(checkpoint.files)
         load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
-        module.patch_embed.proj = PatchLinear(module.patch_embed.proj)
+        embed = module.get_submodule("patch_embed")
+        assert isinstance(embed.proj, nn.Conv3d)
+        embed.proj = PatchLinear(embed.proj)
         return cls(config, module, images, device=device, dtype=dtype)
 
     @classmethod
