@@ -13,9 +13,6 @@ from triptych.config import ProxyConfig
 from triptych.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
     RequestError,
     TriptychError,
     Unavailable,
@@ -25,8 +22,9 @@ from triptych.proxy import lifecycle as do
 from triptych.proxy.chat import ChatCall, Done, Output
 from triptych.proxy.choices import Choices, make_choices
 from triptych.proxy.encoder_client import JobReady
-from triptych.proxy.encoder_prompt import fit, name_prompt
+from triptych.proxy.encoder_prompt import name_prompt
 from triptych.proxy.flow import Flow
+from triptych.proxy.gate import Gate
 from triptych.proxy.job_runner import JobRunner, JobSink
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
 from triptych.proxy.media_loader import MediaLoader, make_loader
@@ -67,12 +65,10 @@ class Dispatcher:
         media: MediaLoader | None = None,
         flow_control: bool = True,
     ) -> None:
-        self.draining = False
         self._pool = pool
         self._store = store
         self._metrics = metrics
         self._proxy_id = proxy_id
-        self._max_queue = max_queue
         self._flows: dict[str, Flow] = {}
         self._counter = 0
         self.media = media or make_loader(ProxyConfig(), metrics)
@@ -86,6 +82,7 @@ class Dispatcher:
             phase_timeout=phase_timeout,
             flow_control=flow_control,
         )
+        self.gate = Gate(pool, self.jobs.backpressure, self.media.spool, max_queue)
         news = PDNews(self._flows, self._carry_out, lambda flow: self._router.leave_in_peace(flow))
         self._router = PDRouter(
             pool, proxy_id, RouterSink(news.events, news.lost, news.accepted, news.refused)
@@ -134,7 +131,7 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        choices = self._open(self._admitted(call))
+        choices = self._open(self.gate.admit(call, len(self._flows)))
         timer = asyncio.get_running_loop().call_at(choices.first.deadline, self._deadlines, choices)
         try:
             await self._prepare(choices)
@@ -160,37 +157,8 @@ class Dispatcher:
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
 
     def resolve_model(self, name: str) -> str:
-        """The served name that a request means; an empty one means the only one."""
-        models = self._pool.models()
-        if not models:
-            raise Unavailable("no PD worker has been seen yet", retry_after=RETRY_AFTER)
-        if not name and len(models) == 1:
-            return models[0]
-        if not name:
-            raise InvalidRequest(f"model must name one of {', '.join(models)}", param="model")
-        if name not in models:
-            raise NotFound(
-                f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model"
-            )
-        return name
-
-    def _admitted(self, call: ChatCall) -> ChatCall:
-        """The call as its model takes it; RequestError where it cannot be taken, or not now."""
-        if self.draining:
-            raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)
-        call = fit(call, self._pool.kind(self.resolve_model(call.model)))
-        if call.continues:
-            return call
-        if self._flows and len(self._flows) + call.n > self._max_queue:
-            raise Overloaded(f"{self._max_queue} requests are in flight already", retry_after=RETRY_AFTER)
-        if call.has_items:
-            if self.jobs.backpressure.refuses_media(time.monotonic()):
-                raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
-            if self.media.spool.full:
-                raise Overloaded(
-                    "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
-                )
-        return call
+        """The served name that a request means; see `WorkerPool.resolve_model`."""
+        return self._pool.resolve_model(name)
 
     def _open(self, call: ChatCall) -> Choices:
         self._counter += 1

@@ -113,7 +113,7 @@ class StateEndpoints:
     async def ready(self, request: Request) -> Response:
         models = self._pool.live_models()
         body: dict[str, Any] = {"status": "ready", "models": models}
-        if self._dispatcher.draining:
+        if self._dispatcher.gate.draining:
             return JSONResponse({"status": "draining"}, status_code=503)
         if not models:
             return JSONResponse({"status": "no PD worker is live"}, status_code=503)

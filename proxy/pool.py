@@ -16,8 +16,9 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from triptych.errors import TriptychError
+from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.proxy.encoder_prompt import ModelKind
+from triptych.proxy.lifecycle import RETRY_AFTER
 from triptych.rpc import make_channel
 from triptych.types import WorkerInfo
 
@@ -130,6 +131,24 @@ class WorkerPool:
     def models(self) -> list[str]:
         """Names that a request may use, whether or not a worker of theirs is live now."""
         return sorted({model.name for model in self._models.values()})
+
+    def resolve_model(self, name: str) -> str:
+        """The served name that a request means; an empty one means the only one.
+
+        InvalidRequest or NotFound, which name what there is; Unavailable while nothing is known.
+        """
+        models = self.models()
+        if not models:
+            raise Unavailable("no PD worker has been seen yet", retry_after=RETRY_AFTER)
+        if not name and len(models) == 1:
+            return models[0]
+        if not name:
+            raise InvalidRequest(f"model must name one of {', '.join(models)}", param="model")
+        if name not in models:
+            raise NotFound(
+                f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model"
+            )
+        return name
 
     def live_models(self) -> list[str]:
         return sorted({worker.info.model for worker in self.serving("pd")})

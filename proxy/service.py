@@ -66,7 +66,7 @@ async def run(config: ProxyConfig) -> None:
         dispatcher, http_task = await _serve(config, store, keys, listener, limits, stack)
         calm_gc()
         await _until_stopped(http_task)
-        dispatcher.draining = True
+        dispatcher.gate.draining = True
         await _drain(dispatcher)
         await dispatcher.close()
 
