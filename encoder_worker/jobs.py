@@ -6,10 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from triptych.ec_connector.leases import OwnedBy
-from triptych.ec_connector.store import StoreUnavailable
+from triptych.encoder_worker.clearance import Clearance, LookUp
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,
@@ -33,15 +32,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.log import short
-from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
-
-
-class LookUp(Protocol):
-    """What is asked of the store that outputs are saved in; see `EmbeddingStore.look_up`."""
-
-    async def look_up(self, keys_: Sequence[tuple[str, str]], /) -> list[ItemPlan | None]: ...
 
 
 class JobTable:
@@ -68,7 +60,7 @@ class JobTable:
         self._scheduler = scheduler
         self._preparer = preparer
         self._engine = engine
-        self._store = store
+        self._clearance = Clearance(store, leases, format.namespace, limits.look_up_seconds)
         self._leases = leases
         self._metrics = metrics
         self._jobs: dict[str, ItemJob] = {}
@@ -216,13 +208,9 @@ class JobTable:
         job.asked.want_media()
 
     async def _look_up(self, job: ItemJob) -> None:
-        plan = None
-        if not job.damaged_digest:
-            [plan] = await self._stored([job])
+        if not job.damaged_digest and (found := (await self._clearance.found([job]))[0]) is not None:
+            self._end(job, found)
         if self._jobs.get(job.mm_hash) is not job:
-            return
-        if plan is not None and not job.damaged_digest:
-            self._end(job, Ready(plan, True, job.timings))
             return
         job.looked_up = True
         kept = self._engine.kept(job.mm_hash)
@@ -233,16 +221,6 @@ class JobTable:
         elif job.media is not None:
             self._scheduler.media_arrived(job.mm_hash)
         self._pump()
-
-    async def _stored(self, jobs: Sequence[ItemJob]) -> list[ItemPlan | None]:
-        """The stored plan of each job; without a store, none."""
-        keys = [(job.mm_hash, self.format.namespace) for job in jobs]
-        try:
-            async with asyncio.timeout(self._limits.look_up_seconds):
-                return await self._store.look_up(keys)
-        except (StoreUnavailable, TimeoutError):
-            logger.warning("the store cannot be reached: going on without looking up %d items", len(jobs))
-            return [None] * len(jobs)
 
     async def _prepare(self, job: ItemJob) -> None:
         assert job.media is not None
@@ -273,7 +251,9 @@ class JobTable:
             job.in_tower = True
             job.timings.queue = time.monotonic() - job.runnable_since
         try:
-            items = [_tower_item(job) for job in await self._leased(await self._unstored(batch))]
+            left = self._settle(batch, await self._clearance.found(batch))
+            left = self._settle(left, await self._clearance.owned(left))
+            items = [_tower_item(job) for job in left]
         except Exception:
             logger.exception("a batch could not begin")
             error = InternalError("the encoder failed before it began")
@@ -286,37 +266,17 @@ class JobTable:
             self._tower_busy = False
             self._pump()
 
-    async def _unstored(self, batch: Sequence[ItemJob]) -> list[ItemJob]:
-        """The jobs that nobody has stored since they were planned; the others are answered."""
-        plans = await self._stored(batch)
+    def _settle(self, batch: Sequence[ItemJob], answers: Sequence[Ready | Failed | None]) -> list[ItemJob]:
+        """Ends the jobs that have an answer and those that nobody waits for any more; the others are left."""
         left = []
-        for job, plan in zip(batch, plans, strict=True):
+        for job, answer in zip(batch, answers, strict=True):
             if not job.waiters:
                 self._forget(job)
-            elif plan is not None and not job.damaged_digest:
-                self._end(job, Ready(plan, True, job.timings))
+            elif answer is not None:
+                self._end(job, answer)
             else:
                 left.append(job)
         return left
-
-    async def _leased(self, batch: Sequence[ItemJob]) -> list[ItemJob]:
-        """The jobs that this worker may encode; for the others the proxy is told the owner."""
-        owners = await asyncio.gather(*(self._take_lease(job) for job in batch))
-        left = []
-        for job, owner in zip(batch, owners, strict=True):
-            if not job.waiters:
-                self._forget(job)
-            elif owner is None:
-                left.append(job)
-            else:
-                error = Unavailable("another encoder worker is encoding the item", retry_after=1)
-                self._end(job, Failed(error, True, owner.address, owner.token))
-        return left
-
-    async def _take_lease(self, job: ItemJob) -> OwnedBy | None:
-        return await self._leases.take(
-            job.mm_hash, deadline=lambda: job.deadline, failed_token=job.failed_lease_token
-        )
 
     def on_engine(self, event: EngineEvent) -> None:
         """What the engine reports; called in the event loop."""
