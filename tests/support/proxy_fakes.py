@@ -8,7 +8,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from support.fake_workers import MODEL, FakeEncoder, FakePD, until, within
+from support.fake_encoder import FakeEncoder
+from support.fake_pd import FakePD
+from support.fake_workers import MODEL, until, within
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore

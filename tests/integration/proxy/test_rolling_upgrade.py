@@ -6,17 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from support.fake_workers import (
-    MODEL_KEY,
-    NAMESPACE,
-    FakeEncoder,
-    FakePD,
-    FakeWorker,
-    picture,
-    until,
-    user,
-    whole_text,
-)
+from support.fake_encoder import FakeEncoder
+from support.fake_pd import FakePD
+from support.fake_workers import MODEL_KEY, NAMESPACE, FakeWorker, picture, until, user, whole_text
 from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store import EmbeddingStore
 

@@ -10,7 +10,8 @@ import socket
 import pytest
 from openai import AsyncOpenAI
 
-from support.fake_workers import FakePD, until, whole_text
+from support.fake_pd import FakePD
+from support.fake_workers import until, whole_text
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
