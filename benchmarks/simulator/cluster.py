@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from triptych.simulator.clock import Clock
-from triptych.simulator.costs import CostModel, ModelShape
+from triptych.simulator.cores import SharedCores
+from triptych.simulator.costs import ClientCosts, CostModel, ModelShape
 from triptych.simulator.encoder import SimulatedEncoder
 from triptych.simulator.flow import Flow
+from triptych.simulator.hops import Hops
 from triptych.simulator.pd import SimulatedPD
 from triptych.simulator.processors import Host, Turn
 from triptych.simulator.proxy import SimulatedProxy
@@ -34,6 +36,8 @@ class Cluster:
         self._limits = limits
         self.hosts = {name: Host(clock, cores, name) for name, cores in shape.hosts.items()}
         self.store = SimulatedStore(limits.store_memory)
+        self._hops = Hops(clock, costs.rpc, costs.cores.wake, self.hosts[shape.proxy.host])
+        self._cores = {name: SharedCores(host.cores) for name, host in self.hosts.items()}
         self.encoders: list[SimulatedEncoder] = []
         self.workers: list[SimulatedPD] = []
         for place in shape.workers:
@@ -48,13 +52,19 @@ class Cluster:
             self.hosts[shape.proxy.host],
             shape.proxy,
             ended,
+            self._hops,
+            self._client(shape),
         )
+
+    def _client(self, shape: ClusterShape) -> ClientCosts:
+        """What the client's work costs the proxy's host; nothing where it is elsewhere."""
+        return self._costs.client if shape.client_beside_proxy else ClientCosts()
 
     def _add(self, place: WorkerPlace) -> None:
         """Both sides of one worker share its device's turn."""
         turn = Turn(self.clock)
         device, cpu = self.hosts[place.device.host], self.hosts[place.cpu.host]
-        rpc, in_memory = self._costs.rpc, self.shape.in_memory
+        hops, in_memory = self._hops, self.shape.in_memory
         if place.encodes:
             encoder = SimulatedEncoder(
                 self.clock,
@@ -65,8 +75,9 @@ class Cluster:
                 device,
                 cpu,
                 turn,
-                rpc=rpc,
+                hops=hops,
                 in_memory=in_memory,
+                cores=self._cores[place.device.host],
             )
             self.encoders.append(encoder)
         if place.decodes:
@@ -80,9 +91,10 @@ class Cluster:
                 device,
                 cpu,
                 turn,
-                rpc=rpc,
+                hops=hops,
                 in_memory=in_memory,
                 jumps=self._limits.jumps,
+                cores=self._cores[place.device.host],
             )
             self.workers.append(worker)
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from triptych.config import MIB, EncoderConfig
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.simulator.clock import Clock
+from triptych.simulator.cores import SharedCores
 from triptych.simulator.costs import EncoderCosts
+from triptych.simulator.hops import Hops
 from triptych.simulator.processors import Host, Turn
 from triptych.simulator.requests import Item
 from triptych.simulator.shape import WorkerPlace
@@ -83,8 +85,9 @@ class SimulatedEncoder:
         cpu: Host,
         turn: Turn,
         *,
-        rpc: float,
+        hops: Hops,
         in_memory: bool = False,
+        cores: SharedCores | None = None,
     ) -> None:
         self.scheduler = EncoderScheduler(
             prepared_memory=config.prepared_memory,
@@ -99,9 +102,8 @@ class SimulatedEncoder:
         self._device = device
         self._cpu = cpu
         self._turn = turn
-        #: To the store and back.
-        self._trip = 0.0 if in_memory else 2 * rpc
-        self._rpc = rpc
+        self._hops = hops
+        self._cores = cores or SharedCores(device.cores)
         self._in_memory = in_memory
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
@@ -109,6 +111,10 @@ class SimulatedEncoder:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def _trip(self) -> float:
+        """Seconds to the store and back."""
+        return 0.0 if self._in_memory else self._hops.store_trip()
 
     # -- what the streams say ----------------------------------------------------------------------
 
@@ -119,7 +125,7 @@ class SimulatedEncoder:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job(stream.item, stream)
-            self._clock.after(self._trip, self._looked_up, job)
+            self._clock.after(self._trip(), self._looked_up, job)
         else:
             job.stream = stream
             if job.planned:
@@ -177,7 +183,7 @@ class SimulatedEncoder:
         while (key := scheduler.next_preparation()) is not None:
             self._prepare(self._jobs[key])
         while (key := scheduler.next_media_request()) is not None:
-            self._clock.after(2 * self._rpc, self._media, self._jobs[key])
+            self._clock.after(2 * self._hops.rpc(), self._media, self._jobs[key])
         for key in scheduler.take_dropped():
             if key in self._jobs:
                 self._jobs[key].kept = False
@@ -188,7 +194,7 @@ class SimulatedEncoder:
                 for job in batch:
                     job.in_tower = True
                 # One look at the store, then the leases.
-                self._clock.after(self._trip, self._check_batch, batch)
+                self._clock.after(self._trip(), self._check_batch, batch)
 
     def _prepare(self, job: _Job) -> None:
         self.counts.prepared_items += 1
@@ -228,7 +234,7 @@ class SimulatedEncoder:
             else:
                 left.append(job)
         if left:
-            self._clock.after(2 * self._rpc, self._begin_batch, left)
+            self._clock.after(self._hops.store_trip(), self._begin_batch, left)
         else:
             self._tower_free()
 
@@ -247,11 +253,21 @@ class SimulatedEncoder:
 
         def done() -> None:
             self.counts.tower_seconds += self._clock.now - started
+            self._cores.end(self)
             self._turn.give()
             self._encoded(batch, self._clock.now - started)
 
         place = self._place.device
-        self._device.start(seconds, done, threads=place.threads, weight=place.weight, owner="tower")
+        self._cores.begin(self, place.threads)
+        self._device.start(
+            seconds,
+            done,
+            threads=place.threads,
+            weight=place.weight,
+            owner="tower",
+            # A replica's sides are one thread here: they take turns.
+            thread=self._turn,
+        )
 
     def _encoded(self, batch: list[_Job], seconds: float) -> None:
         for job in batch:

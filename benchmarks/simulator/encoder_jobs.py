@@ -17,6 +17,7 @@ from triptych.proxy.jobs import EncoderSlot, Job, JobTable, StartJob
 from triptych.proxy.routing import WorkModel
 from triptych.simulator.clock import Clock
 from triptych.simulator.encoder import JobStream, Ready, SimulatedEncoder
+from triptych.simulator.hops import Hops
 from triptych.simulator.requests import NAMESPACE, Item
 from triptych.types import ItemPlan
 
@@ -43,7 +44,7 @@ class EncoderJobs:
         sink: JobSink,
         *,
         share: int,
-        rpc: float,
+        hops: Hops,
         flow_control: bool = True,
     ) -> None:
         self.table = JobTable(share, self.work, flow_control=flow_control)
@@ -51,7 +52,7 @@ class EncoderJobs:
         self._clock = clock
         self._encoders = {f"encoder-{index}": encoder for index, encoder in enumerate(encoders)}
         self._sink = sink
-        self._rpc = rpc
+        self._out, self._back = hops.stream(), hops.stream()
         self._model = WorkModel()
         self._items: dict[str, Item] = {}
         self._streams: dict[str, JobStream] = {}
@@ -95,7 +96,7 @@ class EncoderJobs:
         for job in self.table.leave(request_id):
             stream = self._streams.pop(job.try_id, None)
             if stream is not None:
-                self._clock.after(self._rpc, self._encoders[job.address].leave, stream)
+                self._out.send(self._encoders[job.address].leave, stream)
         self.pump()
 
     def pump(self) -> None:
@@ -105,7 +106,7 @@ class EncoderJobs:
             if isinstance(action, StartJob):
                 self._open(job)
             else:
-                self._clock.after(self._rpc, self._encoders[job.address].run, self._streams[job.try_id])
+                self._out.send(self._encoders[job.address].run, self._streams[job.try_id])
 
     def _open(self, job: Job) -> None:
         try_id = job.try_id
@@ -116,11 +117,11 @@ class EncoderJobs:
             ready=functools.partial(self._soon, self._ready, try_id),
         )
         self._streams[try_id] = stream
-        self._clock.after(self._rpc, self._encoders[job.address].open, stream)
+        self._out.send(self._encoders[job.address].open, stream)
 
     def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
         """The message needs its time."""
-        self._clock.after(self._rpc, call, *arguments)
+        self._back.send(call, *arguments)
 
     def _planned(self, try_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(try_id, plan)

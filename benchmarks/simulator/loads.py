@@ -7,9 +7,11 @@ from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.reports import Reports
 from triptych.simulator.clock import Clock
 from triptych.simulator.costs import PDCosts
-from triptych.simulator.processors import Host, Task
+from triptych.simulator.hops import Hops
+from triptych.simulator.processors import Host
 from triptych.simulator.shape import Place
 from triptych.simulator.store import SimulatedStore
+from triptych.simulator.task import Task
 
 
 class SimulatedLoads:
@@ -27,7 +29,7 @@ class SimulatedLoads:
         place: Place,
         reports: Reports,
         *,
-        trip: float,
+        hops: Hops,
         in_memory: bool,
     ) -> None:
         self._clock = clock
@@ -36,7 +38,7 @@ class SimulatedLoads:
         self._cpu = cpu
         self._place = place
         self._reports = reports
-        self._trip = trip
+        self._hops = hops
         self._in_memory = in_memory
         self._under_way: dict[HostCopy, Task] = {}
         self._landed: set[HostCopy] = set()
@@ -68,7 +70,7 @@ class SimulatedLoads:
             self._land(copy, 0.0, found=plan is not None)
             return
         started = self._clock.now
-        seconds = self._trip if plan is None else self._costs.load(plan.nbytes)
+        seconds = self._hops.store_trip() if plan is None else self._costs.load(plan.nbytes)
 
         def done() -> None:
             del self._under_way[copy]

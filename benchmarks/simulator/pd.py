@@ -7,7 +7,8 @@ they are, and host buffers are never short.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -24,14 +25,17 @@ from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, Scheduler
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.scheduler import SchedulerLimits
 from triptych.simulator.clock import Clock, Timer
+from triptych.simulator.cores import SharedCores
 from triptych.simulator.costs import PDCosts, chunk_context
 from triptych.simulator.decode_runs import LengthText, RunningScheduler, RunTokens
+from triptych.simulator.hops import Hops
 from triptych.simulator.loads import SimulatedLoads
-from triptych.simulator.processors import Host, Task, Turn
+from triptych.simulator.processors import Host, Turn
 from triptych.simulator.requests import Request
 from triptych.simulator.shape import WorkerPlace
 from triptych.simulator.step_run import StepRun
 from triptych.simulator.store import SimulatedStore
+from triptych.simulator.task import Task
 
 #: As in the worker, where neither flag nor checkpoint says less.
 _LONGEST = 32768
@@ -44,6 +48,7 @@ class TokenSink(Protocol):
     def events(self, events: list[EngineEvent], tokens: int) -> None: ...
     def run(self, told: list[RunTokens], ends: Sequence[float]) -> None: ...
     def streams(self, tokens: int, prefill: int, seconds: float) -> None: ...
+    def riders(self) -> Mapping[str, float]: ...
 
 
 @dataclass(slots=True)
@@ -72,7 +77,8 @@ class SimulatedPD:
         cpu: Host,
         turn: Turn,
         *,
-        rpc: float,
+        hops: Hops,
+        cores: SharedCores,
         in_memory: bool = False,
         jumps: bool = True,
     ) -> None:
@@ -92,7 +98,7 @@ class SimulatedPD:
             cpu,
             place.cpu,
             Reports(self._wake),
-            trip=2 * rpc,
+            hops=hops,
             in_memory=in_memory,
         )
         self.counts = PDCounts()
@@ -100,13 +106,18 @@ class SimulatedPD:
         self._clock = clock
         self._costs = costs
         self._place = place.device
-        self._device = device
+        self.device = device
+        self._interval = place.step_interval
+        self._cores = cores
+        #: When the last step began before which a rest was thought of.
+        self._begun = -math.inf
+        self._resting: Timer | None = None
         self._turn = turn
         self._jumps = jumps
         self._cpu = cpu
         self._cpu_place = place.cpu
         #: Requests on their way to the scheduler.
-        self._taking: dict[str, Task] = {}
+        self._taking: dict[str, Task | Timer] = {}
         self._inbox: list[Callable[[], None]] = []
         self._awake = False
         self._busy = False
@@ -143,13 +154,19 @@ class SimulatedPD:
             else:
                 answer(None)
 
-        self._taking[request.name] = self._cpu.start(
-            self._costs.take(len(request.prompt_token_ids)),
-            done,
-            threads=place.threads,
-            weight=place.weight,
-            owner="intake",
-        )
+        def take() -> None:
+            self._taking[request.name] = self._cpu.start(
+                self._costs.take(len(request.prompt_token_ids)),
+                done,
+                threads=place.threads,
+                weight=place.weight,
+                owner="intake",
+            )
+
+        if self._costs.take_busy and self._busy:
+            self._taking[request.name] = self._clock.after(self._costs.take_busy, take)
+        else:
+            take()
 
     def _take(
         self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
@@ -177,8 +194,11 @@ class SimulatedPD:
         self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._clock.now))
 
     def cancel(self, request_id: str) -> None:
-        if task := self._taking.pop(request_id, None):
-            self._cpu.stop(task)
+        if (task := self._taking.pop(request_id, None)) is not None:
+            if isinstance(task, Timer):
+                task.cancel()
+            else:
+                self._cpu.stop(task)
             return
         self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
 
@@ -207,6 +227,8 @@ class SimulatedPD:
             self.counts.preemptions += len(output.preempted)
             if output.chunks:
                 self._busy = True
+                if self._interval:
+                    self._cores.begin(self, self._place.threads)
                 self._turn.take(functools.partial(self._begin, output))
                 return
             self.loads.start(output.ec_connector_metadata)
@@ -238,6 +260,7 @@ class SimulatedPD:
                 prefill += count
                 prefill_context += chunk_context(start, count)
         seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
+        seconds += self._costs.tell(samples)
         self.counts.steps += 1
         self.counts.prefill_tokens += prefill
         self._tell_streams(samples, prefill, seconds)
@@ -246,8 +269,15 @@ class SimulatedPD:
 
     def _start(self, seconds: float, done: Callable[[], None], *, marks: bool = False) -> Task:
         place = self._place
-        return self._device.start(
-            seconds, done, threads=place.threads, weight=place.weight, owner="step", marks=marks
+        return self.device.start(
+            seconds,
+            done,
+            threads=place.threads,
+            weight=place.weight,
+            owner="step",
+            marks=marks,
+            riders=self._sink.riders(),
+            thread=self._turn,
         )
 
     def _stepped(self, output: SchedulerOutput, samples: int, started: float) -> None:
@@ -276,11 +306,37 @@ class SimulatedPD:
 
     def _next(self, quiet: bool) -> None:
         """The device goes to whoever waits; without anything new, decoding runs on."""
-        if quiet and not self._turn.contended and self._run_on():
+        now = self._clock.now
+        crowded = self._interval > 0 and self._cores.crowded(self, self._place.threads)
+        if not crowded:
+            self._begun = now
+        if quiet and not crowded and not self._turn.contended and self._run_on():
             return
         self._turn.give()
         self._busy = False
+        if self._interval:
+            self._cores.end(self)
+        if crowded and now < self._begun + self._interval:
+            # What comes in meanwhile is looked at when the rest is over.
+            self._awake = True
+            self._resting = self._clock.at(self._begun + self._interval, self._rested)
+            self._cores.watch(self, self._look)
+            return
+        self._begun = now
         self._loop()
+
+    def _look(self) -> None:
+        """Others begin or end to compute: cores may be free again."""
+        if not self._cores.crowded(self, self._place.threads):
+            self._rested()
+
+    def _rested(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._cores.watch(self, None)
+            self._begun = self._clock.now
+            self._loop()
 
     # -- runs of decode steps ----------------------------------------------------------------------
 
@@ -288,17 +344,20 @@ class SimulatedPD:
         running = self.scheduler.running
         now, count = self._clock.now, len(running)
         context = sum(state.num_tokens for state in running)
-        first = self._costs.step_seconds(0, count, context, 0.0)
+        tell = self._costs.tell(count)
+        first = self._costs.step_seconds(0, count, context, 0.0) + tell
         steps = self.scheduler.room(lambda step: now + step * first)
         if steps < 1:
             return False
         self._tell_streams(count, 0, first)
-        last = self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0)
+        last = self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0) + tell
         slope = (last - first) / (steps - 1) if steps > 1 else 0.0
         work = steps * first + slope * steps * (steps - 1) / 2
         task = self._start(work, self._ran_on, marks=True)
         self._run = StepRun(task, now, steps, first, slope)
         self._turn.listen(self._cut)
+        if self._interval:
+            self._cores.watch(self, self._cut)
         return True
 
     def _cut(self) -> None:
@@ -307,9 +366,9 @@ class SimulatedPD:
         if run is None:
             return
         work = run.work(run.steps)
-        steps = run.steps_in(work - self._device.left(run.task)) + 1
+        steps = run.steps_in(work - self.device.left(run.task)) + 1
         if steps < run.steps:
-            self._device.shorten(run.task, work - run.work(steps))
+            self.device.shorten(run.task, work - run.work(steps))
             run.steps = steps
 
     def _ran_on(self) -> None:
@@ -320,6 +379,9 @@ class SimulatedPD:
         self.counts.steps += run.steps
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
+        if self._interval:
+            self._begun = ends[-2] if run.steps > 1 else run.started
+            self._cores.watch(self, None)
         self._sink.run(self.scheduler.run_on(run.steps, now), ends)
         self._update(SchedulerOutput(0), [])
         self._next(False)

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-from triptych.simulator.clock import Clock, Timer
-
-
-class Task:
-    """Work on a host: `left` seconds at full speed, on `threads` cores. Endless work just takes its share."""
-
-    __slots__ = ("done", "left", "marks", "owner", "since", "speed", "threads", "timer", "weight")
-
-    def __init__(
-        self, seconds: float, done: Callable[[], None] | None, threads: float, weight: float, owner: str
-    ) -> None:
-        self.left = seconds
-        self.done = done
-        self.threads = threads
-        self.weight = weight
-        self.owner = owner
-        self.speed = 0.0
-        self.since = 0.0
-        self.timer: Timer | None = None
-        #: (moment, seconds of work left) at every change of speed, where asked for.
-        self.marks: list[tuple[float, float]] | None = None
+from triptych.simulator.clock import Clock
+from triptych.simulator.seats import Seats
+from triptych.simulator.task import Task
 
 
 class Host:
     """`cores` shared as by a fair scheduler: in proportion to weight times threads, nobody above its threads.
 
     A task that gets half of its threads goes at half its speed; what threads lose by waiting for each other
-    is not modelled. Infinite `cores` are a machine that is never short of them.
+    is not modelled. Riders are other processes' work that a task makes as it goes, such as reading what it
+    tells: they take cores at its speed. Infinite `cores` are a machine that is never short of them.
     """
 
     def __init__(self, clock: Clock, cores: float, name: str = "host") -> None:
@@ -43,8 +27,16 @@ class Host:
         self._tasks: dict[Task, None] = {}
         self._demand = 0.0
         self._crowded = False
+        self._seats = Seats(int(cores)) if 1 < cores < math.inf and cores == int(cores) else None
         #: Core-seconds by owner.
         self.used: dict[str, float] = {}
+
+    @property
+    def crowding(self) -> float:
+        """How likely a thread that is woken finds no core: 0 while one is free, 1 while all compute."""
+        if self.cores == math.inf:
+            return 0.0
+        return min(1.0, max(0.0, self._demand - self.cores + 1.0))
 
     @property
     def used_seconds(self) -> float:
@@ -59,14 +51,24 @@ class Host:
         weight: float = 1.0,
         owner: str = "",
         marks: bool = False,
+        riders: Mapping[str, float] = MappingProxyType({}),
+        thread: object | None = None,
     ) -> Task:
-        """Calls `done` when `seconds` of work at full speed are through; never for infinite ones."""
-        task = Task(seconds, done, min(threads, self.cores), weight, owner)
+        """Calls `done` when `seconds` of work at full speed are through; never for infinite ones.
+
+        `riders` are cores at full speed by their owners. `thread` is whose long work this is, on one thread:
+        it keeps to a core as long as no other is free.
+        """
+        if thread is not None and (threads != 1 or self._seats is None):
+            thread = None
+        task = Task(seconds, done, min(threads, self.cores), weight, owner, riders, thread)
+        if thread is not None and self._seats is not None:
+            self._seats.sit(task)
         task.since = self._clock.now
         if marks:
             task.marks = []
         self._tasks[task] = None
-        self._demand += task.threads
+        self._demand += task.width
         self._changed(task)
         return task
 
@@ -74,6 +76,9 @@ class Host:
         """The task ends without its `done`. Idempotent."""
         if task in self._tasks:
             self._account(task)
+            if self._seats is not None:
+                self._seats.leave(task)
+                self._seats.level()
             self._remove(task)
 
     def left(self, task: Task) -> float:
@@ -99,15 +104,17 @@ class Host:
     def _share(self) -> None:
         """Everybody's speed anew: those that need less than their due leave the rest to the others."""
         cores, waiting = self.cores, dict.fromkeys(self._tasks, 1.0)
-        if self._crowded:
+        if self._crowded and self._seats is not None and self._seats.taken:
+            waiting = self._seats.speeds(self._tasks)
+        elif self._crowded:
             # By weight, the heaviest first: whoever's due is above its threads gets just these.
-            total = math.fsum(task.weight * task.threads for task in waiting)
+            total = math.fsum(task.weight * task.width for task in waiting)
             for task in sorted(waiting, key=lambda task: -task.weight):
-                due = cores * task.weight * task.threads / total if total > 0 else 0.0
-                got = min(task.threads, due)
-                waiting[task] = got / task.threads if task.threads else 1.0
+                due = cores * task.weight * task.width / total if total > 0 else 0.0
+                got = min(task.width, due)
+                waiting[task] = got / task.width if task.width else 1.0
                 cores -= got
-                total -= task.weight * task.threads
+                total -= task.weight * task.width
         for task, speed in waiting.items():
             if speed != task.speed or task.timer is None:
                 self._pace(task, speed)
@@ -131,14 +138,25 @@ class Host:
         worked = task.speed * (now - task.since)
         if worked:
             self.used[task.owner] = self.used.get(task.owner, 0.0) + worked * task.threads
+            for owner, cores in task.riders.items():
+                self.used[owner] = self.used.get(owner, 0.0) + worked * cores
             task.left -= worked
         task.since = now
 
     def _end(self, task: Task) -> None:
         self._account(task)
+        if task.thread is None or self._seats is None:
+            self._remove(task)
+            if task.done is not None:
+                task.done()
+            return
+        # Its next work, if it goes on at once, finds its core as it was: others move only after that.
+        self._seats.leave(task)
         self._remove(task)
         if task.done is not None:
             task.done()
+        if self._seats.level() and self._crowded:
+            self._share()
 
     def _remove(self, task: Task) -> None:
         if task.timer is not None:
@@ -146,7 +164,7 @@ class Host:
         if task.marks is not None:
             task.marks.append((self._clock.now, max(0.0, task.left)))
         del self._tasks[task]
-        self._demand = self._demand - task.threads if self._tasks else 0.0
+        self._demand = self._demand - task.width if self._tasks else 0.0
         self._changed(task)
 
 

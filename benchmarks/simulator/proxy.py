@@ -7,8 +7,9 @@ is taken off the proxy's host evenly over the step that makes them, and no token
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,17 +19,19 @@ from triptych.proxy import lifecycle as do
 from triptych.proxy.chat import Delta
 from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle
 from triptych.simulator.clock import Clock
-from triptych.simulator.costs import CostModel
+from triptych.simulator.costs import ClientCosts, CostModel
 from triptych.simulator.decode_runs import TOKENS, RunTokens
 from triptych.simulator.encoder import Ready, SimulatedEncoder
 from triptych.simulator.encoder_jobs import EncoderJobs, JobSink
 from triptych.simulator.flow import Flow
+from triptych.simulator.hops import Hops
 from triptych.simulator.pd import SimulatedPD
-from triptych.simulator.processors import Host, Task, Turn
+from triptych.simulator.processors import Host, Turn
 from triptych.simulator.requests import Request
 from triptych.simulator.router import MAX_WAITING, Router
 from triptych.simulator.shape import Limits, Place
 from triptych.simulator.store import SimulatedStore
+from triptych.simulator.task import Task
 from triptych.types import FinishReason, ItemPlan
 
 
@@ -44,11 +47,20 @@ class ProxyCounts:
 
 @dataclass(slots=True)
 class Streams:
-    """One PD worker's sink: its messages after their latency, and the proxy's work on its tokens."""
+    """One PD worker's sink: its messages after their latency, and what proxy and client do for its tokens.
+
+    On the worker's own host that rides on its steps; elsewhere it is a load as long as steps are alike.
+    """
 
     proxy: SimulatedProxy
+    same_host: bool
     batch: tuple[int, int] = (0, 0)
     load: Task | None = field(default=None, repr=False)
+    cores: Mapping[str, float] = field(default_factory=dict, repr=False)
+
+    def riders(self) -> Mapping[str, float]:
+        """Cores that steps like the one told of last make others take, by owner."""
+        return self.cores
 
     def events(self, events: list[pd.EngineEvent], tokens: int) -> None:
         self.proxy.pd_events(events, tokens)
@@ -61,6 +73,9 @@ class Streams:
         if self.batch == (tokens, prefill):
             return
         self.batch = (tokens, prefill)
+        if self.same_host:
+            self.cores = self.proxy.riders(tokens, seconds)
+            return
         self.load = self.proxy.relay(self.load, tokens, seconds)
 
 
@@ -78,8 +93,8 @@ class SimulatedProxy:
         host: Host,
         place: Place,
         ended: Callable[[Flow, str], None],
-        *,
-        in_memory: bool = False,
+        hops: Hops,
+        client: ClientCosts,
     ) -> None:
         self.counts = ProxyCounts()
         self._clock = clock
@@ -90,22 +105,24 @@ class SimulatedProxy:
         self._place = place
         self._ended = ended
         self._loop = Turn(clock)
+        self._client_loop = Turn(clock)
+        self._from_workers = hops.stream()
         self._flows: dict[str, Flow] = {}
-        self._rpc = costs.rpc
-        self._trip = 2 * costs.rpc
+        self._hops = hops
+        self._client = client
         self.jobs = EncoderJobs(
             clock,
             encoders,
             limits.encoder,
             JobSink(self._job_planned, self._job_ready),
             share=limits.store_memory // 2,
-            rpc=costs.rpc,
+            hops=hops,
             flow_control=limits.proxy.flow_control,
         )
         self.router = Router(
             clock,
             workers,
-            rpc=costs.rpc,
+            hops=hops,
             max_num_seqs=limits.pd.max_num_seqs,
             max_requests=MAX_WAITING + limits.pd.max_num_seqs,
             accepted=lambda flow, attempt: self._carry_out(flow, flow.lifecycle.accepted(attempt)),
@@ -114,7 +131,7 @@ class SimulatedProxy:
             ),
         )
         for worker in workers:
-            worker.sink = Streams(self)
+            worker.sink = Streams(self, worker.device is host and host.cores < math.inf)
         self._handlers: dict[type[Any], Callable[[Flow, Any], None]] = {
             do.LookUp: self._look_up,
             do.StartJobs: self._start_jobs,
@@ -141,7 +158,23 @@ class SimulatedProxy:
         params = {feature.mm_hash: "messages" for feature in request.features}
         flow = Flow(request, planned, now, deadline, warm_up, Lifecycle(params))
         flow.timer = self._clock.at(min(deadline, now + patience), self._deadline, flow)
-        self._loop.take(lambda: self._take_in(flow))
+        take_in = functools.partial(self._take_in, flow)
+        if self._client.request:
+            self._client_loop.take(functools.partial(self._send, take_in))
+        else:
+            self._loop.take(take_in)
+
+    def _send(self, take_in: Callable[[], None]) -> None:
+        """The client's own work, one request after another, then the way to the proxy."""
+
+        def done() -> None:
+            self._client_loop.give()
+            self._clock.after(self._hops.plain(), self._loop.take, take_in)
+
+        place = self._place
+        self._host.start(
+            self._client.request, done, threads=place.threads, weight=place.weight, owner="client"
+        )
 
     def _take_in(self, flow: Flow) -> None:
         request, place = flow.request, self._place
@@ -202,7 +235,7 @@ class SimulatedProxy:
 
     def _look_up(self, flow: Flow, order: do.LookUp) -> None:
         flow.looked_up = self._clock.now
-        self._clock.after(self._trip, self._looked_up, flow, order.mm_hashes)
+        self._clock.after(self._hops.store_trip(), self._looked_up, flow, order.mm_hashes)
 
     def _looked_up(self, flow: Flow, mm_hashes: tuple[str, ...]) -> None:
         plans = self._store.look_up(mm_hashes)
@@ -237,26 +270,41 @@ class SimulatedProxy:
         """Work on a worker's tokens in place of `load`, the one until now."""
         if load is not None:
             self._host.stop(load)
-        demand = self._costs.proxy.token * tokens / seconds if seconds > 0 else 0.0
+        demand = sum(self.riders(tokens, seconds).values())
         if demand <= 0 or self._host.cores == math.inf:
             return None
         place = self._place
-        return self._host.start(math.inf, None, threads=demand, weight=place.weight, owner="proxy")
+        # Short work that is often there gets its core before others have used theirs up.
+        weight = place.weight / min(demand, 1.0)
+        return self._host.start(math.inf, None, threads=demand, weight=weight, owner="proxy")
+
+    def riders(self, tokens: int, seconds: float) -> Mapping[str, float]:
+        """Cores that tokens made within `seconds` take here and at the client, by owner."""
+        if not tokens or seconds <= 0:
+            return {}
+        own, client = self._costs.proxy.relay(tokens), self._client.read(tokens)
+        found = {"proxy": own / seconds} if own else {}
+        return found | {"client": client / seconds} if client else found
 
     def pd_events(self, events: list[pd.EngineEvent], tokens: int) -> None:
         """A worker's message about one step is sent now; the client has its tokens once all are through."""
-        work = self._costs.proxy.token * tokens
+        relay = self._costs.proxy.relay(tokens)
         self.counts.tokens += tokens
-        self.counts.cpu_seconds += work
-        self._clock.after(self._rpc, self._pd_events, events, self._clock.now + self._rpc + work)
+        self.counts.cpu_seconds += relay
+        self._from_workers.send(self._pd_events, events, self._to_client(tokens))
 
     def pd_run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
         """The same for a run of steps that ended at `ends`."""
-        work = self._costs.proxy.token * len(told)
         self.counts.tokens += len(told) * len(ends)
-        self.counts.cpu_seconds += work * len(ends)
-        moments = [end + self._rpc + work for end in ends]
-        self._clock.after(self._rpc, self._pd_run, told, moments)
+        self.counts.cpu_seconds += self._costs.proxy.relay(len(told)) * len(ends)
+        later = self._hops.rpc() + self._to_client(len(told))
+        moments = [end + later for end in ends]
+        self._from_workers.send(self._pd_run, told, moments)
+
+    def _to_client(self, tokens: int) -> float:
+        """Seconds from a message's arrival here until the client has read it."""
+        work = self._costs.proxy.relay(tokens) + self._client.read(tokens)
+        return work + self._hops.plain() if tokens else 0.0
 
     def _pd_run(self, told: list[RunTokens], moments: list[float]) -> None:
         for run in told:
@@ -264,11 +312,12 @@ class SimulatedProxy:
             if flow is not None:
                 shown = flow.lifecycle.tokens(run.attempt, run.position, run.token_ids, "")
                 if isinstance(shown, Delta):
-                    flow.tokens += moments
+                    flow.tokens += _after(flow.tokens, moments)
                 else:
                     self._carry_out(flow, shown)
 
-    def _pd_events(self, events: list[pd.EngineEvent], moment: float) -> None:
+    def _pd_events(self, events: list[pd.EngineEvent], later: float) -> None:
+        moment = self._clock.now + later
         for event in events:
             flow = self._flows.get(event.request_id)
             if flow is None:
@@ -278,7 +327,7 @@ class SimulatedProxy:
                 ids = list(told.token_ids)
                 shown = flow.lifecycle.tokens(told.attempt, told.position, ids, "")
                 if type(shown) is Delta:
-                    flow.tokens.append(moment)
+                    flow.tokens += _after(flow.tokens, [moment])
                 else:
                     self._carry_out(flow, cast(Iterable[Instruction], shown))
             else:
@@ -322,3 +371,10 @@ class SimulatedProxy:
         timings.encode = max(timings.encode, end.encode_seconds)
         timings.save = max(timings.save, end.save_seconds)
         self._carry_out(flow, flow.lifecycle.item_ready(mm_hash, end.plan))
+
+
+def _after(tokens: list[float], moments: list[float]) -> list[float]:
+    """The moments, none before the tokens that the client has: a way may have become shorter."""
+    if not tokens or moments[0] >= tokens[-1]:
+        return moments
+    return [max(moment, tokens[-1]) for moment in moments]

@@ -23,23 +23,30 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker: `encodes`, `decodes`, or both in turn on `device`; other work of its is on `cpu`."""
+    """A worker: `encodes`, `decodes`, or both in turn on `device`; other work of its is on `cpu`.
+
+    `step_interval` above 0: a decoder begins its steps so many seconds apart while towers lack cores.
+    """
 
     device: Place
     cpu: Place
     encodes: bool = False
     decodes: bool = False
+    step_interval: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """`hosts` are cores by name. `in_memory`: embeddings stay in the one process that makes and uses them."""
+    """`hosts` are cores by name. `in_memory`: embeddings stay in the one process that makes and uses them.
+    `client_beside_proxy`: whoever asks computes on the proxy's host too, as a load generator does.
+    """
 
     name: str
     hosts: dict[str, float]
     workers: tuple[WorkerPlace, ...]
     proxy: Place
     in_memory: bool = False
+    client_beside_proxy: bool = False
 
     def __post_init__(self) -> None:
         places = [self.proxy, *(place for w in self.workers for place in (w.device, w.cpu))]
@@ -79,14 +86,15 @@ def colocated(replicas: int) -> ClusterShape:
 
 
 def pinned(encoders: int, pd_workers: int, *, cores: float = 1.0, proxy: str = "encoder-0") -> ClusterShape:
-    """One machine: every worker has `cores` of its own for all its work; the proxy is on `proxy`'s."""
+    """One machine: every worker has `cores` of its own for all its work; proxy and client on `proxy`'s."""
     hosts, workers = {}, []
     for name, count, encodes in (("encoder", encoders, True), ("pd", pd_workers, False)):
         for index in range(count):
             host = f"{name}-{index}"
             hosts[host] = cores
             workers.append(WorkerPlace(Place(host, cores), Place(host), encodes, not encodes))
-    return ClusterShape(f"{encoders}E{pd_workers}PD pinned", hosts, tuple(workers), Place(proxy))
+    name = f"{encoders}E{pd_workers}PD pinned"
+    return ClusterShape(name, hosts, tuple(workers), Place(proxy), client_beside_proxy=True)
 
 
 def shared(
@@ -97,12 +105,37 @@ def shared(
     encoder_threads: float = 1.0,
     pd_threads: float = 1.0,
     pd_weight: float = 1.0,
+    encoder_weight: float = 1.0,
+    step_interval: float = 0.0,
 ) -> ClusterShape:
-    """One machine: all share all cores; decoders with `pd_weight` times the weight of all others."""
-    encoder = WorkerPlace(Place("machine", encoder_threads), Place("machine"), encodes=True)
-    pd = WorkerPlace(Place("machine", pd_threads, pd_weight), Place("machine", 1.0, pd_weight), decodes=True)
+    """One machine: all share all cores; decoders with `pd_weight` times the weight of all others.
+
+    Towers and preprocessing have `encoder_weight`; steps are `step_interval` seconds apart while towers lack
+    cores.
+    """
+    tower = Place("machine", encoder_threads, encoder_weight)
+    encoder = WorkerPlace(tower, Place("machine", 1.0, encoder_weight), encodes=True)
+    step, cpu = Place("machine", pd_threads, pd_weight), Place("machine", 1.0, pd_weight)
+    pd = WorkerPlace(step, cpu, decodes=True, step_interval=step_interval)
     workers = (encoder,) * encoders + (pd,) * pd_workers
-    return ClusterShape(f"{encoders}E{pd_workers}PD shared", {"machine": cores}, workers, Place("machine"))
+    name = f"{encoders}E{pd_workers}PD shared"
+    return ClusterShape(name, {"machine": cores}, workers, Place("machine"), client_beside_proxy=True)
+
+
+def paced(
+    encoders: int, pd_workers: int, *, cores: float, pd_threads: float = 1.0, nice_weight: float = 1.0
+) -> ClusterShape:
+    """What `triptych serve` does on a CPU: towers of one thread, at a niceness that weighs `nice_weight`, and
+    steps that keep their interval while towers lack cores.
+    """
+    return shared(
+        encoders,
+        pd_workers,
+        cores=cores,
+        pd_threads=pd_threads,
+        encoder_weight=nice_weight,
+        step_interval=PDConfig().step_interval,
+    )
 
 
 def colocated_on_cores(
@@ -112,7 +145,9 @@ def colocated_on_cores(
     worker = WorkerPlace(Place("machine", threads), Place("machine"), True, True)
     name = f"{replicas} colocated on {cores:g} cores"
     alone = replicas == 1 if in_memory is None else in_memory
-    return ClusterShape(name, {"machine": cores}, (worker,) * replicas, Place("machine"), alone)
+    workers = (worker,) * replicas
+    machine = {"machine": cores}
+    return ClusterShape(name, machine, workers, Place("machine"), alone, client_beside_proxy=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.simulator.processors import Task
+from triptych.simulator.task import Task
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ class System:
     name: str
     launch: str
     words: tuple[str, ...]
-    simulated: Callable[[float, float], ClusterShape] = field(compare=False, repr=False)
+    simulated: Callable[[float, float, float], ClusterShape] = field(compare=False, repr=False)
 
 
 _FREE = ("--cpu-sharing", "free")
@@ -32,26 +32,36 @@ _FREE = ("--cpu-sharing", "free")
 def _shared(encoders: int, pd_workers: int) -> System:
     name = f"{encoders}E{pd_workers}PD"
 
-    def simulated(cores: float, threads: float) -> ClusterShape:
+    def simulated(cores: float, threads: float, nice: float) -> ClusterShape:
         return shape.shared(encoders, pd_workers, cores=cores, pd_threads=threads)
 
     return System(f"{name.lower()}-shared", name, _FREE, simulated)
 
 
+def _paced(encoders: int, pd_workers: int) -> System:
+    name = f"{encoders}E{pd_workers}PD"
+
+    def simulated(cores: float, threads: float, nice: float) -> ClusterShape:
+        return shape.paced(encoders, pd_workers, cores=cores, pd_threads=threads, nice_weight=nice)
+
+    return System(f"{name.lower()}-pace", name, ("--cpu-sharing", "pace"), simulated)
+
+
 def _colocated(replicas: int) -> System:
-    def simulated(cores: float, threads: float) -> ClusterShape:
+    def simulated(cores: float, threads: float, nice: float) -> ClusterShape:
         return shape.colocated_on_cores(replicas, cores=cores, threads=threads)
 
     return System(f"{replicas}-colocated", f"{replicas}colocated", (), simulated)
 
 
-#: The shapes; `simulated` takes the machine's cores and a decoder's threads.
+#: The shapes; `simulated` takes the machine's cores, a decoder's threads and what niceness weighs there.
 SYSTEMS = (
+    _paced(2, 1),
     System(
         "1e1pd-pinned",
         "1E1PD",
         ("--cpus-per-worker", "1"),
-        lambda cores, threads: shape.pinned(1, 1, cores=1.0),
+        lambda cores, threads, nice: shape.pinned(1, 1, cores=1.0),
     ),
     _shared(1, 1),
     _shared(2, 1),
