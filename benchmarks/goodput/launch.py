@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def shape_words(shape: ClusterShape) -> list[str]:
 class Launched:
     """A cluster that answers. `startup`: seconds from exec to ready, resident MB of all its processes.
 
-    `pid` is its supervisor's, `log` what it writes.
+    `pid` is its supervisor's, `processes` those of its parts by name, `log` what they write.
     """
 
     url: str
@@ -59,6 +59,7 @@ class Launched:
     startup: dict[str, float]
     pid: int
     log: Path
+    processes: Mapping[str, int]
 
 
 @contextlib.contextmanager
@@ -80,7 +81,8 @@ def launched(
             _wait_ready(process, url, shape, run_dir, log_path, begun + patience)
             seconds = time.monotonic() - begun
             startup = {"seconds_to_ready": seconds, "resident_mb": _resident_mb(run_dir)}
-            yield Launched(url, (f"{url}/metrics", *_worker_pages(run_dir)), startup, process.pid, log_path)
+            pages = (f"{url}/metrics", *_worker_pages(run_dir))
+            yield Launched(url, pages, startup, process.pid, log_path, _processes(run_dir))
         finally:
             _end(process)
 
@@ -117,6 +119,11 @@ def _state(run_dir: Path) -> dict[str, object]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
+def _processes(run_dir: Path) -> dict[str, int]:
+    found = _state(run_dir).get("processes")
+    return dict(found) if isinstance(found, dict) else {}
+
+
 def _workers(run_dir: Path) -> list[int]:
     """The metrics ports of the registered workers."""
     state = _state(run_dir)
@@ -143,9 +150,8 @@ def _worker_pages(run_dir: Path) -> list[str]:
 
 def _resident_mb(run_dir: Path) -> float:
     """Of all processes of the cluster, pages that forks share counted in each."""
-    processes = _state(run_dir).get("processes")
     total = 0
-    for pid in processes.values() if isinstance(processes, dict) else ():
+    for pid in _processes(run_dir).values():
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,17 @@ import msgspec
 
 from triptych.config import EncoderConfig, PDConfig
 from triptych.goodput.machine import Machine, describe, load_average
-from triptych.simulator.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
+from triptych.simulator.costs import ClientCosts, CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 from triptych.simulator.fit import TERMS, Fit, Sample, fit_costs
+from triptych.simulator.profile_cores import core_costs
+from triptych.simulator.profile_live import (
+    LiveWindow,
+    colder,
+    live_samples,
+    live_windows,
+    step_ratio,
+    take_busy,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +50,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was measured, beside the model."""
+    """What was measured, beside the model. `step_ratio`: steps of a running worker next to steps alone."""
 
     model: str
     device: str
@@ -49,6 +58,7 @@ class Settings:
     encoder_threads: int
     pd_threads: int
     quick: bool
+    step_ratio: float
     max_num_batched_tokens: int
     encoder_batch_patches: int
 
@@ -95,6 +105,10 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     dtype = resolve_dtype(options.model, device, options.dtype)
     served = _Served(options, device, dtype)
     samples: dict[str, list[Sample]] = {}
+    say("a cluster that answers texts")
+    windows = served.live()
+    say("cores that others use")
+    cores = core_costs(served.effort.live_seconds)
     say("the proxy and its messages")
     samples["proxy"], trips = _proxy(served.effort)
     say("saves and loads")
@@ -109,11 +123,29 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     finally:
         torch.set_num_threads(threads_before)
     fits = {stage: fit_costs(taken, TERMS[stage]) for stage, taken in samples.items()}
+    pd = PDCosts(**_terms(fits, "step", "load", "intake"))
+    # One thread on a CPU: what it took is the kernel's word. Else steps are as long as they were alone.
+    ratio = step_ratio(windows, pd) if served.one_thread else 1.0
+    pd = colder(pd, ratio)
+    live = live_samples(windows, pd, one_thread=served.one_thread)
+    samples |= live
+    fits |= {stage: fit_costs(taken, TERMS[stage]) for stage, taken in live.items()}
+    pd = replace(pd, take_busy=take_busy(windows, pd), **_terms(fits, "tell"))
     machine = describe(load_before)
-    settings = served.settings()
+    settings = served.settings(ratio)
     when = datetime.date.today().isoformat()
     source = f"`triptych profile` of {options.name} ({settings.dtype}) on {machine.chip}, {when}"
-    costs = _costs(f"{options.name} on {machine.chip}", source, fits, trips)
+    costs = CostModel(
+        name=f"{options.name} on {machine.chip}",
+        source=source,
+        encoder=EncoderCosts(**_terms(fits, "prepare", "tower", "save")),
+        pd=pd,
+        # A message's tokens cost more in a running cluster than in a stream that never ends.
+        proxy=ProxyCosts(**_terms(fits, "proxy") | {k: fits["relay"].costs[k] for k in ("message", "token")}),
+        rpc=statistics.median(trips) / 2,
+        client=ClientCosts(**_terms(fits, "client")),
+        cores=cores,
+    )
     return Profile(costs, shape, settings, machine, fits, samples)
 
 
@@ -178,7 +210,18 @@ class _Served:
         finally:
             bench.close()
 
-    def settings(self) -> Settings:
+    def live(self) -> list[LiveWindow]:
+        """Windows of a running cluster with these settings."""
+        options = self._options
+        words = ["--device", options.device, "--dtype", options.dtype, "--threads", str(options.threads)]
+        return live_windows(options.model, words, self.effort.live_seconds)
+
+    @property
+    def one_thread(self) -> bool:
+        """Whether the engine's thread does all of a step's work."""
+        return self._device.type == "cpu" and self._threads[1] == 1
+
+    def settings(self, step_ratio: float) -> Settings:
         return Settings(
             model=self._options.name,
             device=self._device_name(),
@@ -186,6 +229,7 @@ class _Served:
             encoder_threads=self._threads[0],
             pd_threads=self._threads[1],
             quick=self._options.quick,
+            step_ratio=step_ratio,
             max_num_batched_tokens=self._pd.max_num_batched_tokens,
             encoder_batch_patches=self._encoder.batch_patches,
         )
@@ -220,15 +264,5 @@ def _transfers(effort: Effort) -> tuple[list[Sample], list[Sample]]:
     return transfer_samples(effort)
 
 
-def _costs(name: str, source: str, fits: dict[str, Fit], trips: list[float]) -> CostModel:
-    def of(*stages: str) -> dict[str, Any]:
-        return {term: cost for stage in stages for term, cost in fits[stage].costs.items()}
-
-    return CostModel(
-        name=name,
-        source=source,
-        encoder=EncoderCosts(**of("prepare", "tower", "save")),
-        pd=PDCosts(**of("step", "load", "intake")),
-        proxy=ProxyCosts(**of("proxy")),
-        rpc=statistics.median(trips) / 2,
-    )
+def _terms(fits: dict[str, Fit], *stages: str) -> dict[str, Any]:
+    return {term: cost for stage in stages for term, cost in fits[stage].costs.items()}

@@ -1,0 +1,206 @@
+"""What a running cluster takes beyond its stages: messages of tokens, in CPU seconds of all who handle them.
+
+A cluster of one encoder and one PD worker answers texts, a few at once; CPU time is read from the kernel,
+thread by thread, steps and times from the worker. No latency that a client sees is fitted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from triptych.errors import ConfigError
+from triptych.goodput.arrivals import Arrivals
+from triptych.goodput.job import Target
+from triptych.goodput.launch import Launched, launched, parse_shape
+from triptych.goodput.load import run_window
+from triptych.goodput.run import ready
+from triptych.goodput.settings import Settings, make_job
+from triptych.goodput.slo import Slo
+from triptych.goodput.workload import Workload
+from triptych.simulator.costs import PDCosts
+from triptych.simulator.fit import TERMS, Sample
+
+#: Requests at once; those whose steps leave the engine no pause; the share of the last one's rate at which
+#: requests come by chance, so that they do not meet the steps in their own rhythm.
+AT_ONCE = (1, 2, 4, 8)
+BUSY = (2, 4, 8)
+_SHARE = 0.6
+#: Short replies, so many at once: they tell what a request costs from what its tokens do.
+_SHORT = 3
+_TEXT_TOKENS = 32
+_PROBE_TOKENS, _MOST_TOKENS, _LEAST_TOKENS = 16, 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWindow:
+    """One window, of requests by chance where `at_once` is 0.
+
+    `messages` are steps, each of which is told in one. CPU seconds by process; `engine` is the PD worker's
+    one thread that runs steps, `worker` all its others; `queue` the median wait at the PD worker.
+    """
+
+    at_once: int
+    requests: int
+    messages: float
+    tokens: float
+    prompt_tokens: float
+    wall: float
+    engine: float
+    worker: float
+    proxy: float
+    client: float
+    queue: float
+
+    @property
+    def step(self) -> float:
+        """Seconds from one step to the next."""
+        return self.wall / self.messages
+
+    def sample(self, seconds: float, *, tell: bool = False) -> Sample:
+        """`seconds` of the window, per request, with the terms of `tell` or of the others."""
+        count = self.requests
+        terms = {} if tell else {"request": 1.0}
+        terms |= {"message": self.messages / count, "message_token" if tell else "token": self.tokens / count}
+        return Sample(terms, max(seconds / count, 1e-9))
+
+
+def live_windows(model: Path, words: Sequence[str], seconds: float) -> list[LiveWindow]:
+    """A window of about `seconds` for every number at once; `words` are flags of `triptych serve`.
+
+    ConfigError where the cluster does not start, or a request fails.
+    """
+    flags = ("--cpu-sharing", "free", *words)
+    with launched(parse_shape("1E1PD"), str(model), flags) as cluster:
+        settings = ready(
+            Settings(
+                target=Target(cluster.url, ""),
+                workload=Workload(text_tokens=_TEXT_TOKENS, output_tokens=_PROBE_TOKENS),
+                workload_name="live",
+                slo=Slo(),
+                warm_up=0.0,
+            )
+        )
+        probe = _window(cluster, settings, 1, 4, _PROBE_TOKENS)
+        per_token = probe.wall / probe.tokens
+        tokens = round(min(_MOST_TOKENS, max(_LEAST_TOKENS, seconds / 8 / per_token)))
+        found = []
+        for at_once in AT_ONCE:
+            # A step of several takes little longer than one of a single sequence.
+            rounds = max(4, round(seconds / (tokens * per_token * (1 + 0.06 * at_once))))
+            found.append(_window(cluster, settings, at_once, rounds * at_once, tokens))
+        full = found[-1]
+        found.append(_window(cluster, settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS))
+        rate = _SHARE * full.requests / full.wall
+        open_settings = replace(settings, arrivals=Arrivals(rate=rate))
+        found.append(_window(cluster, open_settings, 0, max(8, round(seconds * rate)), tokens))
+        return found
+
+
+def _window(cluster: Launched, settings: Settings, at_once: int, requests: int, tokens: int) -> LiveWindow:
+    workload = replace(settings.workload, output_tokens=tokens)
+    settings = replace(settings, concurrency=at_once, requests=requests, workload=workload)
+    pids = cluster.processes
+    threads, proxy, page = _threads(pids["pd-0"]), sum(_threads(pids["proxy"]).values()), _page(cluster)
+    # Seeds differ, so that no prompt is in a cache.
+    report = run_window(make_job(settings, 1000 + at_once))
+    after = _page(cluster)
+    used = {name: cpu - threads.get(name, 0.0) for name, cpu in _threads(pids["pd-0"]).items()}
+    engine = max(used.values())
+    failed = [record.error for record in report.records if not record.ok]
+    if failed:
+        raise ConfigError(f"the cluster that was to be measured failed a request: {failed[0]}")
+
+    def counted(name: str) -> float:
+        return after[name] - page.get(name, 0.0)
+
+    return LiveWindow(
+        at_once=at_once,
+        requests=len(report.records),
+        messages=counted("vllm:iteration_tokens_total_count"),
+        tokens=counted("vllm:generation_tokens_total"),
+        prompt_tokens=counted("vllm:prompt_tokens_total"),
+        wall=report.wall,
+        engine=engine,
+        worker=sum(used.values()) - engine,
+        proxy=sum(_threads(pids["proxy"]).values()) - proxy,
+        client=report.cpu_share * report.wall,
+        queue=statistics.median(record.stages.get("queue", 0.0) for record in report.records),
+    )
+
+
+def _threads(pid: int) -> dict[str, float]:
+    """CPU seconds of every thread of a process so far."""
+    found = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found[thread.name] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            continue
+    return found
+
+
+def _page(cluster: Launched) -> dict[str, float]:
+    """The counters of all pages, without labels; the PD worker's have names of their own."""
+    found: dict[str, float] = {}
+    for url in cluster.metrics_urls:
+        with urllib.request.urlopen(url, timeout=5.0) as reply:
+            for line in reply.read().decode().splitlines():
+                if line.startswith("vllm:") and not line.startswith("#"):
+                    name, value = line.rsplit(" ", 1)
+                    found[name.partition("{")[0]] = float(value)
+    return found
+
+
+def live_samples(
+    windows: Sequence[LiveWindow], costs: PDCosts, *, one_thread: bool
+) -> dict[str, list[Sample]]:
+    """Samples of "relay", "client" and "tell". What tells of tokens holds the engine up: that is the time of
+    busy windows in which its thread did not compute; where that thread does not do all of a step's work, the
+    time that `costs` do not explain.
+    """
+
+    def held_up(window: LiveWindow) -> float:
+        return window.wall - (window.engine if one_thread else expected_steps(window, costs))
+
+    return {
+        "relay": [window.sample(window.proxy) for window in windows],
+        "client": [window.sample(window.client) for window in windows],
+        "tell": [window.sample(held_up(window), tell=True) for window in windows if window.at_once in BUSY],
+    }
+
+
+def colder(costs: PDCosts, ratio: float) -> PDCosts:
+    """The costs with steps `ratio` times as long."""
+    return replace(costs, **{term: ratio * getattr(costs, term) for term in TERMS["step"]})
+
+
+def step_ratio(windows: Sequence[LiveWindow], costs: PDCosts) -> float:
+    """What the engine's thread took for its steps, next to what `costs` say: above 1 with colder caches."""
+    found = [window.engine / expected_steps(window, costs) for window in windows if window.at_once in BUSY]
+    return statistics.median(found)
+
+
+def expected_steps(window: LiveWindow, costs: PDCosts) -> float:
+    """Seconds of all steps of a window by `costs`."""
+    prompt, count = window.prompt_tokens / window.requests, window.requests
+    decodes = window.tokens - count
+    context = decodes * (prompt + window.tokens / count / 2)
+    # One step with all of it stands for the sum: the costs are linear.
+    whole = costs.step_seconds(round(window.prompt_tokens), round(decodes), round(context), 0.0)
+    return whole + costs.step * (window.messages - 1) + costs.prefill_context * count * prompt**2 / 2
+
+
+def take_busy(windows: Sequence[LiveWindow], costs: PDCosts) -> float:
+    """Seconds that a request waits on its way in while steps run, beyond the end of the step under way."""
+    found = [
+        window.queue
+        - window.engine / window.messages / 2
+        - costs.take(round(window.prompt_tokens / window.requests))
+        for window in windows
+        if not window.at_once
+    ]
+    return max(0.0, statistics.median(found))
