@@ -79,7 +79,9 @@ def paged_attention(
     if flex is not None:
         return flex.self_attention()[None], None
     if decodes:
-        out[:decodes] = _decode(module, q, keys, values, meta, options)
+        if meta.view is not None:
+            meta.view.append(layer, key[0, :, :decodes], value[0, :, :decodes])
+        out[:decodes] = _decode(module, q, layer, meta, options)
     for index, span in enumerate(meta.prefills):
         part = q[:, span.first : span.last]
         out[span.first : span.last] = _prefill(module, part, keys, values, meta, index, options)
@@ -114,20 +116,24 @@ def _refuse_unsupported(
 def _decode(
     module: torch.nn.Module,
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: int,
     meta: AttentionMetadata,
     options: _Options,
 ) -> torch.Tensor:
     """[D, heads, dim]: all one-token sequences at once."""
+    if meta.view is not None:
+        keys, values = meta.view.read(layer)
+    else:
+        keys = _gather(meta.cache.keys[layer], meta.decode_tables)
+        values = _gather(meta.cache.values[layer], meta.decode_tables)
     return _attend_decodes(
         q[:, : meta.num_decodes],
-        _gather(keys, meta.decode_tables),
-        _gather(values, meta.decode_tables),
+        keys,
+        values,
         meta.decode_mask(options.window),
         options,
         meta,
-        None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[2]),
+        None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[1]),
     )
 
 

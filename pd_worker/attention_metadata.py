@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from triptych.models.base import AttentionBias
+from triptych.pd_worker.decode_view import DecodeView
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 
@@ -81,6 +82,8 @@ class AttentionMetadata:
     #: What the model adds to the scores of its own attention.
     bias: AttentionBias | None = None
     backend: str = "sdpa"
+    #: Where the decodes' keys and values are in one piece; None: they are gathered.
+    view: DecodeView | None = None
     _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
     #: Masks that are the same in all layers, and whole biases by the modules that share them.
     _cross_mask: list[torch.Tensor | None] = field(default_factory=list)

@@ -10,6 +10,7 @@ import torch
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import AttentionBias, MergedEmbeds
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.decode_view import DecodeView
 from triptych.pd_worker.outputs import ScheduledChunk
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.request import EngineRequest
@@ -51,8 +52,14 @@ class BatchBuilder:
         self._bias = bias
         self._backend = backend
 
-    def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
-        """`chunks` in batch order: those of one token first, see `in_batch_order`."""
+    def build(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        embeddings: EncoderCacheMap,
+        view: DecodeView | None = None,
+    ) -> Batch:
+        """`chunks` in batch order: those of one token first, see `in_batch_order`, as `view` has arranged
+        them."""
         tokens: list[int] = []
         slots: list[int] = []
         last: list[int] = []
@@ -69,7 +76,7 @@ class BatchBuilder:
             token_ids=self._move(torch.tensor(tokens)),
             positions=self._move(self._positions(chunks)),
             merged=self._merged(chunks, firsts, embeddings),
-            attention=self._attention(chunks, firsts, slots),
+            attention=self._attention(chunks, firsts, slots, view),
             last=self._move(torch.tensor(last, dtype=torch.int64)),
             sampling=sampling,
         )
@@ -113,7 +120,11 @@ class BatchBuilder:
         return MergedEmbeds(self._move(torch.tensor(index)), merged)
 
     def _attention(
-        self, chunks: Sequence[ScheduledChunk], firsts: Sequence[int], slots: list[int]
+        self,
+        chunks: Sequence[ScheduledChunk],
+        firsts: Sequence[int],
+        slots: list[int],
+        view: DecodeView | None,
     ) -> AttentionMetadata:
         decodes = [chunk for chunk in chunks if chunk.count == 1]
         lengths = [chunk.end for chunk in decodes]
@@ -131,6 +142,7 @@ class BatchBuilder:
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
             decode_padded=padded,
+            view=view,
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
             bias=self._bias,
             backend=self._backend,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from triptych.config import PDConfig, format_size
+from triptych.config import VIEW_SHARE, PDConfig, format_size
 from triptych.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry
 from triptych.pd_worker.request_check import CrossLimits
@@ -40,6 +40,11 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
             f"{format_size(need * nbytes)}; raise --kv-memory or lower --max-model-len"
         )
     return config.kv_memory // nbytes
+
+
+def view_memory(config: PDConfig, device: torch.device) -> int:
+    """Bytes that a view of the decoding sequences may take beside the blocks; 0 on an accelerator."""
+    return int(config.kv_memory * VIEW_SHARE) if device.type == "cpu" else 0
 
 
 def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

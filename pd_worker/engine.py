@@ -14,7 +14,13 @@ from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.capacity import cross_limits_of, max_model_len, num_host_blocks, num_kv_blocks
+from triptych.pd_worker.capacity import (
+    cross_limits_of,
+    max_model_len,
+    num_host_blocks,
+    num_kv_blocks,
+    view_memory,
+)
 from triptych.pd_worker.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
@@ -37,8 +43,8 @@ class Engine:
 
     `emit` gets all events of one step at once, in order, and must not block. `connector_worker` has to be
     made with an `on_progress` that calls `wake`. `turn` is held while the decoder computes, where others use
-    the same device; `rest` is called between two steps, with the requests that wait for embeddings for each one
-    that runs.
+    the same device; `rest` is called between two steps, with the number of requests that wait for embeddings
+    for each one that runs.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Engine:
             block_size=config.block_size,
             backend=config.attention_backend,
             num_host_blocks=host_blocks,
+            view_memory=view_memory(config, decoder.device),
         )
         self._emit = emit
         self._turn = turn or nullcontext()

@@ -10,6 +10,7 @@ import torch
 from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
+from triptych.pd_worker.decode_view import DecodeView
 from triptych.pd_worker.finite import check_projection, spoiled_chunks
 from triptych.pd_worker.logprobs import raw_logprobs
 from triptych.pd_worker.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
@@ -31,6 +32,7 @@ class ModelRunner:
         block_size: int,
         backend: str = "sdpa",
         num_host_blocks: int = 0,
+        view_memory: int = 0,
     ) -> None:
         geometry = decoder.geometry
         self._decoder = decoder
@@ -49,6 +51,7 @@ class ModelRunner:
         self.host_cache = PagedKVCache(
             num_blocks=num_host_blocks, dtype=decoder.dtype, device=torch.device("cpu"), **sizes
         )
+        self.use_view(view_memory)
         self._builder = BatchBuilder(
             self.kv_cache,
             geometry.position_rows,
@@ -57,6 +60,10 @@ class ModelRunner:
             bias=decoder.bias,
             backend=backend,
         )
+
+    def use_view(self, memory: int) -> None:
+        """Keeps the sequences that decode in a view of so many bytes at most; 0: they are gathered."""
+        self._view = DecodeView(self.kv_cache, memory) if memory else None
 
     @property
     def position_rows(self) -> int:
@@ -113,8 +120,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
         """Fills `output` with the tokens of the chunks that sample, in the order of `chunks`."""
-        ordered = in_batch_order(chunks)
-        batch = self._builder.build(ordered, self.encoder_cache)
+        ordered, view = self._arrange(in_batch_order(chunks))
+        batch = self._builder.build(ordered, self.encoder_cache, view)
         embeds = self._decoder.embed(batch.token_ids)
         hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
         if spoiled := spoiled_chunks(hidden, [chunk.count for chunk in ordered]):
@@ -132,6 +139,16 @@ class ModelRunner:
         _add_logprobs(output, logits, tokens, inputs, places)
         _add_errors(output, batch.sampling, places)
 
+    def _arrange(self, ordered: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
+        """The batch in the order of the view's rows, and the view; as it is where there is none for it."""
+        if self._view is None:
+            return ordered, None
+        decodes = [chunk for chunk in ordered if chunk.count == 1]
+        arranged = self._view.arrange(decodes)
+        if arranged is None:
+            return ordered, None
+        return [*arranged, *ordered[len(decodes) :]], self._view
+
     def _forget(
         self, spoiled: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
     ) -> torch.Tensor:
@@ -144,6 +161,8 @@ class ModelRunner:
                 ordered[index].state.request.request_id,
             )
             self.kv_cache.clear(slots[index])
+            if self._view is not None:
+                self._view.forget(ordered[index])
         return hidden.nan_to_num(0.0, 0.0, 0.0)
 
 

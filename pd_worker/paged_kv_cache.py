@@ -29,6 +29,12 @@ class PagedKVCache:
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers."""
+        _, _, heads, dim = self.keys[0].shape
+        return 2 * len(self.keys) * heads * dim * self.keys[0].element_size()
+
     def slots(self, block_ids: Sequence[int], count: int) -> torch.Tensor:
         """Slots [count] of the first `count` tokens of a table, int64."""
         first = torch.tensor(block_ids, dtype=torch.int64)[:, None] * self.block_size

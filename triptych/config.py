@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 MIB = 1 << 20
 GIB = 1 << 30
+#: Of --kv-memory, beside it and on a CPU only: for a view of the decoding sequences. What does not fit in it
+#: is gathered from the blocks in every step.
+VIEW_SHARE = 0.25
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -133,7 +136,7 @@ class PDConfig(WorkerConfig):
     max_num_seqs: int = flag(64, "requests that run at once")
     max_num_batched_tokens: int = flag(512, "token budget of one engine step")
     block_size: int = flag(16, "tokens of one KV block")
-    kv_memory: int = flag(512 * MIB, "memory for the KV cache", size=True)
+    kv_memory: int = flag(512 * MIB, "memory for the KV cache; on a CPU a quarter more is used", size=True)
     encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
     step_interval: float = flag(

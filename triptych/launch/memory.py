@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import MIB, format_size
+from triptych.config import MIB, VIEW_SHARE, format_size
 from triptych.errors import ConfigError
 from triptych.launch.shape import ClusterShape
 from triptych.types import DTYPE_BYTES
@@ -107,6 +107,10 @@ def plan_memory(
             ("processes", PROXY_BASE_BYTES + workers * WORKER_BASE_BYTES),
             (f"weights of {workers} workers, at most", workers * weights),
             (f"KV cache of {pd_workers} PD workers (--kv-memory)", pd_workers * kv_memory),
+            (
+                f"views of decoding sequences, {VIEW_SHARE:.0%} of that",
+                int(pd_workers * kv_memory * VIEW_SHARE),
+            ),
             (
                 f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)",
                 pd_workers * encoder_cache_memory,
