@@ -115,7 +115,7 @@ def test_three_tasks_on_one_sound_answer_alike_and_project_it_once(whisper: EncD
     for prompt, tokens in zip(prompts[:2], outputs[:2], strict=True):
         expected = oracle(whisper.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt).token_ids
         assert tokens[: len(expected)] == expected
-        assert len(set(expected)) >= 10
+        assert len(set(expected)) >= 20
 
 
 @pytest.mark.parametrize(("backend", "seconds"), [("sdpa", (1, 2, 5, 9)), ("flex", (2, 9))])
