@@ -18,7 +18,16 @@ def report(found: Profile) -> str:
             f"{'':8} error {fit.median_error:.0%} median, {fit.p90_error:.0%} P90 of {fit.held_out} samples "
             f"not fitted; {fit.samples} in all"
         )
+    pd, cores = found.costs.pd, found.costs.cores
     lines.append(f"{'rpc':8} {seconds(found.costs.rpc)} one way")
+    lines.append(
+        f"{'live':8} steps of a running worker take {found.settings.step_ratio:.2f} of those alone, a request "
+        f"waits {seconds(pd.take_busy)} on its way in"
+    )
+    lines.append(
+        f"{'cores':8} a wake-up waits {seconds(cores.wake)} where all compute; a process at niceness 10 gets "
+        f"{cores.nice_weight:.0%} of another's share"
+    )
     lines.append("")
     lines.append(f"load average {machine.load_before:g} before, {machine.load_after:g} after")
     if machine.loaded:
