@@ -21,8 +21,8 @@ def report(found: Profile) -> str:
     pd, cores = found.costs.pd, found.costs.cores
     lines.append(f"{'rpc':8} {seconds(found.costs.rpc)} one way")
     lines.append(
-        f"{'live':8} steps of a running worker take {found.settings.step_ratio:.2f} of those alone, a request "
-        f"waits {seconds(pd.take_busy)} on its way in"
+        f"{'live':8} steps of a running worker take {found.settings.step_ratio:.2f} of those alone, a "
+        f"request waits {seconds(pd.take_busy)} on its way in"
     )
     lines.append(
         f"{'cores':8} a wake-up waits {seconds(cores.wake)} where all compute; a process at niceness 10 gets "
