@@ -316,10 +316,11 @@ class SimulatedPD:
         self._busy = False
         if self._interval:
             self._cores.end(self)
-        if crowded and now < self._begun + self._interval:
+        rested = self._begun + self._interval * min(self.scheduler.item_pressure, 1.0) if crowded else now
+        if now < rested:
             # What comes in meanwhile is looked at when the rest is over.
             self._awake = True
-            self._resting = self._clock.at(self._begun + self._interval, self._rested)
+            self._resting = self._clock.at(rested, self._rested)
             self._cores.watch(self, self._look)
             return
         self._begun = now
