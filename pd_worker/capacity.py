@@ -43,8 +43,12 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 
 
 def view_memory(config: PDConfig, device: torch.device) -> int:
-    """Bytes that a view of the decoding sequences may take beside the blocks; 0 on an accelerator."""
-    return int(config.kv_memory * VIEW_SHARE) if device.type == "cpu" else 0
+    """Bytes that a view of the decoding sequences may take beside the blocks; 0 where none is read.
+
+    That is on an accelerator, and by FlexAttention, which gathers blocks to sizes of its own.
+    """
+    reads = device.type == "cpu" and config.attention_backend != "flex"
+    return int(config.kv_memory * VIEW_SHARE) if reads else 0
 
 
 def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

@@ -12,6 +12,7 @@ from triptych.pd_worker.capacity import (
     max_model_len,
     num_host_blocks,
     num_kv_blocks,
+    view_memory,
 )
 
 GEOMETRY = DecoderGeometry(
@@ -22,6 +23,15 @@ GEOMETRY = DecoderGeometry(
 
 def test_a_block_counts_keys_and_values_of_all_layers() -> None:
     assert block_bytes(GEOMETRY, 16, torch.bfloat16) == 2 * 4 * 16 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "viewed"),
+    [("cpu", "sdpa", True), ("cpu", "blockwise", True), ("cpu", "flex", False), ("cuda", "sdpa", False)],
+)
+def test_a_view_has_memory_only_where_it_is_read(device: str, backend: str, viewed: bool) -> None:
+    config = PDConfig(attention_backend=backend)
+    assert (view_memory(config, torch.device(device)) > 0) is viewed
 
 
 def test_the_memory_is_divided_into_whole_blocks() -> None:
