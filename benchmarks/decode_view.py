@@ -52,7 +52,7 @@ def step_times(engines: tuple[Engine, Engine], count: int, length: int, tokens: 
             found.append(count / engine_round(engine, requests).tokens_per_second)
             outputs.append([request.output_token_ids for request in requests])
     medians = [statistics.median(found[1:]) for found in seconds]
-    return medians[0], medians[1], all(tokens == outputs[0] for tokens in outputs)
+    return medians[0], medians[1], all(output == outputs[0] for output in outputs)
 
 
 def report(times: dict[tuple[int, int], _Times], arguments: argparse.Namespace) -> str:

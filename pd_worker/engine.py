@@ -89,7 +89,7 @@ class Engine:
         )
         self._emit = emit
         self._turn = turn or nullcontext()
-        self._rest = rest or (lambda share: None)
+        self._rest = rest
         self._idle: AbstractContextManager[object] = nullcontext()
         self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
@@ -141,7 +141,7 @@ class Engine:
     def _run(self) -> None:
         busy = False
         while not self._stopping:
-            if busy:
+            if busy and self._rest is not None:
                 self._rest(self.scheduler.item_pressure)
             commands = self._take_inbox(sleep=not busy)
             try:

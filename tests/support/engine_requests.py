@@ -21,7 +21,13 @@ from triptych.pd_worker.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.outputs import (
+    EngineEvent,
+    ModelRunnerOutput,
+    RequestFinished,
+    ScheduledChunk,
+    SchedulerOutput,
+)
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.request_check import CrossLimits
 from triptych.pd_worker.sampling import ResolvedSampling
@@ -231,3 +237,16 @@ def publish(store: dict[str, EncoderOutput], *features: MMFeature) -> None:
     for feature in features:
         plan = feature.plan
         store[plan.mm_hash] = EncoderOutput(plan, torch.zeros(plan.rows, plan.width))
+
+
+def shares(output: SchedulerOutput) -> list[tuple[str, int, int]]:
+    """(request, first token, tokens) of each chunk."""
+    return [(chunk.state.request.request_id, chunk.start, chunk.count) for chunk in output.chunks]
+
+
+def finished(engine: ModellessEngine) -> dict[str, RequestFinished]:
+    return {event.request_id: event for event in engine.events if isinstance(event, RequestFinished)}
+
+
+def names(events: list[EngineEvent]) -> list[str]:
+    return [event.request_id for event in events]
