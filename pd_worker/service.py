@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
+from triptych.cpus import OwnCore, claim_core
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.heartbeat import Heartbeat
@@ -89,7 +90,8 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
     address = bind(server, config)
     metrics = PDMetrics(model.name)
     with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-        page = _core_page(config, model)
+        core = _own_core(config, model)
+        page = _core_page(config, model, core)
         worker = PDWorker(config, model, metrics, turn=page, rest=None if page is None else page.rest)
         info = worker.info(address, metrics_port)
         heartbeat = Heartbeat(Registry(store), info)
@@ -110,6 +112,8 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
             worker.outbox.shut_down()
             await server.stop(1.0)
             await worker.stop()
+            if core is not None:
+                core.release()
 
 
 class PDWorker:
@@ -225,12 +229,21 @@ class PDWorker:
             self.engine.cancel(request_ids, proxy_id)
 
 
-def _core_page(config: PDConfig, model: LoadedModel) -> CorePage | None:
+def _core_page(config: PDConfig, model: LoadedModel, core: OwnCore | None) -> CorePage | None:
     """The page in which others see this worker's steps, and it sees whether they lack cores."""
     if not config.core_page:
         return None
     threads = torch_threads(config, model.decoder)
-    return CorePage(config.core_page, config.core_slot, threads, interval=config.step_interval)
+    return CorePage(config.core_page, config.core_slot, threads, interval=config.step_interval, core=core)
+
+
+def _own_core(config: PDConfig, model: LoadedModel) -> OwnCore | None:
+    """For a worker that computes on one thread: more would have to share it."""
+    if not (config.keep_core and config.core_page) or torch_threads(config, model.decoder) != 1:
+        return None
+    core = claim_core(os.sched_getaffinity(0))
+    log.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
+    return core
 
 
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:

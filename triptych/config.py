@@ -142,6 +142,9 @@ class PDConfig(WorkerConfig):
     step_interval: float = flag(
         0.02, "seconds between the begins of two steps, at least, while towers on --core-page lack cores"
     )
+    keep_core: bool = flag(
+        False, "a worker of one thread on --core-page keeps to a core of its own while none is lacking"
+    )
     preemption: str = flag(
         "recompute",
         "what becomes of a request whose KV blocks are needed: computed again, or swapped out to host memory",
@@ -157,7 +160,7 @@ class PDConfig(WorkerConfig):
 
 
 #: How encoders give way to PD workers, by flag; a replica's sides take turns.
-SHARING_FLAGS = ("nice", "core_page", "core_slot", "give_way", "step_interval")
+SHARING_FLAGS = ("nice", "core_page", "core_slot", "give_way", "step_interval", "keep_core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ class ProxyConfig(ServiceConfig):
     host: str = flag("127.0.0.1", "address to bind HTTP and gRPC to")
     port: int = flag(8000, "HTTP port")
     grpc_port: int = flag(8001, "gRPC port")
+    cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
     max_images: int = flag(16, "images in one request")
     max_choices: int = flag(16, "answers (n) to one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)

@@ -10,6 +10,9 @@ A PD worker may keep the begins of its steps apart (`rest`) while all together w
 are. A step costs nearly the same for one sequence as for several: fewer steps with more sequences in each
 leave the towers the cores that many small steps would take. Who gains are the requests that wait for a tower,
 who loses are the streams: the fewer wait for each stream, the shorter the rest.
+
+While cores are not lacking, a PD worker that computes on one thread keeps all its threads on one core
+(`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import os
 import time
 from types import TracebackType
 
+from triptych.cpus import OwnCore
 from triptych.errors import ConfigError
 
 #: Workers of one machine, at most.
@@ -43,13 +47,24 @@ class CorePage:
     """One worker's view; `with page:` says that its `threads` compute. ConfigError for no file."""
 
     def __init__(
-        self, path: str, slot: int, threads: int, *, patience: float = 0.0, interval: float = 0.0
+        self,
+        path: str,
+        slot: int,
+        threads: int,
+        *,
+        patience: float = 0.0,
+        interval: float = 0.0,
+        core: OwnCore | None = None,
     ) -> None:
-        """Seconds: `patience` is what one `give_way` lasts at most, `interval` what `rest` keeps apart."""
+        """Seconds: `patience` is what one `give_way` lasts at most, `interval` what `rest` keeps apart.
+
+        The process keeps to `core` as long as no core is lacking.
+        """
         if not 0 <= slot < SLOTS:
             raise ConfigError(f"--core-slot {slot}: give a number from 0 to {SLOTS - 1}")
         self._slot, self._threads = slot, min(threads, 255)
         self._patience, self._interval = patience, interval
+        self._core = core
         self._begun = -math.inf
         self._cores = len(os.sched_getaffinity(0))
         try:
@@ -81,7 +96,8 @@ class CorePage:
     def rest(self, share: float = 1.0) -> float:
         """Before a step: waits while others lack cores and the last step began too lately; the seconds.
 
-        `share` of the interval, up to 1, is kept: how much there is to win by waiting.
+        `share` of the interval, up to 1, is kept: how much there is to win by waiting. Where cores are still
+        lacking, the process may run on all of them: a tower on its own one would take half of it.
         """
         start = now = time.monotonic()
         interval = self._interval * min(share, 1.0)
@@ -89,6 +105,11 @@ class CorePage:
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
         self._begun = now
+        if self._core is not None:
+            if self._crowded():
+                self._core.let_go()
+            else:
+                self._core.keep()
         return now - start
 
     def _crowded(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import threading
+from collections.abc import Collection
 
 from triptych.errors import ConfigError
 
@@ -39,6 +42,57 @@ def lower_priority(nice: int) -> None:
     """
     if nice:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
+class OwnCore:
+    """A core that one process at a time may keep its threads on: from `keep` to `let_go`, again and again."""
+
+    def __init__(self, core: int, claim: socket.socket) -> None:
+        self.core = core
+        self._claim = claim
+        self._all = os.sched_getaffinity(0)
+        self._kept = False
+
+    def keep(self) -> None:
+        """All threads of this process run there only. Costs nothing while they do already."""
+        if not self._kept:
+            self._kept = True
+            _move({self.core})
+
+    def let_go(self) -> None:
+        """They run wherever the process may. Costs nothing while they do already."""
+        if self._kept:
+            self._kept = False
+            _move(self._all)
+
+    def release(self) -> None:
+        """Another process may have it. Idempotent."""
+        self.let_go()
+        self._claim.close()
+
+
+def claim_core(cores: Collection[int]) -> OwnCore | None:
+    """The last of `cores` that no other process has claimed; None where that would be the first one.
+
+    The first one stays for everybody. A claim ends with its process.
+    """
+    for core in sorted(cores, reverse=True)[:-1]:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            # An abstract name: in no file system, and gone when the process is.
+            claim.bind(f"\0triptych-core-{core}")
+        except OSError:
+            claim.close()
+            continue
+        return OwnCore(core, claim)
+    return None
+
+
+def _move(cores: Collection[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        # A thread may have ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _listed(cores: set[int]) -> str:

@@ -277,11 +277,20 @@ def test_without_a_word_towers_take_every_core_behind_paced_decode_steps(tmp_pat
     assert list(workers) == ["pd-0", "encoder-0", "encoder-1"]
     towers = [workers["encoder-0"], workers["encoder-1"]]
     assert [(flags["threads"], flags["nice"], flags["give_way"]) for flags in towers] == [(1, 10, 0.0)] * 2
-    assert workers["pd-0"]["step_interval"] > 0
+    assert workers["pd-0"]["step_interval"] > 0 and workers["pd-0"]["keep_core"]
     assert {flags["core_page"] for flags in workers.values()} == {str(tmp_path / "cores")}
     alone = _planned(tmp_path, "--cpu-sharing", "free")
     assert list(alone) == ["pd-0", "encoder-0"]
     assert (alone["pd-0"]["step_interval"], alone["encoder-0"]["nice"]) == (0.0, 0)
+    assert not alone["pd-0"]["keep_core"]
+
+
+@pytest.mark.parametrize(("words", "cpus"), [((), "0,1"), (("--cpu-sharing", "free"), "")])
+def test_the_proxy_keeps_off_the_core_that_a_paced_pd_worker_keeps_to(tmp_path, monkeypatch, words, cpus):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    values = app.commands["serve"].make_context("serve", list(words)).params
+    plan = plan_cluster(DEMO_MODEL, "demo", share_cores(values, 3), tmp_path, 1 << 20)
+    assert app.commands["proxy"].make_context("proxy", list(plan.proxy[4:])).params["cpus"] == cpus
 
 
 def test_the_token_may_come_from_a_file(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from support.cluster import wait_for
 from triptych.core_page import SLOTS, CorePage, crowded, fits
+from triptych.cpus import OwnCore
 from triptych.errors import ConfigError
 
 CORES = len(os.sched_getaffinity(0))
@@ -91,6 +92,28 @@ def test_steps_are_kept_apart_while_a_tower_lacks_cores_and_no_longer(tmp_path):
         assert thread.is_alive()
     thread.join(30)
     assert len(steps) == 3 and steps[2] > 0
+
+
+class _Core(OwnCore):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def keep(self) -> None:
+        self.told.append("keep")
+
+    def let_go(self) -> None:
+        self.told.append("let go")
+
+
+def test_a_decoder_keeps_to_its_core_until_towers_lack_cores(tmp_path):
+    path = str(tmp_path / "cores")
+    core = _Core()
+    decoder = CorePage(path, 0, CORES, core=core)
+    decoder.rest()
+    with CorePage(path, 1, 1):
+        decoder.rest()
+    decoder.rest()
+    assert core.told == ["keep", "let go", "keep"]
 
 
 def test_a_step_rests_no_longer_than_its_interval(tmp_path):

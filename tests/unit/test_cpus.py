@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 
 import pytest
 
-from triptych.cpus import lower_priority, parse_cpus, pin
+from triptych.cpus import OwnCore, claim_core, lower_priority, parse_cpus, pin
 from triptych.errors import ConfigError
 
 
@@ -48,3 +49,37 @@ def test_a_niced_thread_nices_what_it_starts_and_nobody_else():
     run(priority, "after")
     assert found == {"before": found["before"], "engine": 5, "its helper": 5, "after": found["before"]}
     assert found["before"] < 5
+
+
+def test_a_core_has_one_claim_at_a_time_and_the_first_core_none():
+    first = claim_core({5000, 5001, 5002})
+    second = claim_core({5000, 5001, 5002})
+    assert first is not None and second is not None
+    assert (first.core, second.core) == (5002, 5001)
+    assert claim_core({5000, 5001, 5002}) is None
+    first.release()
+    again = claim_core({5001, 5002})
+    assert again is not None and again.core == 5002
+    again.release()
+    second.release()
+    assert claim_core({5000}) is None
+
+
+def test_a_process_that_keeps_to_its_core_has_every_thread_there_until_it_lets_go():
+    everywhere = os.sched_getaffinity(0)
+    core = OwnCore(max(everywhere), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    done = threading.Event()
+    helper = threading.Thread(target=done.wait, args=(30,))
+    helper.start()
+    threads = (0, helper.native_id or 0)
+    try:
+        core.keep()
+        assert [os.sched_getaffinity(thread) for thread in threads] == [{max(everywhere)}] * 2
+        core.let_go()
+        assert [os.sched_getaffinity(thread) for thread in threads] == [everywhere] * 2
+        core.keep()
+    finally:
+        core.release()
+        assert [os.sched_getaffinity(thread) for thread in threads] == [everywhere] * 2
+        done.set()
+        helper.join(30)

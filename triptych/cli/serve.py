@@ -25,7 +25,7 @@ from triptych.config import (
     read_internal_token,
 )
 from triptych.errors import ConfigError
-from triptych.launch.cores import assign_cores, check_sharing, share_cores
+from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_bytes
 from triptych.launch.model_path import (
@@ -114,9 +114,11 @@ def plan_cluster(
     # Alone, a replica keeps embeddings to itself; several share them through the store.
     alone = shape.replicas == 1 and store is not None
     worker |= {"connector": "memory" if alone else "redis", "store_memory": store_memory}
+    paced = values["cpu_sharing"] == "pace"
+    door = proxy_cores(os.sched_getaffinity(0), shape.pd_workers) if paced else ""
     proxy = (
         *_triptych("proxy"),
-        *arguments(ProxyConfig, values | {"store": url, "store_memory": store_memory}),
+        *arguments(ProxyConfig, values | {"store": url, "store_memory": store_memory, "cpus": door}),
     )
     return ClusterPlan(
         workers=_workers(shape, path, worker, run_dir),
@@ -170,7 +172,8 @@ def _encoder_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def _pd_values(values: dict[str, Any]) -> dict[str, Any]:
     """What PD workers get otherwise than encoders."""
-    return {"step_interval": values["step_interval"] if values["cpu_sharing"] == "pace" else 0.0}
+    paced = values["cpu_sharing"] == "pace"
+    return {"step_interval": values["step_interval"] if paced else 0.0, "keep_core": paced}
 
 
 def internal_token(values: dict[str, Any]) -> str:

@@ -25,6 +25,13 @@ def assign_cores(available: Collection[int], workers: int, each: int) -> list[st
     return [",".join(map(str, cores[i * each : (i + 1) * each])) for i in range(workers)]
 
 
+def proxy_cores(available: Collection[int], pd_workers: int) -> str:
+    """The proxy's --cpus: not the last ones, which PD workers keep to (--keep-core); "" for all."""
+    cores = sorted(available)
+    left = cores[: max(1, len(cores) - pd_workers)]
+    return ",".join(map(str, left)) if len(left) < len(cores) else ""
+
+
 def share_cores(values: Mapping[str, Any], cores: int) -> dict[str, Any]:
     """The flags with what they leave to us: --cpu-sharing auto, and 0 as --encoders and --encoder-threads.
 

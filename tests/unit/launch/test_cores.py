@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.launch.cores import assign_cores, check_sharing, share_cores
+from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 
 
 def test_each_worker_gets_cores_of_its_own():
@@ -16,6 +16,13 @@ def test_each_worker_gets_cores_of_its_own():
 def test_too_few_cores_are_an_error_that_counts_them_and_names_the_flag():
     with pytest.raises(ConfigError, match="--cpus-per-worker 2 needs 6 cores for 3 workers and 4 are there"):
         assign_cores(range(4), 3, 2)
+
+
+def test_the_proxy_leaves_the_last_cores_to_the_pd_workers_and_keeps_one():
+    assert proxy_cores({0, 1}, 1) == "0"
+    assert proxy_cores({3, 1, 2, 5}, 2) == "1,2"
+    assert proxy_cores({4, 6}, 5) == "4"
+    assert proxy_cores({7}, 1) == ""
 
 
 def test_workers_that_share_no_cores_cannot_give_way():
