@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
@@ -14,6 +15,10 @@ from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimite
 from triptych.errors import RateLimited
 from triptych.proxy.keys import Principal
 from triptych.proxy.session import CURRENT, Session
+
+#: Seconds for which a request waits for another one of its key to end. A client has a reply's last byte a
+#: moment before the call that sent it ends here, and may send its next request at once.
+_PATIENCE = 0.25
 
 
 class PrincipalLimits:
@@ -28,6 +33,8 @@ class PrincipalLimits:
         self._requests = MovingWindowRateLimiter(storage)
         self._tokens = FixedWindowRateLimiter(storage)
         self._running: Counter[str] = Counter()
+        #: Set, and gone from here, when the next request of the principal ends.
+        self._ended: dict[str, asyncio.Event] = {}
 
     def running(self, principal: Principal) -> int:
         """Requests of the principal that have not ended."""
@@ -36,7 +43,7 @@ class PrincipalLimits:
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[Session]:
         """One request from its first byte to the end of its reply. RateLimited names the limit."""
-        self._take_place(principal)
+        await self._take_place(principal)
         session = Session(principal)
         previous = CURRENT.get()
         try:
@@ -48,10 +55,16 @@ class PrincipalLimits:
             self._running[principal.id] -= 1
             if not self._running[principal.id]:
                 del self._running[principal.id]
+            if (ended := self._ended.pop(principal.id, None)) is not None:
+                ended.set()
             await self._charge(principal, session.tokens)
 
-    def _take_place(self, principal: Principal) -> None:
+    async def _take_place(self, principal: Principal) -> None:
         most = principal.limits.concurrent_requests
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while most and self._running[principal.id] >= most:
+                    await self._ended.setdefault(principal.id, asyncio.Event()).wait()
         if most and self._running[principal.id] >= most:
             raise RateLimited(
                 f"concurrent-requests: {most} requests of this key run already; wait for one to end",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,23 @@ async def test_a_request_counts_until_it_ends_however_it_ends():
                 if ending:
                     raise ending
         assert limits.running(alice) == 0
+
+
+async def test_a_client_that_has_read_its_reply_may_send_the_next_request_at_once():
+    """A client has the last byte a moment before the call that sent it ends here."""
+    limits, alice = PrincipalLimits(), Principal("alice", KeyLimits(concurrent_requests=1))
+
+    async def request() -> None:
+        async with limits.admit(alice):
+            assert limits.running(alice) == 1
+
+    async with AsyncExitStack() as ending:
+        await ending.enter_async_context(limits.admit(alice))
+        coming = [asyncio.create_task(request()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in coming)
+    await asyncio.gather(*coming)
+    assert limits.running(alice) == 0
 
 
 async def test_a_refused_request_takes_no_place():
