@@ -143,7 +143,7 @@ class PDConfig(WorkerConfig):
         0.02, "seconds between the begins of two steps, at least, while towers on --core-page lack cores"
     )
     keep_core: bool = flag(
-        False, "a worker of one thread on --core-page keeps to a core of its own while none is lacking"
+        False, "a worker of one thread on --core-page keeps to a core of its own while no other computes"
     )
     preemption: str = flag(
         "recompute",

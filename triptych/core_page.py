@@ -11,7 +11,7 @@ are. A step costs nearly the same for one sequence as for several: fewer steps w
 leave the towers the cores that many small steps would take. Who gains are the requests that wait for a tower,
 who loses are the streams: the fewer wait for each stream, the shorter the rest.
 
-While cores are not lacking, a PD worker that computes on one thread keeps all its threads on one core
+While no other worker computes, a PD worker that computes on one thread keeps all its threads on one core
 (`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
 """
 
@@ -58,7 +58,7 @@ class CorePage:
     ) -> None:
         """Seconds: `patience` is what one `give_way` lasts at most, `interval` what `rest` keeps apart.
 
-        The process keeps to `core` as long as no core is lacking.
+        The process keeps to `core` from a `rest` that finds no other worker computing until one that does.
         """
         if not 0 <= slot < SLOTS:
             raise ConfigError(f"--core-slot {slot}: give a number from 0 to {SLOTS - 1}")
@@ -96,8 +96,8 @@ class CorePage:
     def rest(self, share: float = 1.0) -> float:
         """Before a step: waits while others lack cores and the last step began too lately; the seconds.
 
-        `share` of the interval, up to 1, is kept: how much there is to win by waiting. Where cores are still
-        lacking, the process may run on all of them: a tower on its own one would take half of it.
+        `share` of the interval, up to 1, is kept: how much there is to win by waiting. While others compute,
+        the process may run on all cores: a tower that comes to its own one would take half of it.
         """
         start = now = time.monotonic()
         interval = self._interval * min(share, 1.0)
@@ -106,15 +106,17 @@ class CorePage:
             now = time.monotonic()
         self._begun = now
         if self._core is not None:
-            if self._crowded():
+            if any(self._others()):
                 self._core.let_go()
             else:
                 self._core.keep()
         return now - start
 
     def _crowded(self) -> bool:
-        others = self._page[: self._slot] + self._page[self._slot + 1 :]
-        return crowded(others, self._threads, self._cores)
+        return crowded(self._others(), self._threads, self._cores)
+
+    def _others(self) -> bytes:
+        return self._page[: self._slot] + self._page[self._slot + 1 :]
 
     def _may_run(self) -> bool:
         return fits(self._page[: self._slot], self._threads, self._cores)

@@ -105,10 +105,10 @@ class _Core(OwnCore):
         self.told.append("let go")
 
 
-def test_a_decoder_keeps_to_its_core_until_towers_lack_cores(tmp_path):
+def test_a_decoder_keeps_to_its_core_until_a_tower_computes(tmp_path):
     path = str(tmp_path / "cores")
     core = _Core()
-    decoder = CorePage(path, 0, CORES, core=core)
+    decoder = CorePage(path, 0, 1, core=core)
     decoder.rest()
     with CorePage(path, 1, 1):
         decoder.rest()
