@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Collection
 
 from triptych.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _SPAN = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
@@ -45,30 +48,46 @@ def lower_priority(nice: int) -> None:
 
 
 class OwnCore:
-    """A core that one process at a time may keep its threads on: from `keep` to `let_go`, again and again."""
+    """A core that one process at a time may keep its threads on: from `keep` to `let_go`, again and again.
+
+    Where the kernel says no, such as for a core that was taken away, it is given up: nothing is raised.
+    """
 
     def __init__(self, core: int, claim: socket.socket) -> None:
         self.core = core
         self._claim = claim
         self._all = os.sched_getaffinity(0)
         self._kept = False
+        self._given_up = False
 
     def keep(self) -> None:
         """All threads of this process run there only. Costs nothing while they do already."""
         if not self._kept:
             self._kept = True
-            _move({self.core})
+            self._move({self.core})
 
     def let_go(self) -> None:
         """They run wherever the process may. Costs nothing while they do already."""
         if self._kept:
             self._kept = False
-            _move(self._all)
+            self._move(self._all)
 
     def release(self) -> None:
         """Another process may have it. Idempotent."""
         self.let_go()
         self._claim.close()
+
+    def _move(self, cores: Collection[int]) -> None:
+        if self._given_up:
+            return
+        try:
+            for thread in os.listdir("/proc/self/task"):
+                # A thread may have ended meanwhile.
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread), cores)
+        except OSError as error:
+            self._given_up = True
+            log.warning("core %d is given up: %s", self.core, error.strerror)
 
 
 def claim_core(cores: Collection[int]) -> OwnCore | None:
@@ -86,13 +105,6 @@ def claim_core(cores: Collection[int]) -> OwnCore | None:
             continue
         return OwnCore(core, claim)
     return None
-
-
-def _move(cores: Collection[int]) -> None:
-    for thread in os.listdir("/proc/self/task"):
-        # A thread may have ended meanwhile.
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), cores)
 
 
 def _listed(cores: set[int]) -> str:

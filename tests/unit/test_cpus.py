@@ -83,3 +83,14 @@ def test_a_process_that_keeps_to_its_core_has_every_thread_there_until_it_lets_g
         assert [os.sched_getaffinity(thread) for thread in threads] == [everywhere] * 2
         done.set()
         helper.join(30)
+
+
+def test_a_core_that_is_gone_is_given_up_and_nothing_fails(caplog):
+    everywhere = os.sched_getaffinity(0)
+    core = OwnCore(5000, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    core.keep()
+    core.let_go()
+    core.keep()
+    core.release()
+    assert os.sched_getaffinity(0) == everywhere
+    assert [record.getMessage() for record in caplog.records] == ["core 5000 is given up: Invalid argument"]
