@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 WIDTH = 4
 FAR = 1e9
+#: The store of the fixture `make`, in this process.
+STORE = "memory://modelless"
 
 
 @dataclass
@@ -230,6 +232,10 @@ class ModellessEngine:
         assert self.swap is None or self.swap.num_used == 0
         assert self.cache.references == 0
         assert self.admission.reserved == 0
+
+
+#: The fixture `make`: an engine without a model over an empty store, with these options.
+Make = Callable[..., ModellessEngine]
 
 
 def publish(store: dict[str, EncoderOutput], *features: MMFeature) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine_requests import (
+    STORE,
+    Make,
     ModellessEngine,
     finished,
     make_feature,
@@ -25,17 +25,6 @@ from triptych.pd_worker.outputs import (
     RequestAdmitted,
 )
 from triptych.types import FinishReason
-
-STORE = "memory://item-scheduling"
-Make = Callable[..., ModellessEngine]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """An engine without a model over an empty store."""
-    memory_store(STORE).clear()
-    yield lambda **options: ModellessEngine(STORE, **options)
-    memory_store(STORE).clear()
 
 
 def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(make: Make) -> None:

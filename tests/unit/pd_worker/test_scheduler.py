@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine_requests import (
+    STORE,
+    Make,
     ModellessEngine,
     finished,
     make_feature,
@@ -23,17 +24,6 @@ from triptych.pd_worker.outputs import (
     RequestFinished,
 )
 from triptych.types import FinishReason
-
-STORE = "memory://scheduler"
-Make = Callable[..., ModellessEngine]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """An engine without a model over an empty store."""
-    memory_store(STORE).clear()
-    yield lambda **options: ModellessEngine(STORE, **options)
-    memory_store(STORE).clear()
 
 
 def test_a_prompt_above_the_budget_enters_in_chunks_and_ends_with_a_token(make: Make) -> None:
