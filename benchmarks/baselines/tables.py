@@ -262,15 +262,23 @@ def _doubts(shelf: Shelf) -> list[str]:
         )
     if unlike := shelf.unlike_requests():
         lines.append(f"- Requests of other lengths, by the server's usage: {', '.join(unlike)}.")
-    windows = [window for cell in shelf.cells for window in cell["windows"]]
-    if windows:
-        late = max(window["p99_late_ms"] or 0.0 for window in windows)
+    if windows := [window for cell in shelf.cells for window in cell["windows"]]:
         share = max(window["client_cpu_share"] for window in windows)
         lines.append(
-            f"- The load generator sent at most {late:.1f} ms late at P99 and took at most {share:.0%} of a "
-            "core."
+            f"- The load generator sent late at P99 by at most: {_lateness(shelf)}; it took at "
+            f"most {share:.0%} of a core."
         )
     return lines
+
+
+def _lateness(shelf: Shelf) -> str:
+    """Beside each system: where its threads take every core, the generator waits for one too."""
+    most: dict[str, float] = {}
+    for cell in shelf.cells:
+        system = cell["cell"]["system"]
+        for window in cell["windows"]:
+            most[system] = max(most.get(system, 0.0), window["p99_late_ms"] or 0.0)
+    return ", ".join(f"{name} {most[name]:.1f} ms" for name in shelf.systems if name in most)
 
 
 def _grouped(names: Sequence[str]) -> list[str]:

@@ -78,6 +78,17 @@ def test_targets_are_met_missed_by_how_much_or_not_measured():
     assert judge_target(shelf(), FOUR).state == "not measured"
 
 
+def test_the_generators_lateness_is_told_for_each_system():
+    windows = {
+        "colocated": [window(p99_late_ms=3.0), window(p99_late_ms=1.0)],
+        "vllm": [window(p99_late_ms=900.0)],
+    }
+    text = report([shelf(*fixed("mix", **windows))], [])
+    assert (
+        "sent late at P99 by at most: colocated 3.0 ms, vllm 900.0 ms; it took at most 5% of a core" in text
+    )
+
+
 def test_a_server_that_sustained_nothing_makes_no_ratio():
     outcome = judge_target(shelf(*searches("reuse-50", vllm=[0.0], epd_shared=[3.0])), REUSE)
     assert (outcome.state, outcome.by) == ("not measured", "vllm sustained no rate at all; epd-shared 3/s")
