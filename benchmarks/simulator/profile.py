@@ -50,7 +50,9 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was measured, beside the model. `step_ratio`: steps of a running worker next to steps alone."""
+    """What was measured, beside the model. `step_ratio`: steps of a running worker next to steps alone at
+    that time; `step_drift`: those alone next to the costs, which were measured a moment before.
+    """
 
     model: str
     device: str
@@ -59,6 +61,7 @@ class Settings:
     pd_threads: int
     quick: bool
     step_ratio: float
+    step_drift: float
     max_num_batched_tokens: int
     encoder_batch_patches: int
 
@@ -99,14 +102,12 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     load_before = load_average()
     import torch
 
-    from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
+    from triptych.models.registry import resolve_device, resolve_dtype
 
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.model, device, options.dtype)
     served = _Served(options, device, dtype)
     samples: dict[str, list[Sample]] = {}
-    say("a cluster that answers texts")
-    windows = served.live()
     say("cores that others use")
     cores = core_costs(served.effort.live_seconds)
     say("the proxy and its messages")
@@ -115,13 +116,10 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     samples["save"], samples["load"] = _transfers(served.effort)
     threads_before = torch.get_num_threads()
     try:
-        say("the encoder: preprocessing and tower")
-        encoder = load_encoder(options.model, device=device, dtype=dtype)
-        samples["prepare"], samples["tower"] = served.encoder(encoder)
-        say("the decoder's steps")
-        samples["intake"], samples["step"], shape = served.decoder(encoder)
+        shape, windows = served.model(samples, say)
     finally:
         torch.set_num_threads(threads_before)
+    windows = windows or served.live(say)
     fits = {stage: fit_costs(taken, TERMS[stage]) for stage, taken in samples.items()}
     pd = PDCosts(**_terms(fits, "step", "load", "intake"))
     # One thread on a CPU: what it took is the kernel's word. Else steps are as long as they were alone.
@@ -132,7 +130,7 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     fits |= {stage: fit_costs(taken, TERMS[stage]) for stage, taken in live.items()}
     pd = replace(pd, take_busy=take_busy(windows, pd), **_terms(fits, "tell"))
     machine = describe(load_before)
-    settings = served.settings(ratio)
+    settings = served.settings(ratio, statistics.median(window.alone for window in windows))
     when = datetime.date.today().isoformat()
     source = f"`triptych profile` of {options.name} ({settings.dtype}) on {machine.chip}, {when}"
     costs = CostModel(
@@ -163,20 +161,31 @@ class _Served:
         self._threads = [0, 0]
         self.effort: Effort = QUICK if options.quick else FULL
 
-    def encoder(self, encoder: EncoderSide) -> tuple[list[Sample], list[Sample]]:
-        """(preprocessing, tower)."""
+    def model(
+        self, samples: dict[str, list[Sample]], say: Callable[[str], None]
+    ) -> tuple[ModelShape, list[LiveWindow]]:
+        """The checkpoint's sizes, with the stages of both sides put into `samples`; and windows of a running
+        cluster, where its steps are to be set against steps alone.
+
+        Else there are none: a cluster then starts when these two sides have left the device.
+        """
         import torch
 
         from triptych.encoder_worker.worker import torch_threads
+        from triptych.models.registry import load_encoder
         from triptych.simulator.profile_encoder import prepare_samples, tower_samples
 
+        say("the encoder: preprocessing and tower")
+        encoder = load_encoder(self._options.model, device=self._device, dtype=self._dtype)
         self._threads[0] = torch_threads(self._encoder)
         torch.set_num_threads(self._threads[0])
-        prepared = prepare_samples(encoder, self.effort)
-        return prepared, tower_samples(encoder, self.effort, self._encoder.batch_patches)
+        samples["prepare"] = prepare_samples(encoder, self.effort)
+        samples["tower"] = tower_samples(encoder, self.effort, self._encoder.batch_patches)
+        return self._decoder(encoder, samples, say)
 
-    def decoder(self, encoder: EncoderSide) -> tuple[list[Sample], list[Sample], ModelShape]:
-        """(intake, steps, the checkpoint's sizes)."""
+    def _decoder(
+        self, encoder: EncoderSide, samples: dict[str, list[Sample]], say: Callable[[str], None]
+    ) -> tuple[ModelShape, list[LiveWindow]]:
         import torch
 
         from triptych.models.registry import generation_defaults, load_decoder
@@ -187,6 +196,7 @@ class _Served:
         from triptych.simulator.checkpoint_shape import shape_of
         from triptych.simulator.profile_intake import intake_samples
 
+        say("the decoder's steps")
         path = self._options.model
         decoder = load_decoder(
             path, device=self._device, dtype=self._dtype, attn_implementation=ATTENTION_NAME
@@ -196,7 +206,7 @@ class _Served:
         length = profile_pd.model_len(decoder)
         prompts, tokenizer = open_checkpoint(path, decoder, length)
         shape = shape_of(path, encoder, decoder, prompts)
-        taken = intake_samples(prompts, decoder, self.effort)
+        samples["intake"] = intake_samples(prompts, decoder, self.effort)
         grid = profile_pd.scenarios(
             self._pd,
             length,
@@ -206,22 +216,27 @@ class _Served:
         config = profile_pd.pd_config(self._pd, decoder, grid)
         bench = profile_pd.StepBench(config, decoder, tokenizer, generation_defaults(path))
         try:
-            return taken, profile_pd.step_samples(bench, grid, self.effort), shape
+            samples["step"] = profile_pd.step_samples(bench, grid, self.effort)
+            if not self.one_thread:
+                return shape, []
+            fit = fit_costs(samples["step"], TERMS["step"])
+            return shape, self.live(say, lambda: profile_pd.alone(bench, grid, fit))
         finally:
             bench.close()
 
-    def live(self) -> list[LiveWindow]:
-        """Windows of a running cluster with these settings."""
+    def live(self, say: Callable[[str], None], alone: Callable[[], float] = lambda: 1.0) -> list[LiveWindow]:
+        """Windows of a running cluster with these settings; `alone` as in `live_windows`."""
+        say("a cluster that answers texts")
         options = self._options
         words = ["--device", options.device, "--dtype", options.dtype, "--threads", str(options.threads)]
-        return live_windows(options.model, words, self.effort.live_seconds)
+        return live_windows(options.model, words, self.effort.live_seconds, alone)
 
     @property
     def one_thread(self) -> bool:
         """Whether the engine's thread does all of a step's work."""
         return self._device.type == "cpu" and self._threads[1] == 1
 
-    def settings(self, step_ratio: float) -> Settings:
+    def settings(self, step_ratio: float, step_drift: float) -> Settings:
         return Settings(
             model=self._options.name,
             device=self._device_name(),
@@ -230,6 +245,7 @@ class _Served:
             pd_threads=self._threads[1],
             quick=self._options.quick,
             step_ratio=step_ratio,
+            step_drift=step_drift,
             max_num_batched_tokens=self._pd.max_num_batched_tokens,
             encoder_batch_patches=self._encoder.batch_patches,
         )

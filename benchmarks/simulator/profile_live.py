@@ -2,13 +2,16 @@
 
 A cluster of one encoder and one PD worker answers texts, a few at once; CPU time is read from the kernel,
 thread by thread, steps and times from the worker. No latency that a client sees is fitted.
+
+Steps of the running worker are set against steps alone, which are timed again right before and right after
+each window: a machine whose speed changes by the minute would else pass for colder caches, or hide them.
 """
 
 from __future__ import annotations
 
 import statistics
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +43,8 @@ class LiveWindow:
     """One window, of requests by chance where `at_once` is 0.
 
     `messages` are steps, each of which is told in one. CPU seconds by process; `engine` is the PD worker's
-    one thread that runs steps, `worker` all its others; `queue` the median wait at the PD worker.
+    one thread that runs steps, `worker` all its others; `queue` the median wait at the PD worker. `alone`:
+    what steps alone took right before and right after, next to their costs.
     """
 
     at_once: int
@@ -54,6 +58,7 @@ class LiveWindow:
     proxy: float
     client: float
     queue: float
+    alone: float = 1.0
 
     @property
     def step(self) -> float:
@@ -68,8 +73,11 @@ class LiveWindow:
         return Sample(terms, max(seconds / count, 1e-9))
 
 
-def live_windows(model: Path, words: Sequence[str], seconds: float) -> list[LiveWindow]:
-    """A window of about `seconds` for every number at once; `words` are flags of `triptych serve`.
+def live_windows(
+    model: Path, words: Sequence[str], seconds: float, alone: Callable[[], float]
+) -> list[LiveWindow]:
+    """A window of about `seconds` for every number at once; `words` are flags of `triptych serve`. `alone`
+    times steps between the windows: how long they take next to their costs.
 
     ConfigError where the cluster does not start, or a request fails.
     """
@@ -87,17 +95,31 @@ def live_windows(model: Path, words: Sequence[str], seconds: float) -> list[Live
         probe = _window(cluster, settings, 1, 4, _PROBE_TOKENS)
         per_token = probe.wall / probe.tokens
         tokens = round(min(_MOST_TOKENS, max(_LEAST_TOKENS, seconds / 8 / per_token)))
-        found = []
+        turns = _Turns(cluster, alone)
         for at_once in AT_ONCE:
             # A step of several takes little longer than one of a single sequence.
             rounds = max(4, round(seconds / (tokens * per_token * (1 + 0.06 * at_once))))
-            found.append(_window(cluster, settings, at_once, rounds * at_once, tokens))
-        full = found[-1]
-        found.append(_window(cluster, settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS))
+            turns.window(settings, at_once, rounds * at_once, tokens)
+        full = turns.found[-1]
+        turns.window(settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS)
         rate = _SHARE * full.requests / full.wall
         open_settings = replace(settings, arrivals=Arrivals(rate=rate))
-        found.append(_window(cluster, open_settings, 0, max(8, round(seconds * rate)), tokens))
-        return found
+        turns.window(open_settings, 0, max(8, round(seconds * rate)), tokens)
+        return turns.found
+
+
+class _Turns:
+    """Windows of a cluster and steps alone, by turns."""
+
+    def __init__(self, cluster: Launched, alone: Callable[[], float]) -> None:
+        self._cluster, self._alone = cluster, alone
+        self._before = alone()
+        self.found: list[LiveWindow] = []
+
+    def window(self, settings: Settings, at_once: int, requests: int, tokens: int) -> None:
+        found = _window(self._cluster, settings, at_once, requests, tokens)
+        before, self._before = self._before, self._alone()
+        self.found.append(replace(found, alone=(before + self._before) / 2))
 
 
 def _window(cluster: Launched, settings: Settings, at_once: int, requests: int, tokens: int) -> LiveWindow:
@@ -179,8 +201,14 @@ def colder(costs: PDCosts, ratio: float) -> PDCosts:
 
 
 def step_ratio(windows: Sequence[LiveWindow], costs: PDCosts) -> float:
-    """What the engine's thread took for its steps, next to what `costs` say: above 1 with colder caches."""
-    found = [window.engine / expected_steps(window, costs) for window in windows if window.at_once in BUSY]
+    """What the engine's thread took for its steps, next to what they took alone at that time: above 1 with
+    colder caches.
+    """
+    found = [
+        window.engine / (window.alone * expected_steps(window, costs))
+        for window in windows
+        if window.at_once in BUSY
+    ]
     return statistics.median(found)
 
 

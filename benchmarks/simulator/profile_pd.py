@@ -26,13 +26,15 @@ from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import resolve
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.simulator.costs import chunk_context
-from triptych.simulator.fit import TERMS, Sample
+from triptych.simulator.fit import TERMS, Fit, Sample
 from triptych.simulator.timing import Deadline, Effort
 from triptych.types import SamplingParams
 
 _PROXY = "profile"
 #: Decode steps of one batch: each is measured.
 _DECODE_STEPS = 6
+#: So many of the smallest batches say how fast steps are now.
+_ALONE = 4
 _MODEL_LEN = 4096
 _FAR = 1e9
 
@@ -263,6 +265,18 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
         if deadline.over:
             break
     return [_sample(steps) for steps in found.values()]
+
+
+def alone(bench: StepBench, grid: Sequence[Scenario], fit: Fit) -> float:
+    """What decode steps take now, next to the fit of `step_samples`: the median over the smallest batches."""
+    found: list[float] = []
+
+    def note(phase: str, terms: dict[str, float], seconds: float) -> None:
+        found.append(seconds / fit.seconds(terms))
+
+    for scenario in [scenario for scenario in grid if scenario.decodes][:_ALONE]:
+        bench.run(replace(scenario, prefills=()), note)
+    return statistics.median(found)
 
 
 def _sample(steps: Sequence[tuple[dict[str, float], float]]) -> Sample:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from triptych.simulator.profile import Profile
 
+#: Times that a machine may have become slower or faster while it was measured.
+_STEADY = 1.15
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -21,8 +23,8 @@ def report(found: Profile) -> str:
     pd, cores = found.costs.pd, found.costs.cores
     lines.append(f"{'rpc':8} {seconds(found.costs.rpc)} one way")
     lines.append(
-        f"{'live':8} steps of a running worker take {found.settings.step_ratio:.2f} of those alone, a "
-        f"request waits {seconds(pd.take_busy)} on its way in"
+        f"{'live':8} steps of a running worker take {found.settings.step_ratio:.2f} of those alone at that "
+        f"time, a request waits {seconds(pd.take_busy)} on its way in"
     )
     lines.append(
         f"{'cores':8} a wake-up waits {seconds(cores.wake)} where all compute; a process at niceness 10 gets "
@@ -33,6 +35,12 @@ def report(found: Profile) -> str:
     if machine.loaded:
         lines.append(
             f"MADE ON A LOADED MACHINE ({machine.load_before:g} on {machine.cores} cores): measure again"
+        )
+    drift = found.settings.step_drift
+    if not 1 / _STEADY <= drift <= _STEADY:
+        lines.append(
+            f"THE MACHINE CHANGED ITS SPEED: steps alone took {drift:.2f} of what they had taken a minute "
+            "before: measure again"
         )
     return "\n".join(lines)
 

@@ -37,6 +37,8 @@ def window(at_once: int, replies: int = 64, ratio: float = 1.0) -> LiveWindow:
     )
 
 
+#: Requests at once, and how much longer all steps took by then.
+SLOWER = {2: 1.0, 4: 1.6, 8: 1.3}
 WINDOWS = [window(count) for count in (1, 2, 4, 8)] + [window(3, replies=8)]
 
 
@@ -56,6 +58,11 @@ def test_steps_that_took_longer_than_alone_make_all_their_costs_dearer() -> None
     dearer = colder(COSTS, 1.2)
     assert dearer.step == pytest.approx(0.0048) and dearer.take_request == COSTS.take_request
     assert step_ratio(windows, dearer) == pytest.approx(1.0)
+
+
+def test_steps_on_a_machine_that_has_become_slower_are_set_against_slower_steps_alone() -> None:
+    windows = [replace(window(count, ratio=1.2 * slower), alone=slower) for count, slower in SLOWER.items()]
+    assert step_ratio(windows, COSTS) == pytest.approx(1.2)
 
 
 def test_where_others_share_a_steps_work_what_costs_leave_over_is_telling() -> None:
