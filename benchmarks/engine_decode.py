@@ -28,6 +28,7 @@ from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.goodput.machine import chip
 from triptych.metrics import PDMetrics
+from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.engine import Engine
@@ -64,9 +65,13 @@ class FixedLength:
         return ""
 
 
-def make_engine(path: Path, device: str, dtype: torch.dtype, **flags: Any) -> Engine:
-    """An engine whose steps the caller drives: its thread is not started."""
-    decoder = load_decoder(path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME)
+def make_engine(
+    path: Path, device: str, dtype: torch.dtype, decoder: DecoderSide | None = None, **flags: Any
+) -> Engine:
+    """An engine whose steps the caller drives: its thread is not started. `decoder`: of this path."""
+    decoder = decoder or load_decoder(
+        path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME
+    )
     transfers = ECTransferConfig(connector="memory", store_url="memory://bench")
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
     if config.attention_backend == "flex":

@@ -44,6 +44,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture
+def prepack_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every linear layer that is loaded is prepacked, as those of large models are."""
+    from triptych.models import prepack
+
+    monkeypatch.setattr(prepack, "LEAST", dict.fromkeys(prepack.LEAST, 0))
+
+
 @pytest.fixture(scope="session")
 def store_url() -> Iterator[str]:
     """The address of a store that all tests of this run share; not flushed between them."""

@@ -14,6 +14,7 @@ from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.loading import KeyMap
+from triptych.models.prepack import prepack
 from triptych.models.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 
 __all__ = [
@@ -85,7 +86,9 @@ def load_encoder(
 ) -> EncoderSide:
     """Tower and projector of a checkpoint; ConfigError for one that cannot be served."""
     quantize = encoder_is_quantized(quantization)
-    return family_of(path).encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
+    side = family_of(path).encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
+    prepack(side.module, many_rows=True)
+    return side
 
 
 def load_decoder(
@@ -97,10 +100,12 @@ def load_decoder(
     quantization: str = NONE,
 ) -> DecoderSide:
     """Text model and head of a checkpoint; ConfigError for one that cannot be served."""
-    return family_of(path).decoder.load(
+    side = family_of(path).decoder.load(
         Path(path),
         device=device,
         dtype=dtype,
         attn_implementation=attn_implementation,
         quantize=decoder_is_quantized(quantization),
     )
+    prepack(side.module)
+    return side

@@ -97,6 +97,13 @@ def test_a_batch_of_texts_of_mixed_lengths_answers_as_each_alone(
         cell.assert_at_rest()
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
+    checkpoint = EncDecCheckpoint.open(build_checkpoint(family))
+    with engine_cell(checkpoint, max_model_len=128) as cell:
+        answers(cell, checkpoint, LENGTHS[:4])
+
+
 def test_three_tasks_on_one_sound_answer_alike_and_project_it_once(whisper: EncDecCheckpoint) -> None:
     inputs = audio_inputs(whisper.path, sound(3.0, seed=1))
     defaults = generation_defaults(whisper.path)

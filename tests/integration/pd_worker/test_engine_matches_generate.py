@@ -31,6 +31,13 @@ def checkpoint() -> Iterator[Checkpoint]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
+    torch.set_num_threads(1)
+    with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33) as cell:
+        assert_matches(cell, MIXED, cell.answer(MIXED, 24))
+
+
 def assert_matches(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -> None:
     length = len(outputs[0])
     results = [reference(cell.checkpoint.path, prompt, length) for prompt in prompts]

@@ -17,6 +17,7 @@ from support.reference_attention import NAME as DENSE
 from triptych.launch.memory import weight_bytes
 from triptych.models.identity import model_identity
 from triptych.models.loading import parameter_bytes
+from triptych.models.prepack import PrepackedLinear
 from triptych.models.quantization import Int8Linear, quantize, replace_linears
 from triptych.models.registry import load_decoder, load_encoder
 
@@ -90,9 +91,11 @@ def test_both_sides_of_every_family_load_in_8_bits_and_take_less(family: str) ->
 def rounded(module: nn.Module) -> None:
     """Linear layers but the head get the values that 8 bits can say."""
     for name, layer in module.named_modules():
-        if type(layer) is nn.Linear and not name.endswith("lm_head"):
-            whole, scale = quantize(layer.weight.detach())
-            layer.weight.data = whole * scale[:, None]
+        if isinstance(layer, (nn.Linear, PrepackedLinear)) and not name.endswith("lm_head"):
+            whole, scale = quantize(layer.weight.detach().to_dense())
+            plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
+            plain.weight.data = whole * scale[:, None]
+            layer.weight = plain.weight if type(layer) is nn.Linear else PrepackedLinear(plain).weight
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCDEC_FAMILIES])

@@ -1,0 +1,109 @@
+"""Linear layers with weights laid out for oneDNN: what they compute, what they hold, what stays plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from support.checkpoints import build_checkpoint
+from triptych.models.loading import parameter_bytes
+from triptych.models.prepack import PrepackedLinear, can_prepack, prepack
+from triptych.models.registry import load_decoder, load_encoder
+from triptych.pd_worker.attention import ATTENTION_NAME
+
+CPU = torch.device("cpu")
+ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+DTYPES = [pytest.param(dtype, id=str(dtype)) for dtype in ERRORS if can_prepack(CPU, dtype)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(48,), (0, 48), (1, 48), (7, 48), (2, 3, 48), (300, 48)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_product_is_that_of_the_plain_weight(
+    dtype: torch.dtype, shape: tuple[int, ...], bias: bool
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 33, bias=bias, dtype=dtype)
+    x = torch.randn(shape).to(dtype)
+    with torch.inference_mode():
+        wanted, found = linear(x), PrepackedLinear(linear)(x)
+    assert found.shape == wanted.shape and found.dtype == dtype
+    torch.testing.assert_close(found, wanted, atol=ERRORS[dtype], rtol=ERRORS[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_do_not_lie_together_are_multiplied_all_the_same(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 33, dtype=dtype)
+    across, every_other = torch.randn(48, 5).to(dtype).T, torch.randn(10, 96).to(dtype)[::2, :48]
+    with torch.inference_mode():
+        for x in (across, every_other):
+            torch.testing.assert_close(
+                PrepackedLinear(linear)(x), linear(x), atol=ERRORS[dtype], rtol=ERRORS[dtype]
+            )
+
+
+def test_a_layer_that_two_modules_hold_stays_one_and_a_tied_head_stays_plain() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(600, 512), nn.Linear(512, 600, bias=False)
+            self.head.weight = self.embed.weight
+            self.first = nn.Linear(512, 512)
+            self.second = nn.ModuleList([self.first])
+
+    model = Model().requires_grad_(False)
+    before = parameter_bytes(model)
+    prepack(model)
+    assert type(model.head) is nn.Linear and model.head.weight is model.embed.weight
+    assert isinstance(model.first, PrepackedLinear) and model.second[0] is model.first
+    assert parameter_bytes(model) == before
+
+
+@pytest.mark.parametrize(
+    ("side", "dtype", "many_rows", "packed"),
+    [
+        (512, torch.float32, False, True),
+        (256, torch.float32, False, False),
+        (256, torch.float32, True, True),
+        (256, torch.bfloat16, False, True),
+        (128, torch.bfloat16, True, False),
+        (128, torch.float32, True, False),
+    ],
+)
+def test_small_weights_stay_plain(side: int, dtype: torch.dtype, many_rows: bool, packed: bool) -> None:
+    model = nn.Sequential(nn.Linear(side, side, dtype=dtype))
+    prepack(model, many_rows=many_rows)
+    assert isinstance(model[0], PrepackedLinear) == (packed and can_prepack(CPU, dtype))
+
+
+def test_the_weight_can_be_had_back() -> None:
+    linear = nn.Linear(48, 33)
+    assert torch.equal(PrepackedLinear(linear).weight.to_dense(), linear.weight)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": torch.float16}, {"dtype": torch.float64}, {"device": "meta"}],
+    ids=["float16", "float64", "not on a CPU"],
+)
+def test_what_onednn_does_not_multiply_stays_plain(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(512, 512, **options))
+    prepack(model)
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "whisper"])
+def test_both_sides_are_served_with_prepacked_layers(family: str, prepack_all: None) -> None:
+    path = build_checkpoint(family)
+    sides = (
+        load_encoder(path, device=CPU, dtype=torch.float32),
+        load_decoder(path, device=CPU, dtype=torch.float32, attn_implementation=ATTENTION_NAME),
+    )
+    for side in sides:
+        plain = {name for name, part in side.module.named_modules() if type(part) is nn.Linear}
+        assert plain <= {"lm_head", "proj_out"}
+        assert any(isinstance(part, PrepackedLinear) for part in side.module.modules())

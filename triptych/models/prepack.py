@@ -1,0 +1,77 @@
+"""Linear layers of a CPU with their weights laid out for the product: once, not in every step.
+
+A plain weight is brought into the blocks that the product works on each time it is multiplied; with the few
+rows of a decode step that is half of the time (`benchmarks/results/prepack.md`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+#: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
+_OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
+
+#: Elements from which on a weight is worth it. A call of oneDNN costs 12 µs more than one of MKL, which
+#: multiplies plain float32 weights, and bfloat16 goes through oneDNN either way.
+LEAST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
+#: In float32 where there are always many rows.
+LEAST_OF_MANY_ROWS = 1 << 16
+
+
+class PrepackedLinear(nn.Module):
+    """In the place of an `nn.Linear`: y = x Wᵀ + b. `weight` is in oneDNN's layout; its `to_dense()` is W."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = original.in_features, original.out_features
+        blocked = torch.ops.mkldnn._reorder_linear_weight(original.weight.detach())
+        self.weight = nn.Parameter(blocked, requires_grad=False)
+        self.bias = original.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features], in x's dtype."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return out
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this device multiplies blocked weights of this dtype."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype in LEAST
+
+
+def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
+    """Puts a `PrepackedLinear` in the place of every linear layer that `can_prepack` and that is worth it.
+    `many_rows`: as an encoder has them, not a decode step.
+
+    A weight that is something else too, as a head that is the token embedding, stays plain: a second copy
+    would cost its memory.
+    """
+    holders = Counter(
+        id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)
+    )
+    made: dict[int, PrepackedLinear] = {}
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or holders[id(child.weight)] > 1:
+                continue
+            weight = child.weight
+            if not can_prepack(weight.device, weight.dtype) or weight.numel() < _least(weight, many_rows):
+                continue
+            # A layer that two modules hold stays one.
+            if id(child) not in made:
+                made[id(child)] = PrepackedLinear(child)
+            setattr(parent, name, made[id(child)])
+
+
+def _least(weight: torch.Tensor, many_rows: bool) -> int:
+    least = LEAST[weight.dtype]
+    return min(least, LEAST_OF_MANY_ROWS) if many_rows else least
