@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -82,11 +81,11 @@ def build_checkpoint(family: str, folder: Path | None = None, *, variant: str = 
 def _cache() -> Path:
     """One folder per state of this code and of the libraries that decide the content."""
     key = hashlib.sha256()
-    for module in (encdec_checkpoints, encdec_tokenizers, styles, sys.modules[__name__]):
-        key.update(Path(module.__file__ or "").read_bytes())
+    modules = (encdec_checkpoints, encdec_tokenizers, styles, sys.modules[__name__])
+    for file in (*(module.__file__ or "" for module in modules), styles.PIECES_FILE):
+        key.update(Path(file).read_bytes())
     for version in (torch.__version__, transformers.__version__, tokenizers.__version__):
         key.update(version.encode())
-    key.update(platform.python_version().encode())
     return Path(tempfile.gettempdir()) / f"triptych-checkpoints-{os.getuid()}-{key.hexdigest()[:16]}"
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from transformers import PreTrainedTokenizerFast, WhisperTokenizer
 
-from support.tokenizers import corpus
+from support.tokenizers import PIECES, byte_alphabet, learnt
 
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")
@@ -27,16 +26,10 @@ WHISPER_TIMES = tuple(f"<|{step * 0.02:.2f}|>" for step in range(1501))
 
 def bart_tokenizer(vocab_size: int, language: str = "<s>") -> PreTrainedTokenizerFast:
     """Byte-level BPE, special tokens first, `<s>` or a language's, and `</s>` around every text."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE(*learnt("gpt2", [*BART_SPECIALS, *byte_alphabet()], vocab_size)))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in BART_SPECIALS])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=list(BART_SPECIALS),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{language} $A </s>",
         pair=f"{language} $A </s> </s> $B </s>",
@@ -55,17 +48,13 @@ def bart_tokenizer(vocab_size: int, language: str = "<s>") -> PreTrainedTokenize
 
 def t5_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """Unigram pieces with `▁` for spaces, `</s>` behind every text. Marian has the same form."""
-    tokenizer = Tokenizer(models.Unigram())
+    head = [(text, 0.0) for text in T5_SPECIALS]
+    pieces = [(piece, score) for piece, score in PIECES["unigram"][: vocab_size - len(head)]]
+    tokenizer = Tokenizer(models.Unigram([*head, *pieces], unk_id=T5_SPECIALS.index("<unk>")))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in T5_SPECIALS])
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = UnigramTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(T5_SPECIALS),
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
@@ -80,15 +69,9 @@ def t5_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 def whisper_tokenizer(text_size: int) -> WhisperTokenizer:
     """Byte-level BPE of `text_size` pieces, then Whisper's special tokens, then its 1501 times."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE(*learnt("gpt2", byte_alphabet(), text_size)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=text_size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text in WHISPER_SPECIALS]
     )

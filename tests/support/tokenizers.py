@@ -1,16 +1,21 @@
-"""Small real BPE tokenizers in the two styles that the families use."""
+"""Small real BPE tokenizers in the two styles that the families use.
+
+Their pieces were learnt once, from some hundred kB of source text, and are kept in a file: learnt anew, they
+would follow the text and the library at hand, and with them the tokens that every reference is made of.
+"""
 
 from __future__ import annotations
 
 import json
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+PIECES_FILE = Path(__file__).parent / "tokenizer_pieces.json"
+#: By style: merges in the order in which they were learnt, an alphabet, pieces of a unigram with scores.
+PIECES = json.loads(PIECES_FILE.read_text(encoding="utf-8"))
 QWEN_SPECIALS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -76,7 +81,8 @@ _LLAVA_TEMPLATE = (
 
 def qwen_tokenizer(vocab_size: int, *, default_system: bool) -> PreTrainedTokenizerFast:
     """Byte-level BPE with Qwen's special tokens at the end of a vocabulary of `vocab_size`."""
-    tokenizer = Tokenizer(models.BPE())
+    size = vocab_size - len(QWEN_SPECIALS)
+    tokenizer = Tokenizer(models.BPE(*learnt("qwen", byte_alphabet(), size)))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -85,12 +91,6 @@ def qwen_tokenizer(vocab_size: int, *, default_system: bool) -> PreTrainedTokeni
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=vocab_size - len(QWEN_SPECIALS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens([_special(text) for text in QWEN_SPECIALS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -104,17 +104,8 @@ def qwen_tokenizer(vocab_size: int, *, default_system: bool) -> PreTrainedTokeni
 
 def llava_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """BPE in Llama's style: `▁` for spaces, unknown characters as bytes, `<s>` put first."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
-    head = [*LLAVA_SPECIALS[:3], *(f"<0x{byte:02X}>" for byte in range(256))]
-    tail = LLAVA_SPECIALS[3:]
-    size = vocab_size - len(head) - len(tail)
-    trainer = BpeTrainer(vocab_size=size, limit_alphabet=120, show_progress=False)
-    trained.train_from_iterator(corpus(), trainer)
-    learnt = json.loads(trained.to_str())["model"]
-    pieces = sorted(learnt["vocab"], key=learnt["vocab"].__getitem__)
-    vocab = {piece: index for index, piece in enumerate([*head, *pieces])}
-    merges = [tuple(merge) for merge in learnt["merges"]]
+    head = [*LLAVA_SPECIALS[:3], *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES["llama_alphabet"]]
+    vocab, merges = learnt("llama", head, vocab_size - len(LLAVA_SPECIALS[3:]))
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -140,16 +131,15 @@ def _special(text: str) -> AddedToken:
     return AddedToken(text, special=True, normalized=False)
 
 
-def corpus() -> Iterator[str]:
-    """About 300 kB of source text that every Python has, and a little of other scripts."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    for name in (
-        "argparse.py",
-        "ast.py",
-        "asyncio/base_events.py",
-        "calendar.py",
-        "string.py",
-        "textwrap.py",
-    ):
-        yield (folder / name).read_text(encoding="utf-8")
-    yield "größer naïve café привет мир こんにちは 世界 你好 " * 20
+def byte_alphabet() -> list[str]:
+    """The 256 bytes as byte-level BPE writes them."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def learnt(style: str, head: Sequence[str], size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary of `size` pieces, `head` first, and the merges that make the others."""
+    merges = [tuple(merge.split(" ")) for merge in PIECES[style][: size - len(head)]]
+    vocab = {piece: index for index, piece in enumerate([*head, *(left + right for left, right in merges)])}
+    if len(vocab) != size:
+        raise ValueError(f"{PIECES_FILE.name} has pieces for {len(vocab)} of {style}, not for {size}")
+    return vocab, merges
