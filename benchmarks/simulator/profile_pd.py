@@ -275,6 +275,8 @@ def alone(bench: StepBench, grid: Sequence[Scenario], fit: Fit) -> float:
         found.append(seconds / fit.seconds(terms))
 
     for scenario in [scenario for scenario in grid if scenario.decodes][:_ALONE]:
+        # As in `step_samples` the first round only warms up: caches have been another process's meanwhile.
+        bench.run(replace(scenario, prefills=()), lambda phase, terms, seconds: None)
         bench.run(replace(scenario, prefills=()), note)
     return statistics.median(found)
 
