@@ -1,7 +1,7 @@
 """Linear layers of a CPU with their weights laid out for the product: once, not in every step.
 
 A plain weight is brought into the blocks that the product works on each time it is multiplied; with the few
-rows of a decode step that is half of the time (`benchmarks/results/prepack.md`).
+rows of a decode step that is a third of the time and more (`benchmarks/results/prepack.md`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)
     )
     made: dict[int, PrepackedLinear] = {}
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
+    # Names, not layers: what holds a layer that was copied keeps its plain weight in memory.
+    for parent in [part for part in module.modules() if part._modules]:
+        for name in list(parent._modules):
+            child = parent._modules[name]
             if type(child) is not nn.Linear or holders[id(child.weight)] > 1:
                 continue
             weight = child.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -78,6 +79,22 @@ def test_small_weights_stay_plain(side: int, dtype: torch.dtype, many_rows: bool
     model = nn.Sequential(nn.Linear(side, side, dtype=dtype))
     prepack(model, many_rows=many_rows)
     assert isinstance(model[0], PrepackedLinear) == (packed and can_prepack(CPU, dtype))
+
+
+def test_each_plain_weight_is_let_go_before_the_next_one_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+    plain = [weakref.ref(layer.weight) for layer in model]
+    alive = []
+
+    class Counting(PrepackedLinear):
+        def __init__(self, original: nn.Linear) -> None:
+            alive.append(sum(weight() is not None for weight in plain))
+            super().__init__(original)
+
+    monkeypatch.setattr("triptych.models.prepack.PrepackedLinear", Counting)
+    prepack(model)
+    # The one that was copied last may still be at hand.
+    assert all(count <= 9 - number for number, count in enumerate(alive))
 
 
 def test_the_weight_can_be_had_back() -> None:
