@@ -5,7 +5,9 @@
 
 DIR gets a JSON file per window: a run that was cut off goes on where it ended. The table is made of all
 windows that are there (`--only-report` measures nothing). `closed` keeps a number of requests in flight,
-`open` sends at a share of the throughput that the first closed run of the same cluster had.
+`open` sends at a share of the throughput that the first closed run of the same cluster had. Right before and
+after each window, steps and towers alone are timed as in the profile, and the window is simulated at that
+speed of the machine.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from triptych.cli.app import thread_environment
 from triptych.config import EncoderConfig
 from triptych.errors import ConfigError
 from triptych.goodput.arrivals import Arrivals
@@ -35,9 +38,11 @@ from triptych.goodput.presets import preset
 from triptych.goodput.run import ready
 from triptych.goodput.settings import Settings, make_job
 from triptych.goodput.window import measure
+from triptych.launch.model_path import resolve_model
 from triptych.simulator.costs import CostModel, ModelShape, read_costs, read_shape
 from triptych.simulator.run import simulate
 from triptych.simulator.shape import Limits
+from triptych.simulator.speed import Speed, at_speed, mean_speed
 from triptych.simulator.validation import (
     KINDS,
     LOADS,
@@ -48,10 +53,11 @@ from triptych.simulator.validation import (
     System,
     compare,
     plan_cells,
+    speed_line,
     table,
 )
 
-FORMAT = "triptych-validation/1"
+FORMAT = "triptych-validation/2"
 #: Seconds of a window, before one has been measured; and of a cluster's start.
 _GUESS, _START = 20.0, 20.0
 _BY_NAME = {system.name: system for system in SYSTEMS}
@@ -144,9 +150,15 @@ class Windows:
 
 
 def measure_all(
-    cells: Sequence[Cell], windows: Windows, options: argparse.Namespace, say: Callable[[str], None]
+    cells: Sequence[Cell],
+    windows: Windows,
+    options: argparse.Namespace,
+    gauge: Callable[[], Speed],
+    say: Callable[[str], None],
 ) -> bool:
-    """Measures what is not there yet, one cluster after the other; False when the time was over before."""
+    """Measures what is not there yet, one cluster after the other; False when the time was over before.
+    `gauge` tells the machine's speed while a cluster is idle.
+    """
     left = [cell for cell in cells if windows.read(cell) is None]
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
     walls: list[float] = []
@@ -155,16 +167,20 @@ def measure_all(
         if time.monotonic() + _START + _guess(walls) > end:
             return False
         with _cluster(_BY_NAME[name], options) as url:
+            speed = gauge()
             for cell in todo:
                 if time.monotonic() + _guess(walls) > end:
                     return False
                 began = time.monotonic()
                 found = _measured(cell, windows, options, url)
+                before, speed = speed, gauge()
+                found["speed"] = asdict(mean_speed([before, speed]))
                 windows.write(cell, found)
                 walls.append(time.monotonic() - began)
                 left.remove(cell)
                 minutes = (len(left) * _guess(walls) + _START * len({c.system for c in left})) / 60
-                say(f"{cell.name}: {found['figures']}; {len(left)} windows left, about {minutes:.0f} min")
+                taken = f"{cell.name}: {found['figures']} at {found['speed']}"
+                say(f"{taken}; {len(left)} windows left, about {minutes:.0f} min")
     return True
 
 
@@ -198,14 +214,17 @@ def _measured(cell: Cell, windows: Windows, options: argparse.Namespace, url: st
 def compared(
     cells: Sequence[Cell], windows: Windows, options: argparse.Namespace
 ) -> dict[tuple[str, str, str], list[Comparison]]:
-    """Every system, load and kind of which windows are there; simulated as often as measured."""
+    """Every system, load and kind of which windows are there; each is simulated too, at its speed."""
     costs, sizes = read_costs(options.profile), read_shape(options.profile)
     found: dict[tuple[str, str, str], list[Comparison]] = {}
     for key, group in groupby(cells, key=lambda cell: (cell.system, cell.load, cell.kind)):
         there = [(cell, taken) for cell in group if (taken := windows.read(cell)) is not None]
         if there:
             real = [taken["figures"] for _, taken in there]
-            made = [simulated(cell, options, taken["rate"], costs, sizes) for cell, taken in there]
+            made = [
+                simulated(cell, options, taken["rate"], at_speed(costs, _speed(taken)), sizes)
+                for cell, taken in there
+            ]
             found[key] = [compare(metric, real, made) for metric in METRICS]
     return found
 
@@ -240,13 +259,16 @@ def main(arguments: list[str] | None = None) -> int:
         cells = [cell for cell in cells if cell.kind in (options.kind or KINDS)]
         windows = Windows(options.results)
         read_costs(options.profile)
-        done = options.only_report or measure_all(cells, windows, options, _say)
+        done = options.only_report or _measure(cells, windows, options)
         found = compared(cells, windows, options)
     except ConfigError as error:
         sys.stderr.write(f"simulator_validation: {error}\n")
         return 2
-    loaded = [cell for cell in cells if _loaded(windows.read(cell))]
+    taken = {cell: window for cell in cells if (window := windows.read(cell)) is not None}
+    loaded = [cell for cell, window in taken.items() if _loaded(window)]
     text = table(found)
+    if taken:
+        text += "\n" + speed_line([_speed(window) for window in taken.values()])
     if loaded:
         text += f"\n{len(loaded)} windows were MADE ON A LOADED MACHINE, such as {loaded[0].name}."
     _say(text)
@@ -255,8 +277,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if done and all(one.passed for metrics in found.values() for one in metrics) else 1
 
 
-def _loaded(found: dict[str, Any] | None) -> bool:
-    return found is not None and found["load_before"] > LOADED_SHARE * len(os.sched_getaffinity(0))
+def _measure(cells: Sequence[Cell], windows: Windows, options: argparse.Namespace) -> bool:
+    # As `triptych profile` runs, and before torch is there.
+    thread_environment()
+    from triptych.simulator.profile_speed import speed_gauge
+
+    with speed_gauge(resolve_model(options.model), options.profile) as gauge:
+        return measure_all(cells, windows, options, gauge, _say)
+
+
+def _speed(window: dict[str, Any]) -> Speed:
+    return Speed(**window["speed"])
+
+
+def _loaded(found: dict[str, Any]) -> bool:
+    return found["load_before"] > LOADED_SHARE * len(os.sched_getaffinity(0))
 
 
 def _say(line: str) -> None:

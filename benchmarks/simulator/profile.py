@@ -188,7 +188,7 @@ class _Served:
     ) -> tuple[ModelShape, list[LiveWindow]]:
         import torch
 
-        from triptych.models.registry import generation_defaults, load_decoder
+        from triptych.models.registry import load_decoder
         from triptych.pd_worker.attention import ATTENTION_NAME
         from triptych.pd_worker.prompt import open_checkpoint
         from triptych.pd_worker.service import torch_threads as pd_threads
@@ -213,16 +213,12 @@ class _Served:
             quick=self._options.quick,
             most_tokens=int(_KV_SHARE * self._memory()) // shape.kv_token_bytes // 4,
         )
-        config = profile_pd.pd_config(self._pd, decoder, grid)
-        bench = profile_pd.StepBench(config, decoder, tokenizer, generation_defaults(path))
-        try:
+        with profile_pd.step_bench(path, self._pd, decoder, tokenizer, grid) as bench:
             samples["step"] = profile_pd.step_samples(bench, grid, self.effort)
             if not self.one_thread:
                 return shape, []
             fit = fit_costs(samples["step"], TERMS["step"])
             return shape, self.live(say, lambda: profile_pd.alone(bench, grid, fit))
-        finally:
-            bench.close()
 
     def live(self, say: Callable[[str], None], alone: Callable[[], float] = lambda: 1.0) -> list[LiveWindow]:
         """Windows of a running cluster with these settings; `alone` as in `live_windows`."""

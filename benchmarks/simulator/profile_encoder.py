@@ -43,24 +43,30 @@ def prepare_samples(encoder: EncoderSide, effort: Effort) -> list[Sample]:
 def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> list[Sample]:
     """Batches of pictures of one size, up to `batch_patches` patches, to rows in host memory."""
     deadline = Deadline(effort.stage_seconds)
-    to_host = HostCopy(encoder.device)
     samples: list[Sample] = []
-    for prepared in _distinct(encoder):
+    for prepared in distinct_pictures(encoder, SIDES):
         alone = 0.0
         for count in BATCHES:
             # A batch that would take the time of many others says little that they do not say.
             if count > 1 and (count * prepared.cost > batch_patches or count * alone > effort.sample_seconds):
                 continue
-
-            def work(items: Sequence[PreparedItem] = (prepared,) * count) -> None:
-                with torch.inference_mode():
-                    to_host(encoder.encode(items))
-
-            samples.append(timed(work, tower_terms(count, count * prepared.cost), effort))
+            samples.append(tower_sample(encoder, prepared, count, effort))
             alone = alone or samples[-1].seconds
             if deadline.over and len(samples) >= 8:
                 return samples
     return samples
+
+
+def tower_sample(encoder: EncoderSide, prepared: PreparedItem, count: int, effort: Effort) -> Sample:
+    """A batch of `count` times the same picture."""
+    to_host = HostCopy(encoder.device)
+    items = (prepared,) * count
+
+    def work() -> None:
+        with torch.inference_mode():
+            to_host(encoder.encode(items))
+
+    return timed(work, tower_terms(count, count * prepared.cost), effort)
 
 
 def tower_terms(items: int, patches: int) -> dict[str, float]:
@@ -69,10 +75,10 @@ def tower_terms(items: int, patches: int) -> dict[str, float]:
     return {"tower_batch": 1, "tower_item": items, "tower_patch": patches, "tower_pair": pairs}
 
 
-def _distinct(encoder: EncoderSide) -> list[PreparedItem]:
+def distinct_pictures(encoder: EncoderSide, sides: Sequence[int]) -> list[PreparedItem]:
     """One prepared picture for every number of patches that the sides give; the processor may cap them."""
     found: dict[int, PreparedItem] = {}
-    for side in SIDES:
+    for side in sides:
         media = jpeg(Picture(side, side, side))
         item = encoder.preprocess(decode_image(media, max_pixels=_MAX_PIXELS), {})
         found.setdefault(item.cost, item)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from triptych.config import PDConfig
@@ -17,6 +19,7 @@ from triptych.ec_connector.loop_thread import LoopThread
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.registry import generation_defaults
 from triptych.pd_worker.capacity import block_bytes
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.outbox import EventStream, Outbox
@@ -33,7 +36,7 @@ from triptych.types import SamplingParams
 _PROXY = "profile"
 #: Decode steps of one batch: each is measured.
 _DECODE_STEPS = 6
-#: So many of the smallest batches say how fast steps are now.
+#: So many of the smallest batches are enough to say how fast steps are.
 _ALONE = 4
 _MODEL_LEN = 4096
 _FAR = 1e9
@@ -58,7 +61,9 @@ class Scenario:
         return self.decodes * (self.context + self.output_tokens)
 
 
-def scenarios(config: PDConfig, max_len: int, *, quick: bool, most_tokens: int) -> list[Scenario]:
+def scenarios(
+    config: PDConfig, max_len: int, *, quick: bool = False, most_tokens: int = sys.maxsize
+) -> list[Scenario]:
     """Cheap ones first: what has no time left is dropped from the end. None holds above `most_tokens`."""
     budget = config.max_num_batched_tokens
     half, longest = max(1, budget // 2), max_len // 2
@@ -69,6 +74,11 @@ def scenarios(config: PDConfig, max_len: int, *, quick: bool, most_tokens: int) 
         for count in _distinct((1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), config.max_num_seqs):
             found.append(Scenario(count, context, joining))
     return sorted((s for s in found if s.tokens <= most_tokens), key=lambda scenario: scenario.tokens)
+
+
+def smallest(grid: Sequence[Scenario]) -> list[Scenario]:
+    """Those that say how fast steps are now."""
+    return [replace(scenario, prefills=()) for scenario in grid if scenario.decodes][:_ALONE]
 
 
 def _distinct(values: Sequence[int], most: int) -> tuple[int, ...]:
@@ -217,6 +227,18 @@ class StepBench:
         self._loop.submit(run()).result()
 
 
+@contextmanager
+def step_bench(
+    model: Path, served: PDConfig, decoder: DecoderSide, tokenizer: Any, grid: Sequence[Scenario]
+) -> Iterator[StepBench]:
+    """A bench for the scenarios of `grid` under the served settings."""
+    bench = StepBench(pd_config(served, decoder, grid), decoder, tokenizer, generation_defaults(model))
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
 async def _open_outbox() -> tuple[Outbox, EventStream]:
     outbox = Outbox(lambda request_ids, proxy_id: None)
     return outbox, outbox.attach(_PROXY, [])
@@ -274,10 +296,10 @@ def alone(bench: StepBench, grid: Sequence[Scenario], fit: Fit) -> float:
     def note(phase: str, terms: dict[str, float], seconds: float) -> None:
         found.append(seconds / fit.seconds(terms))
 
-    for scenario in [scenario for scenario in grid if scenario.decodes][:_ALONE]:
+    for scenario in smallest(grid):
         # As in `step_samples` the first round only warms up: caches have been another process's meanwhile.
-        bench.run(replace(scenario, prefills=()), lambda phase, terms, seconds: None)
-        bench.run(replace(scenario, prefills=()), note)
+        bench.run(scenario, lambda phase, terms, seconds: None)
+        bench.run(scenario, note)
     return statistics.median(found)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from triptych.simulator import shape
 from triptych.simulator.shape import ClusterShape
+from triptych.simulator.speed import Speed
 
 #: A simulated median may be off by so much, or by the spread of the measured runs where that is more.
 ALLOWED = 0.15
@@ -152,3 +153,13 @@ def table(compared: Mapping[tuple[str, str, str], Sequence[Comparison]]) -> str:
         f"{passed} of {len(everything)} within the larger of {ALLOWED:.0%} and the measured spread.",
     ]
     return "\n".join(lines)
+
+
+def speed_line(found: Sequence[Speed]) -> str:
+    """How far the machine was from that of the profile, over all windows."""
+    steps, towers = sorted(one.steps for one in found), sorted(one.towers for one in found)
+    return (
+        f"Beside the windows, steps alone took {statistics.median(steps):.2f} of the profile's time "
+        f"({steps[0]:.2f} to {steps[-1]:.2f}), towers {statistics.median(towers):.2f} ({towers[0]:.2f} to "
+        f"{towers[-1]:.2f}); each window is simulated at its speed."
+    )

@@ -16,6 +16,7 @@ from triptych.errors import ConfigError
 from triptych.simulator import timing
 from triptych.simulator.costs import read_costs, read_shape
 from triptych.simulator.fit import TERMS
+from triptych.simulator.profile_speed import speed_gauge
 
 
 def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,19 @@ def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytes
     assert costs.pd.step_seconds(256, 4, 1000, 256 * 128) > costs.pd.step_seconds(0, 1, 10, 0) > 0
     assert costs.proxy.take(1, 100_000, 32) > 0 and 0 < costs.rpc < 1
     assert shape.patch == 8
+    with speed_gauge(Path(model), path, "cpu") as gauge:
+        speed = gauge()
+    assert 0 < speed.steps < math.inf and 0 < speed.towers < math.inf
+
+
+def test_speed_is_told_by_a_profile_only(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text('{"format": "triptych-costs/1"}')
+    with (
+        pytest.raises(ConfigError, match="is not of `triptych profile`"),
+        speed_gauge(tmp_path, path, "cpu"),
+    ):
+        pass
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path) -> None:
