@@ -14,9 +14,9 @@ from torch import nn
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
 
-#: Elements from which on a weight is worth it. A call of oneDNN costs 12 µs more than one of MKL, which
+#: Elements from which on a weight is worth it. A call of oneDNN costs 12 to 30 µs more than one of MKL, which
 #: multiplies plain float32 weights, and bfloat16 goes through oneDNN either way.
-LEAST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
+LEAST = {torch.float32: 1 << 19, torch.bfloat16: 1 << 16}
 #: In float32 where there are always many rows.
 LEAST_OF_MANY_ROWS = 1 << 16
 

@@ -51,9 +51,9 @@ def test_a_layer_that_two_modules_hold_stays_one_and_a_tied_head_stays_plain() -
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.head = nn.Embedding(600, 512), nn.Linear(512, 600, bias=False)
+            self.embed, self.head = nn.Embedding(768, 768), nn.Linear(768, 768, bias=False)
             self.head.weight = self.embed.weight
-            self.first = nn.Linear(512, 512)
+            self.first = nn.Linear(768, 768)
             self.second = nn.ModuleList([self.first])
 
     model = Model().requires_grad_(False)
@@ -67,8 +67,8 @@ def test_a_layer_that_two_modules_hold_stays_one_and_a_tied_head_stays_plain() -
 @pytest.mark.parametrize(
     ("side", "dtype", "many_rows", "packed"),
     [
-        (512, torch.float32, False, True),
-        (256, torch.float32, False, False),
+        (725, torch.float32, False, True),
+        (512, torch.float32, False, False),
         (256, torch.float32, True, True),
         (256, torch.bfloat16, False, True),
         (128, torch.bfloat16, True, False),
@@ -82,7 +82,7 @@ def test_small_weights_stay_plain(side: int, dtype: torch.dtype, many_rows: bool
 
 
 def test_each_plain_weight_is_let_go_before_the_next_one_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+    model = nn.Sequential(*(nn.Linear(768, 768) for _ in range(8)))
     plain = [weakref.ref(layer.weight) for layer in model]
     alive = []
 
@@ -108,7 +108,7 @@ def test_the_weight_can_be_had_back() -> None:
     ids=["float16", "float64", "not on a CPU"],
 )
 def test_what_onednn_does_not_multiply_stays_plain(options: dict[str, Any]) -> None:
-    model = nn.Sequential(nn.Linear(512, 512, **options))
+    model = nn.Sequential(nn.Linear(768, 768, **options))
     prepack(model)
     assert type(model[0]) is nn.Linear
 
