@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import statistics
-import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, PDConfig, ProxyConfig
 from triptych.goodput.arrivals import Arrivals, arrival_times
 from triptych.goodput.figures import summarise
@@ -29,7 +28,7 @@ from triptych.simulator.result import Simulation
 from triptych.simulator.run import simulate
 from triptych.simulator.shape import ClusterShape, Limits, colocated, on_devices
 
-RESULT = Path(__file__).parent / "results" / "simulator_speed.md"
+RESULT = RESULTS / "simulator_speed.md"
 GOAL = 500
 PICTURES = preset("short-1").workload
 TEXTS = replace(PICTURES, images=((0, 1.0),))
@@ -122,13 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write the result file")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load_before = load_average()
     text = report([measure(case, options.requests, options.repeats) for case in CASES], options, load_before)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
 
 
 if __name__ == "__main__":

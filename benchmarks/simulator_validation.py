@@ -270,7 +270,10 @@ def main(arguments: list[str] | None = None) -> int:
     if taken:
         text += "\n" + speed_line([_speed(window) for window in taken.values()])
     if loaded:
-        text += f"\n{len(loaded)} windows were MADE ON A LOADED MACHINE, such as {loaded[0].name}."
+        text += (
+            f"\n{len(loaded)} windows began on a LOADED MACHINE, by a load average in which the windows before "
+            f"them count; the first is {loaded[0].name}."
+        )
     _say(text)
     if options.output:
         options.output.write_text(text + "\n", encoding="utf-8")

@@ -50,7 +50,7 @@ class _Measured(msgspec.Struct):
 
 
 @contextmanager
-def speed_gauge(model: Path, profile: Path, device: str = "auto") -> Iterator[Callable[[], Speed]]:
+def speed_gauge(model: Path, profile: Path, device: str = "cpu") -> Iterator[Callable[[], Speed]]:
     """Yields what measures the speed of this machine now, next to the `profile` that was taken of `model` on
     it. ConfigError for one of the two that cannot be read.
     """

@@ -42,7 +42,7 @@ def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytes
     assert costs.pd.step_seconds(256, 4, 1000, 256 * 128) > costs.pd.step_seconds(0, 1, 10, 0) > 0
     assert costs.proxy.take(1, 100_000, 32) > 0 and 0 < costs.rpc < 1
     assert shape.patch == 8
-    with speed_gauge(Path(model), path, "cpu") as gauge:
+    with speed_gauge(Path(model), path) as gauge:
         speed = gauge()
     assert 0 < speed.steps < math.inf and 0 < speed.towers < math.inf
 
@@ -52,7 +52,7 @@ def test_speed_is_told_by_a_profile_only(tmp_path: Path) -> None:
     path.write_text('{"format": "triptych-costs/1"}')
     with (
         pytest.raises(ConfigError, match="is not of `triptych profile`"),
-        speed_gauge(tmp_path, path, "cpu"),
+        speed_gauge(tmp_path, path),
     ):
         pass
 
