@@ -19,7 +19,6 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
@@ -35,12 +34,13 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.machine import commit
 from triptych.launch.model_path import DEMO_MODEL
 from triptych.launch.shape import ClusterShape
 
-RESULT = Path(__file__).parent / "results" / "back_pressure.md"
+RESULT = RESULTS / "back_pressure.md"
 WINDOW = 10.0
 START_SECONDS = 180.0
 STORE = "8MiB"
@@ -77,15 +77,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1, help="images of each request")
     parser.add_argument("--clients", type=int, default=250, help="requests in flight")
     parser.add_argument("--encoders", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="back-pressure-") as folder:
         model = sized_model(Path(folder) / "demo", options.side)
         runs = [measure(model, rules, options) for rules in (True, False)]
     text = report(runs, options)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
 
 
 def sized_model(target: Path, side: int) -> Path:

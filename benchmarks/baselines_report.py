@@ -14,9 +14,8 @@ from pathlib import Path
 from benchmarks.baselines.cell_files import read_folder
 from benchmarks.baselines.shelf import Shelf
 from benchmarks.baselines.tables import report
+from benchmarks.result_page import RESULTS
 from triptych.errors import ConfigError
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main(arguments: list[str] | None = None) -> int:

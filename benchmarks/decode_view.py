@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine_decode import engine_round, make_engine, make_requests
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB
 from triptych.goodput.machine import chip
 from triptych.pd_worker.engine import Engine
 
-RESULT = Path(__file__).parent / "results" / "decode_view.md"
+RESULT = RESULTS / "decode_view.md"
 #: Sequences, and tokens of each prompt.
 SHAPES = ((1, 100), (8, 100), (16, 100), (1, 1500), (8, 1500), (16, 1500))
 _Times = tuple[float, float, bool]
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     engines = make_pair(arguments.model, arguments.tokens)
@@ -92,10 +93,7 @@ def main() -> None:
         for shape in SHAPES
     }
     text = report(times, arguments)
-    if arguments.write:
-        RESULT.write_text(text, encoding="utf-8")
-    else:
-        parser.exit(0, text)
+    publish(text, RESULT, write=arguments.write)
 
 
 if __name__ == "__main__":

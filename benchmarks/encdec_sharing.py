@@ -20,7 +20,6 @@ import itertools
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 import uuid
@@ -44,11 +43,12 @@ from transformers import (
 )
 
 from benchmarks.baselines.processes import usages
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.machine import commit
 from triptych.launch.shape import ClusterShape
 
-RESULT = Path(__file__).parent / "results" / "encdec_sharing.md"
+RESULT = RESULTS / "encdec_sharing.md"
 START_SECONDS = 180.0
 TARGET = 2.0
 TASKS = ("transcribe", "translate", "times")
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of the sound")
     parser.add_argument("--tokens", type=int, default=16, help="output tokens of each task")
     parser.add_argument("--encoders", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="encdec-sharing-") as folder:
         model = build_model(Path(folder) / "whisper-base-shaped")
@@ -88,9 +88,7 @@ def main() -> None:
         with launched(shape, str(model), ["--kv-memory", "256MiB"], START_SECONDS) as cluster:
             rounds = asyncio.run(measure(cluster, options))
     text = report(rounds, options)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
 
 
 def build_model(folder: Path) -> Path:

@@ -31,6 +31,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych import hashing
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
@@ -39,7 +40,7 @@ from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.rpc import make_channel
 from triptych.types import WorkerInfo
 
-RESULT = Path(__file__).parent / "results" / "encoder_startup.md"
+RESULT = RESULTS / "encoder_startup.md"
 START_SECONDS = 120.0
 #: `triptych encoder` as it would be without anything that quickens its imports.
 _SLOW = """
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     starts, slow, clusters = [], [], []
     for _ in range(options.runs):
@@ -86,9 +87,7 @@ def main() -> None:
         slow.append(_measure(("-c", _SLOW), options.model, options.device))
         clusters.append(_measure_cluster(options.model, options.device))
     report = _report(starts, slow, clusters, options)
-    sys.stdout.write(report)
-    if options.write:
-        RESULT.write_text(report)
+    publish(report, RESULT, write=options.write)
 
 
 def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start:

@@ -23,6 +23,7 @@ import torch
 import transformers
 from transformers import AutoModelForImageTextToText
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
@@ -37,7 +38,7 @@ from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import ResolvedSampling
 from triptych.types import FinishReason
 
-RESULT = Path(__file__).parent / "results" / "engine_decode.md"
+RESULT = RESULTS / "engine_decode.md"
 BATCHES = (1, 4, 16)
 
 
@@ -247,14 +248,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     text = report(measure(arguments.model, arguments.prompt, arguments.tokens, arguments.rounds), arguments)
-    if arguments.write:
-        RESULT.write_text(text, encoding="utf-8")
-    else:
-        parser.exit(0, text)
+    publish(text, RESULT, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import datetime
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.arrivals import Arrivals, arrival_times
 from triptych.goodput.figures import Figures, summarise
 from triptych.goodput.job import Job, Target, WindowReport
@@ -24,7 +24,7 @@ from triptych.goodput.null_server import MODEL
 from triptych.goodput.slo import Slo
 from triptych.goodput.workload import Workload, plan_requests
 
-RESULT = Path(__file__).parent / "results" / "generator_lateness.md"
+RESULT = RESULTS / "generator_lateness.md"
 TARGET_SECONDS = 0.002
 LOADS = {
     "text": Workload(32, 16),
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write the result file")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load_before = load_average()
     command = [sys.executable, "-m", "triptych.goodput.null_server"]
@@ -102,9 +102,7 @@ def main() -> None:
     rows = [row(name, found) for name, found in runs.items()]
     tails = [statistics.median(f.lateness.percentiles[2] for _, f in found) for found in runs.values()]
     text = report(rows, options, load_before, max(tails) <= TARGET_SECONDS)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
 
 
 if __name__ == "__main__":

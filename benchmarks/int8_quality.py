@@ -28,6 +28,7 @@ import torch
 import transformers
 from PIL import Image
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.demo.evaluate import cases, evaluate
 from triptych.demo.inference import MODEL_ID, Http
 from triptych.goodput.launch import launched
@@ -39,7 +40,7 @@ from triptych.models.quantization import QUANTIZATIONS, Int8Linear, quantize
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = Path(__file__).parent / "results" / "int8_quality.md"
+RESULT = RESULTS / "int8_quality.md"
 START_SECONDS = 180.0
 #: Inputs and outputs of the layer that is timed.
 LAYER = (2048, 4096)
@@ -65,15 +66,13 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=8, help="pictures, texts or sounds of each family")
     parser.add_argument("--tokens", type=int, default=48, help="greedy tokens of each")
     parser.add_argument("--answers", type=int, default=360, help="questions for the demo model")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
     lines = [line for family in FAMILIES for line in compare(family.name, options.items, options.tokens)]
     right = {name: demo(name, options.answers) for name in QUANTIZATIONS} if options.answers else {}
     text = report(lines, right, speeds(), options)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
 
 
 def compare(family: str, items: int, tokens: int) -> list[Difference]:

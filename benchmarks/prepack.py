@@ -20,12 +20,13 @@ import torch
 
 from benchmarks.decode_view import step_times
 from benchmarks.engine_decode import make_engine
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB
 from triptych.goodput.machine import chip
 from triptych.models.registry import family_of, load_encoder
 from triptych.pd_worker.attention import ATTENTION_NAME
 
-RESULT = Path(__file__).parent / "results" / "prepack.md"
+RESULT = RESULTS / "prepack.md"
 CPU = torch.device("cpu")
 #: Sequences that decode, with prompts of so many tokens.
 COUNTS, PROMPT = (1, 2, 4, 8, 16), 100
@@ -106,14 +107,11 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="NAME=MODEL:DTYPE:THREADS")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     arguments = parser.parse_args()
     sections = [section(spec, arguments.tokens, arguments.rounds) for spec in arguments.models]
     text = report(sections, arguments)
-    if arguments.write:
-        RESULT.write_text(text, encoding="utf-8")
-    else:
-        parser.exit(0, text)
+    publish(text, RESULT, write=arguments.write)
 
 
 if __name__ == "__main__":

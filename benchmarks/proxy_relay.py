@@ -17,13 +17,12 @@ import datetime
 import multiprocessing
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.machine import chip, commit
 from triptych.metrics import ProxyMetrics
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -35,7 +34,7 @@ from triptych.rpc import make_channel
 from triptych.simulator.profile_proxy import ask, post
 from triptych.simulator.scripted_workers import FixedRegistry, NoStore, serve_workers
 
-RESULT = Path(__file__).parent / "results" / "proxy_relay.md"
+RESULT = RESULTS / "proxy_relay.md"
 TARGET = 80_000
 
 
@@ -251,14 +250,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help="write the result file")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     shape = (options.streams, options.tokens, options.rounds)
     text = report(measure(*shape), *shape)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import EncoderConfig
 from triptych.goodput.arrivals import Arrivals, arrival_times
 from triptych.goodput.drift import MOST_POINTS
@@ -39,7 +39,7 @@ from triptych.simulator.published_epd import (
 from triptych.simulator.run import simulate
 from triptych.simulator.shape import ClusterShape, Limits, colocated, on_devices
 
-RESULT = Path(__file__).parent / "results" / "published_epd.md"
+RESULT = RESULTS / "published_epd.md"
 #: Seconds of a window that are measured, and before them.
 SECONDS, WARM_UP = 30.0, 20.0
 #: The published sweep ends at 24 requests per second; a search looks a little further.
@@ -227,7 +227,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="measured part of a window")
-    parser.add_argument("--write", action="store_true", help="write the result file")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     if not options.seconds > 0:
         parser.error(f"--seconds {options.seconds:g} must be above 0")
@@ -240,9 +240,7 @@ def main() -> int:
                 system, figure, options.seconds, lambda line: sys.stderr.write(f"{line}\n") and None
             )
     text = report(cells, options.seconds, load_before, EXPLAINED)
-    sys.stdout.write(text)
-    if options.write:
-        RESULT.write_text(text)
+    publish(text, RESULT, write=options.write)
     return 0
 
 

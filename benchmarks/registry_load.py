@@ -17,13 +17,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.goodput.machine import describe, load_average
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import WorkerInfo
 
-RESULT = Path(__file__).parent / "results" / "registry_load.md"
+RESULT = RESULTS / "registry_load.md"
 WORKERS = (10, 100, 1000)
 BEATS, LOOKS = 2000, 200
 
@@ -129,7 +130,7 @@ def report(costs: Costs, repeats: int, load_before: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write the result file")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
@@ -142,9 +143,7 @@ def main() -> int:
         finally:
             server.stop()
     page = report(costs, options.repeats, load_before)
-    sys.stdout.write(page)
-    if options.write:
-        RESULT.write_text(page)
+    publish(page, RESULT, write=options.write)
     return 0
 
 

@@ -271,8 +271,8 @@ def main(arguments: list[str] | None = None) -> int:
         text += "\n" + speed_line([_speed(window) for window in taken.values()])
     if loaded:
         text += (
-            f"\n{len(loaded)} windows began on a LOADED MACHINE, by a load average in which the windows before "
-            f"them count; the first is {loaded[0].name}."
+            f"\n{len(loaded)} windows, the first {loaded[0].name}, began on a LOADED MACHINE, by a load "
+            "average in which the windows before count."
         )
     _say(text)
     if options.output:

@@ -24,12 +24,13 @@ import transformers
 from PIL import Image
 
 from benchmarks.engine_decode import chip, engine_round, make_engine, make_requests, synchronize
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, MIB
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.attention_backends import BACKENDS
 from triptych.pd_worker.engine import Engine
 
-RESULT = Path(__file__).parents[1] / "results" / "gpu_engine.md"
+RESULT = RESULTS / "gpu_engine.md"
 BATCHES = (1, 8, 32, 64)
 
 
@@ -148,13 +149,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
     parser.add_argument("--kv-gib", type=int, default=16)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     text = report(measure(arguments), arguments)
-    if arguments.write:
-        RESULT.write_text(text, encoding="utf-8")
-    else:
-        parser.exit(0, text)
+    publish(text, RESULT, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 A cluster of one encoder and one PD worker answers texts, a few at once; CPU time is read from the kernel,
 thread by thread, steps and times from the worker. No latency that a client sees is fitted.
 
-Steps of the running worker are set against steps alone, which are timed again right before and right after
-each window: a machine whose speed changes by the minute would else pass for colder caches, or hide them.
+Steps alone are timed again right before and right after each window, and the window's times are brought to
+the speed at which the costs of steps were measured: a machine that changes by the minute would else pass for
+colder caches, or hide them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LiveWindow:
 
     `messages` are steps, each of which is told in one. CPU seconds by process; `engine` is the PD worker's
     one thread that runs steps, `worker` all its others; `queue` the median wait at the PD worker. `alone`:
-    what steps alone took right before and right after, next to their costs.
+    what steps alone took right before and right after, next to their costs; all times are divided by it.
     """
 
     at_once: int
@@ -64,6 +65,11 @@ class LiveWindow:
     def step(self) -> float:
         """Seconds from one step to the next."""
         return self.wall / self.messages
+
+    def at_speed_of_costs(self, alone: float) -> LiveWindow:
+        """The window as it would have been while steps alone took what their costs say."""
+        times = ("wall", "engine", "worker", "proxy", "client", "queue")
+        return replace(self, alone=alone, **{name: getattr(self, name) / alone for name in times})
 
     def sample(self, seconds: float, *, tell: bool = False) -> Sample:
         """`seconds` of the window, per request, with the terms of `tell` or of the others."""
@@ -102,7 +108,8 @@ def live_windows(
             turns.window(settings, at_once, rounds * at_once, tokens)
         full = turns.found[-1]
         turns.window(settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS)
-        rate = _SHARE * full.requests / full.wall
+        # Real seconds again: requests come at the speed that the machine has.
+        rate = _SHARE * full.requests / (full.wall * full.alone)
         open_settings = replace(settings, arrivals=Arrivals(rate=rate))
         turns.window(open_settings, 0, max(8, round(seconds * rate)), tokens)
         return turns.found
@@ -119,7 +126,7 @@ class _Turns:
     def window(self, settings: Settings, at_once: int, requests: int, tokens: int) -> None:
         found = _window(self._cluster, settings, at_once, requests, tokens)
         before, self._before = self._before, self._alone()
-        self.found.append(replace(found, alone=(before + self._before) / 2))
+        self.found.append(found.at_speed_of_costs((before + self._before) / 2))
 
 
 def _window(cluster: Launched, settings: Settings, at_once: int, requests: int, tokens: int) -> LiveWindow:
@@ -201,14 +208,10 @@ def colder(costs: PDCosts, ratio: float) -> PDCosts:
 
 
 def step_ratio(windows: Sequence[LiveWindow], costs: PDCosts) -> float:
-    """What the engine's thread took for its steps, next to what they took alone at that time: above 1 with
-    colder caches.
+    """What the engine's thread took for its steps, next to what they take alone: above 1 with colder
+    caches.
     """
-    found = [
-        window.engine / (window.alone * expected_steps(window, costs))
-        for window in windows
-        if window.at_once in BUSY
-    ]
+    found = [window.engine / expected_steps(window, costs) for window in windows if window.at_once in BUSY]
     return statistics.median(found)
 
 

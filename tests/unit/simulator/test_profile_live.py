@@ -39,6 +39,7 @@ def window(at_once: int, replies: int = 64, ratio: float = 1.0) -> LiveWindow:
 
 #: Requests at once, and how much longer all steps took by then.
 SLOWER = {2: 1.0, 4: 1.6, 8: 1.3}
+TIMES = ("wall", "engine", "worker", "proxy", "client", "queue")
 WINDOWS = [window(count) for count in (1, 2, 4, 8)] + [window(3, replies=8)]
 
 
@@ -60,8 +61,24 @@ def test_steps_that_took_longer_than_alone_make_all_their_costs_dearer() -> None
     assert step_ratio(windows, dearer) == pytest.approx(1.0)
 
 
+def slowed(found: LiveWindow, factor: float) -> LiveWindow:
+    """The same window while the machine takes `factor` times as long for all."""
+    times = {name: factor * getattr(found, name) for name in TIMES}
+    return replace(found, **times)
+
+
+def test_a_window_of_a_slower_hour_is_brought_to_the_speed_of_the_costs() -> None:
+    for count, slower in SLOWER.items():
+        even = slowed(window(count), slower).at_speed_of_costs(slower)
+        for name in TIMES:
+            assert getattr(even, name) == pytest.approx(getattr(window(count), name)), name
+        assert even.alone == slower
+
+
 def test_steps_on_a_machine_that_has_become_slower_are_set_against_slower_steps_alone() -> None:
-    windows = [replace(window(count, ratio=1.2 * slower), alone=slower) for count, slower in SLOWER.items()]
+    windows = [
+        slowed(window(count, ratio=1.2), slower).at_speed_of_costs(slower) for count, slower in SLOWER.items()
+    ]
     assert step_ratio(windows, COSTS) == pytest.approx(1.2)
 
 
