@@ -3,11 +3,11 @@
     triptych profile MODEL --output profile.json          # on the same, quiet machine
     python -m benchmarks simulator_validation MODEL --profile profile.json --results DIR [--minutes N]
 
-DIR gets a JSON file per window: a run that was cut off goes on where it ended. The table is made of all
-windows that are there (`--only-report` measures nothing). `closed` keeps a number of requests in flight,
-`open` sends at a share of the throughput that the first closed run of the same cluster had. Right before and
-after each window, steps and towers alone are timed as in the profile, and the window is simulated at that
-speed of the machine.
+DIR gets a JSON file per window: a run that was cut off goes on where it ended. In every round each system is
+started anew and warmed up. The table is made of all windows that are there (`--only-report` measures
+nothing). `closed` keeps a number of requests in flight, `open` sends at a share of the throughput that the
+system's first closed run had. Right before and after each window, steps and towers alone are timed as in the
+profile, and the window is simulated at that speed of the machine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from triptych.simulator.validation import (
 
 FORMAT = "triptych-validation/2"
 #: Seconds of a window, before one has been measured; and of a cluster's start.
-_GUESS, _START = 20.0, 20.0
+_GUESS, _START = 20.0, 8.0
 _BY_NAME = {system.name: system for system in SYSTEMS}
 
 
@@ -162,11 +162,12 @@ def measure_all(
     left = [cell for cell in cells if windows.read(cell) is None]
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
     walls: list[float] = []
-    for name, group in groupby(tuple(left), key=lambda cell: cell.system):
+    for (name, _), group in groupby(tuple(left), key=lambda cell: (cell.system, cell.repeat)):
         todo = list(group)
         if time.monotonic() + _START + _guess(walls) > end:
             return False
         with _cluster(_BY_NAME[name], options) as url:
+            _warm_up(todo[0], options, url)
             speed = gauge()
             for cell in todo:
                 if time.monotonic() + _guess(walls) > end:
@@ -178,7 +179,8 @@ def measure_all(
                 windows.write(cell, found)
                 walls.append(time.monotonic() - began)
                 left.remove(cell)
-                minutes = (len(left) * _guess(walls) + _START * len({c.system for c in left})) / 60
+                starts = len({(other.system, other.repeat) for other in left})
+                minutes = (len(left) * _guess(walls) + _START * starts) / 60
                 taken = f"{cell.name}: {found['figures']} at {found['speed']}"
                 say(f"{taken}; {len(left)} windows left, about {minutes:.0f} min")
     return True
@@ -192,6 +194,13 @@ def _guess(walls: Sequence[float]) -> float:
 def _cluster(system: System, options: argparse.Namespace) -> Iterator[str]:
     with launched(parse_shape(system.launch), options.model, system.words) as cluster:
         yield cluster.url
+
+
+def _warm_up(cell: Cell, options: argparse.Namespace, url: str) -> None:
+    """A few requests that nobody counts: the first ones of a process find nothing in its caches."""
+    closed = settings_of(replace(cell, kind="closed"), options)
+    target = replace(closed.target, url=url)
+    measure(ready(replace(closed, target=target, requests=2 * options.concurrency)), seed_of(cell) + 1)
 
 
 def _measured(cell: Cell, windows: Windows, options: argparse.Namespace, url: str) -> dict[str, Any]:
@@ -217,7 +226,10 @@ def compared(
     """Every system, load and kind of which windows are there; each is simulated too, at its speed."""
     costs, sizes = read_costs(options.profile), read_shape(options.profile)
     found: dict[tuple[str, str, str], list[Comparison]] = {}
-    for key, group in groupby(cells, key=lambda cell: (cell.system, cell.load, cell.kind)):
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.system, cell.load, cell.kind), []).append(cell)
+    for key, group in groups.items():
         there = [(cell, taken) for cell in group if (taken := windows.read(cell)) is not None]
         if there:
             real = [taken["figures"] for _, taken in there]

@@ -20,6 +20,7 @@ from pathlib import Path
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
+from triptych.launch.parent import supervised
 from triptych.launch.shape import ClusterShape
 
 _SHAPE = re.compile(r"(?:(\d+)E(\d+)PD|(\d*)colocated)", re.IGNORECASE)
@@ -66,7 +67,9 @@ class Launched:
 def launched(
     shape: ClusterShape, model: str, words: Sequence[str], patience: float = 600.0
 ) -> Iterator[Launched]:
-    """`model` may be empty for the demo model; `words` are further flags of `triptych serve`."""
+    """`model` may be empty for the demo model; `words` are further flags of `triptych serve`. The
+    cluster ends at the latest with the thread that started it.
+    """
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         run_dir, log_path = Path(folder) / "run", Path(folder) / "log"
         port, grpc_port = _free_ports()
@@ -75,7 +78,11 @@ def launched(
         command += ["--port", str(port), "--grpc-port", str(grpc_port), *words]
         begun = time.monotonic()
         with log_path.open("wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            # A run that is killed leaves no cluster behind.
+            command, environment = supervised(command)
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_ready(process, url, shape, run_dir, log_path, begun + patience)

@@ -225,7 +225,7 @@ class _Served:
         say("a cluster that answers texts")
         options = self._options
         words = ["--device", options.device, "--dtype", options.dtype, "--threads", str(options.threads)]
-        return live_windows(options.model, words, self.effort.live_seconds, alone)
+        return live_windows(options.model, words, self.effort, alone)
 
     @property
     def one_thread(self) -> bool:

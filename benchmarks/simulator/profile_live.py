@@ -27,6 +27,7 @@ from triptych.goodput.slo import Slo
 from triptych.goodput.workload import Workload
 from triptych.simulator.costs import PDCosts
 from triptych.simulator.fit import TERMS, Sample
+from triptych.simulator.timing import Effort
 
 #: Requests at once; those whose steps leave the engine no pause; the share of the last one's rate at which
 #: requests come by chance, so that they do not meet the steps in their own rhythm.
@@ -80,10 +81,10 @@ class LiveWindow:
 
 
 def live_windows(
-    model: Path, words: Sequence[str], seconds: float, alone: Callable[[], float]
+    model: Path, words: Sequence[str], effort: Effort, alone: Callable[[], float]
 ) -> list[LiveWindow]:
-    """A window of about `seconds` for every number at once; `words` are flags of `triptych serve`. `alone`
-    times steps between the windows: how long they take next to their costs.
+    """Windows for every number at once, in rounds; `words` are flags of `triptych serve`. `alone` times steps
+    between the windows: how long they take next to their costs.
 
     ConfigError where the cluster does not start, or a request fails.
     """
@@ -98,20 +99,21 @@ def live_windows(
                 warm_up=0.0,
             )
         )
-        probe = _window(cluster, settings, 1, 4, _PROBE_TOKENS)
+        probe = _window(cluster, settings, 1, 4, _PROBE_TOKENS, 0)
         per_token = probe.wall / probe.tokens
-        tokens = round(min(_MOST_TOKENS, max(_LEAST_TOKENS, seconds / 8 / per_token)))
+        tokens = round(min(_MOST_TOKENS, max(_LEAST_TOKENS, effort.live_seconds / 8 / per_token)))
         turns = _Turns(cluster, alone)
-        for at_once in AT_ONCE:
-            # A step of several takes little longer than one of a single sequence.
-            rounds = max(4, round(seconds / (tokens * per_token * (1 + 0.06 * at_once))))
-            turns.window(settings, at_once, rounds * at_once, tokens)
-        full = turns.found[-1]
-        turns.window(settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS)
-        # Real seconds again: requests come at the speed that the machine has.
-        rate = _SHARE * full.requests / (full.wall * full.alone)
-        open_settings = replace(settings, arrivals=Arrivals(rate=rate))
-        turns.window(open_settings, 0, max(8, round(seconds * rate)), tokens)
+        for _ in range(effort.live_rounds):
+            for at_once in AT_ONCE:
+                # A step of several takes little longer than one of a single sequence.
+                rounds = max(4, round(effort.live_seconds / (tokens * per_token * (1 + 0.06 * at_once))))
+                turns.window(settings, at_once, rounds * at_once, tokens)
+            full = turns.found[-1]
+            turns.window(settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS)
+            # Real seconds again: requests come at the speed that the machine has.
+            rate = _SHARE * full.requests / (full.wall * full.alone)
+            by_chance = replace(settings, arrivals=Arrivals(rate=rate))
+            turns.window(by_chance, 0, max(8, round(effort.live_seconds * rate)), tokens)
         return turns.found
 
 
@@ -124,18 +126,21 @@ class _Turns:
         self.found: list[LiveWindow] = []
 
     def window(self, settings: Settings, at_once: int, requests: int, tokens: int) -> None:
-        found = _window(self._cluster, settings, at_once, requests, tokens)
+        # Seeds differ, so that no prompt is in a cache.
+        seed = 1 + len(self.found)
+        found = _window(self._cluster, settings, at_once, requests, tokens, seed)
         before, self._before = self._before, self._alone()
         self.found.append(found.at_speed_of_costs((before + self._before) / 2))
 
 
-def _window(cluster: Launched, settings: Settings, at_once: int, requests: int, tokens: int) -> LiveWindow:
+def _window(
+    cluster: Launched, settings: Settings, at_once: int, requests: int, tokens: int, seed: int
+) -> LiveWindow:
     workload = replace(settings.workload, output_tokens=tokens)
     settings = replace(settings, concurrency=at_once, requests=requests, workload=workload)
     pids = cluster.processes
     threads, proxy, page = _threads(pids["pd-0"]), sum(_threads(pids["proxy"]).values()), _page(cluster)
-    # Seeds differ, so that no prompt is in a cache.
-    report = run_window(make_job(settings, 1000 + at_once))
+    report = run_window(make_job(settings, seed))
     after = _page(cluster)
     used = {name: cpu - threads.get(name, 0.0) for name, cpu in _threads(pids["pd-0"]).items()}
     engine = max(used.values())

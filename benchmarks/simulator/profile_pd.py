@@ -36,8 +36,8 @@ from triptych.types import SamplingParams
 _PROXY = "profile"
 #: Decode steps of one batch: each is measured.
 _DECODE_STEPS = 6
-#: So many of the smallest batches are enough to say how fast steps are.
-_ALONE = 4
+#: So many of the smallest batches are enough to say how fast steps are; each is measured so often.
+_ALONE, _ALONE_ROUNDS = 4, 3
 _MODEL_LEN = 4096
 _FAR = 1e9
 
@@ -299,7 +299,8 @@ def alone(bench: StepBench, grid: Sequence[Scenario], fit: Fit) -> float:
     for scenario in smallest(grid):
         # As in `step_samples` the first round only warms up: caches have been another process's meanwhile.
         bench.run(scenario, lambda phase, terms, seconds: None)
-        bench.run(scenario, note)
+        for _ in range(_ALONE_ROUNDS):
+            bench.run(scenario, note)
     return statistics.median(found)
 
 

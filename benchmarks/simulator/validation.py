@@ -88,13 +88,15 @@ class Cell:
 
 
 def plan_cells(systems: Sequence[str], loads: Sequence[str], repeats: int) -> list[Cell]:
-    """System by system, since a start takes its time; closed before open, whose rate comes of it."""
+    """Round by round, so that minutes in which the machine is slow meet all systems alike; closed before
+    open, whose rate comes of the first round's.
+    """
     return [
         Cell(system, load, kind, repeat)
+        for repeat in range(repeats)
         for system in systems
         for load in loads
         for kind in KINDS
-        for repeat in range(repeats)
     ]
 
 

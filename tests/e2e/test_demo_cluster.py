@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import runpy
 import signal
 import subprocess
@@ -15,19 +14,12 @@ import grpc
 import pytest
 
 from support.cluster import PATIENCE, start_cluster
+from support.processes import lives
 from triptych.demo import examples
 from triptych.launch.model_path import DEMO_MODEL
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
@@ -48,7 +40,7 @@ def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
         assert _answers_of_the_examples(cluster.url) == [examples.EXPECTED_ANSWER] * 4
         cluster.process.send_signal(signal.SIGINT)
         assert cluster.process.wait(PATIENCE) == 0
-        assert not [pid for pid in pids if _alive(pid)]
+        assert not [pid for pid in pids if lives(pid)]
         assert not [path for path in tmp_path.iterdir() if path.is_socket() or path.name == "cluster.json"]
     finally:
         cluster.stop()

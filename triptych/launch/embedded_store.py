@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from triptych.errors import ConfigError
-from triptych.launch import parent
+from triptych.launch.parent import supervised
 
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
@@ -80,10 +78,11 @@ class EmbeddedStore:
         binary = find_server_binary()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.unlink(missing_ok=True)
+        command, environment = supervised([str(binary), *self._arguments()])
         with open(self._folder / "store.log", "wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", parent.__file__, binary, *self._arguments()],
-                env=os.environ | {parent.PARENT_VARIABLE: str(os.getpid())},
+                command,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 #: The supervisor's process id, as the supervisor hands it down.
 PARENT_VARIABLE = "TRIPTYCH_SUPERVISOR_PID"
@@ -21,6 +22,12 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         sys.exit("triptych: the supervisor is gone")
+
+
+def supervised(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(command, environment) of a process that runs `command`, any program, and ends with the calling one."""
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
+    return [sys.executable, "-I", "-S", __file__, *command], environment
 
 
 def adopt_orphans() -> None:

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.processes import lives, survivors
 
 _SUPERVISOR = """
 import sys, time
@@ -19,16 +20,6 @@ store.start()
 print(store.pid, flush=True)
 time.sleep(600)
 """
-PATIENCE = 60.0
-
-
-def _lives(pid: int) -> bool:
-    """Whether it runs; a dead process that nobody has reaped yet does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def test_the_embedded_store_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
@@ -38,14 +29,10 @@ def test_the_embedded_store_ends_when_its_supervisor_is_killed(tmp_path: Path) -
     with supervisor:
         assert supervisor.stdout is not None
         pid = int(supervisor.stdout.readline())
-        assert _lives(pid)
+        assert lives(pid)
         supervisor.kill()
-    deadline = time.monotonic() + PATIENCE
-    while _lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    try:
-        assert not _lives(pid)
-        assert not (tmp_path / "store.sock").exists()
-    finally:
-        if _lives(pid):
-            os.kill(pid, signal.SIGKILL)
+    left = survivors([pid])
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert not (tmp_path / "store.sock").exists()

@@ -19,9 +19,10 @@ def test_every_system_stands_for_the_same_workers_on_both_sides() -> None:
         assert (started.encoding, started.decoding) == (simulated.encoders, simulated.pd_workers), system.name
 
 
-def test_closed_windows_of_a_load_come_before_the_open_ones_whose_rate_they_give() -> None:
-    names = [cell.name for cell in plan_cells(["a"], ["mix"], 2)]
-    assert names == ["a.mix.closed.0", "a.mix.closed.1", "a.mix.open.0", "a.mix.open.1"]
+def test_systems_take_turns_and_closed_windows_come_before_open_ones_whose_rate_they_give() -> None:
+    names = [cell.name for cell in plan_cells(["a", "b"], ["mix"], 2)]
+    first = ["a.mix.closed.0", "a.mix.open.0", "b.mix.closed.0", "b.mix.open.0"]
+    assert names == [*first, *(name.replace("0", "1") for name in first)]
 
 
 def test_medians_are_compared() -> None:
