@@ -103,7 +103,7 @@ def simulated(
     result = simulate(
         [request for _, request in job.schedule],
         [at for at, _ in job.schedule],
-        _BY_NAME[cell.system].simulated(cores, options.pd_threads, costs.cores.nice_weight),
+        _BY_NAME[cell.system].simulated(cores, options.pd_threads, costs.cores),
         costs,
         sizes,
         seed=seed_of(cell),

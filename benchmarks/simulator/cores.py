@@ -33,6 +33,10 @@ class SharedCores:
         others = bytes(count for other, count in self._computing.items() if other is not worker)
         return crowded(others, math.ceil(threads), int(self._cores))
 
+    def alone(self, worker: object) -> bool:
+        """Whether no other worker computes."""
+        return all(other is worker for other in self._computing)
+
     def watch(self, worker: object, changed: Callable[[], None] | None) -> None:
         """`changed` is called whenever another worker begins or ends, until it is set to None."""
         if changed is None:

@@ -156,7 +156,8 @@ class ClientCosts:
 @dataclass(frozen=True, slots=True)
 class CoreCosts:
     """How a machine shares its cores. `wake`: seconds until a thread that is woken has a core while all of
-    them compute; `nice_weight`: what a process at niceness 10 gets beside one at 0, as a share of its.
+    them compute; `nice_weight`: what a process at niceness 10 gets beside one at 0, as a share of its;
+    `own_core`: what steps take on a core that the worker has for itself, as a share of their costs.
 
     Where the kernel groups processes by session (autogroup), niceness counts within a session only, and the
     weight is 1.
@@ -164,6 +165,7 @@ class CoreCosts:
 
     wake: float = 0.0
     nice_weight: float = 1.0
+    own_core: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

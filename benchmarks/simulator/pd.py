@@ -108,6 +108,7 @@ class SimulatedPD:
         self._place = place.device
         self.device = device
         self._interval = place.step_interval
+        self._own_core = place.own_core
         self._cores = cores
         #: When the last step began before which a rest was thought of.
         self._begun = -math.inf
@@ -260,12 +261,17 @@ class SimulatedPD:
                 prefill += count
                 prefill_context += chunk_context(start, count)
         seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
-        seconds += self._costs.tell(samples)
+        seconds = self._share() * (seconds + self._costs.tell(samples))
         self.counts.steps += 1
         self.counts.prefill_tokens += prefill
         self._tell_streams(samples, prefill, seconds)
         started = self._clock.now
         self._start(seconds, lambda: self._stepped(output, samples, started))
+
+    def _share(self) -> float:
+        """What steps take of their costs on the core or cores that the worker has now."""
+        alone = not self._interval or self._cores.alone(self)
+        return self._own_core if alone else 1.0
 
     def _start(self, seconds: float, done: Callable[[], None], *, marks: bool = False) -> Task:
         place = self._place
@@ -345,13 +351,13 @@ class SimulatedPD:
         running = self.scheduler.running
         now, count = self._clock.now, len(running)
         context = sum(state.num_tokens for state in running)
-        tell = self._costs.tell(count)
-        first = self._costs.step_seconds(0, count, context, 0.0) + tell
+        share, tell = self._share(), self._costs.tell(count)
+        first = share * (self._costs.step_seconds(0, count, context, 0.0) + tell)
         steps = self.scheduler.room(lambda step: now + step * first)
         if steps < 1:
             return False
         self._tell_streams(count, 0, first)
-        last = self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0) + tell
+        last = share * (self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0) + tell)
         slope = (last - first) / (steps - 1) if steps > 1 else 0.0
         work = steps * first + slope * steps * (steps - 1) / 2
         task = self._start(work, self._ran_on, marks=True)

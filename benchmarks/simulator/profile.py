@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,8 @@ from triptych.simulator.profile_live import (
     colder,
     live_samples,
     live_windows,
+    own_core,
+    own_core_windows,
     step_ratio,
     take_busy,
 )
@@ -116,7 +119,7 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     samples["save"], samples["load"] = _transfers(served.effort)
     threads_before = torch.get_num_threads()
     try:
-        shape, windows = served.model(samples, say)
+        shape, windows, pinned = served.model(samples, say)
     finally:
         torch.set_num_threads(threads_before)
     windows = windows or served.live(say)
@@ -142,7 +145,7 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
         proxy=ProxyCosts(**_terms(fits, "proxy") | {k: fits["relay"].costs[k] for k in ("message", "token")}),
         rpc=statistics.median(trips) / 2,
         client=ClientCosts(**_terms(fits, "client")),
-        cores=cores,
+        cores=replace(cores, own_core=own_core(pinned, windows)),
     )
     return Profile(costs, shape, settings, machine, fits, samples)
 
@@ -163,9 +166,9 @@ class _Served:
 
     def model(
         self, samples: dict[str, list[Sample]], say: Callable[[str], None]
-    ) -> tuple[ModelShape, list[LiveWindow]]:
+    ) -> tuple[ModelShape, list[LiveWindow], list[LiveWindow]]:
         """The checkpoint's sizes, with the stages of both sides put into `samples`; and windows of a running
-        cluster, where its steps are to be set against steps alone.
+        cluster, where its steps are to be set against steps alone, and of one with a core for each worker.
 
         Else there are none: a cluster then starts when these two sides have left the device.
         """
@@ -185,7 +188,7 @@ class _Served:
 
     def _decoder(
         self, encoder: EncoderSide, samples: dict[str, list[Sample]], say: Callable[[str], None]
-    ) -> tuple[ModelShape, list[LiveWindow]]:
+    ) -> tuple[ModelShape, list[LiveWindow], list[LiveWindow]]:
         import torch
 
         from triptych.models.registry import load_decoder
@@ -216,16 +219,28 @@ class _Served:
         with profile_pd.step_bench(path, self._pd, decoder, tokenizer, grid) as bench:
             samples["step"] = profile_pd.step_samples(bench, grid, self.effort)
             if not self.one_thread:
-                return shape, []
+                return shape, [], []
             fit = fit_costs(samples["step"], TERMS["step"])
-            return shape, self.live(say, lambda: profile_pd.alone(bench, grid, fit))
+
+            def alone() -> float:
+                return profile_pd.alone(bench, grid, fit)
+
+            return shape, self.live(say, alone), self._own_core(say, alone)
 
     def live(self, say: Callable[[str], None], alone: Callable[[], float] = lambda: 1.0) -> list[LiveWindow]:
         """Windows of a running cluster with these settings; `alone` as in `live_windows`."""
         say("a cluster that answers texts")
+        return live_windows(self._options.model, self._words(), self.effort, alone)
+
+    def _own_core(self, say: Callable[[str], None], alone: Callable[[], float]) -> list[LiveWindow]:
+        if len(os.sched_getaffinity(0)) < 2:
+            return []
+        say("the same with a core for each worker")
+        return own_core_windows(self._options.model, self._words(), self.effort, alone)
+
+    def _words(self) -> list[str]:
         options = self._options
-        words = ["--device", options.device, "--dtype", options.dtype, "--threads", str(options.threads)]
-        return live_windows(options.model, words, self.effort, alone)
+        return ["--device", options.device, "--dtype", options.dtype, "--threads", str(options.threads)]
 
     @property
     def one_thread(self) -> bool:

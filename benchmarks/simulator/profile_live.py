@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import statistics
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,9 +89,40 @@ def live_windows(
 
     ConfigError where the cluster does not start, or a request fails.
     """
-    flags = ("--cpu-sharing", "free", *words)
+    with _turns(model, ("--cpu-sharing", "free", *words), effort, alone) as turns:
+        for _ in range(effort.live_rounds):
+            for at_once in AT_ONCE:
+                turns.closed(at_once)
+            full = turns.found[-1]
+            turns.short(max(12, full.requests // 2))
+            # Real seconds again: requests come at the speed that the machine has.
+            turns.by_chance(_SHARE * full.requests / (full.wall * full.alone))
+        return turns.found
+
+
+def own_core_windows(
+    model: Path, words: Sequence[str], effort: Effort, alone: Callable[[], float]
+) -> list[LiveWindow]:
+    """Busy windows as those of `live_windows`, of a PD worker that has a core for itself."""
+    with _turns(model, ("--cpus-per-worker", "1", *words), effort, alone) as turns:
+        for _ in range(effort.live_rounds):
+            for at_once in BUSY:
+                turns.closed(at_once)
+        return turns.found
+
+
+@contextmanager
+def _turns(model: Path, flags: Sequence[str], effort: Effort, alone: Callable[[], float]) -> Iterator[_Turns]:
     with launched(parse_shape("1E1PD"), str(model), flags) as cluster:
-        settings = ready(
+        yield _Turns(cluster, effort.live_seconds, alone)
+
+
+class _Turns:
+    """Windows of a cluster, of about so many seconds each, and steps alone, by turns."""
+
+    def __init__(self, cluster: Launched, seconds: float, alone: Callable[[], float]) -> None:
+        self._cluster, self._seconds, self._alone = cluster, seconds, alone
+        self._settings = ready(
             Settings(
                 target=Target(cluster.url, ""),
                 workload=Workload(text_tokens=_TEXT_TOKENS, output_tokens=_PROBE_TOKENS),
@@ -99,33 +131,25 @@ def live_windows(
                 warm_up=0.0,
             )
         )
-        probe = _window(cluster, settings, 1, 4, _PROBE_TOKENS, 0)
-        per_token = probe.wall / probe.tokens
-        tokens = round(min(_MOST_TOKENS, max(_LEAST_TOKENS, effort.live_seconds / 8 / per_token)))
-        turns = _Turns(cluster, alone)
-        for _ in range(effort.live_rounds):
-            for at_once in AT_ONCE:
-                # A step of several takes little longer than one of a single sequence.
-                rounds = max(4, round(effort.live_seconds / (tokens * per_token * (1 + 0.06 * at_once))))
-                turns.window(settings, at_once, rounds * at_once, tokens)
-            full = turns.found[-1]
-            turns.window(settings, _SHORT, max(12, full.requests // 2), _LEAST_TOKENS)
-            # Real seconds again: requests come at the speed that the machine has.
-            rate = _SHARE * full.requests / (full.wall * full.alone)
-            by_chance = replace(settings, arrivals=Arrivals(rate=rate))
-            turns.window(by_chance, 0, max(8, round(effort.live_seconds * rate)), tokens)
-        return turns.found
-
-
-class _Turns:
-    """Windows of a cluster and steps alone, by turns."""
-
-    def __init__(self, cluster: Launched, alone: Callable[[], float]) -> None:
-        self._cluster, self._alone = cluster, alone
+        probe = _window(cluster, self._settings, 1, 4, _PROBE_TOKENS, 0)
+        self._per_token = probe.wall / probe.tokens
+        self._tokens = round(min(_MOST_TOKENS, max(_LEAST_TOKENS, seconds / 8 / self._per_token)))
         self._before = alone()
         self.found: list[LiveWindow] = []
 
-    def window(self, settings: Settings, at_once: int, requests: int, tokens: int) -> None:
+    def closed(self, at_once: int) -> None:
+        # A step of several takes little longer than one of a single sequence.
+        one = self._tokens * self._per_token * (1 + 0.06 * at_once)
+        self._take(self._settings, at_once, max(4, round(self._seconds / one)) * at_once, self._tokens)
+
+    def short(self, requests: int) -> None:
+        self._take(self._settings, _SHORT, requests, _LEAST_TOKENS)
+
+    def by_chance(self, rate: float) -> None:
+        settings = replace(self._settings, arrivals=Arrivals(rate=rate))
+        self._take(settings, 0, max(8, round(self._seconds * rate)), self._tokens)
+
+    def _take(self, settings: Settings, at_once: int, requests: int, tokens: int) -> None:
         # Seeds differ, so that no prompt is in a cache.
         seed = 1 + len(self.found)
         found = _window(self._cluster, settings, at_once, requests, tokens, seed)
@@ -218,6 +242,17 @@ def step_ratio(windows: Sequence[LiveWindow], costs: PDCosts) -> float:
     """
     found = [window.engine / expected_steps(window, costs) for window in windows if window.at_once in BUSY]
     return statistics.median(found)
+
+
+def own_core(pinned: Sequence[LiveWindow], shared: Sequence[LiveWindow]) -> float:
+    """What a step and telling of it take on a core of the worker's own, as a share of what they take where
+    its threads move between cores: the median over windows with as many at once. 1 without windows.
+    """
+    typical = {
+        count: statistics.median(window.step for window in shared if window.at_once == count)
+        for count in {window.at_once for window in pinned}
+    }
+    return statistics.median([window.step / typical[window.at_once] for window in pinned] or [1.0])
 
 
 def expected_steps(window: LiveWindow, costs: PDCosts) -> float:

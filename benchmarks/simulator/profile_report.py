@@ -28,7 +28,7 @@ def report(found: Profile) -> str:
     )
     lines.append(
         f"{'cores':8} a wake-up waits {seconds(cores.wake)} where all compute; a process at niceness 10 gets "
-        f"{cores.nice_weight:.0%} of another's share"
+        f"{cores.nice_weight:.0%} of another's share, steps on a core of their own take {cores.own_core:.2f}"
     )
     lines.append("")
     lines.append(f"load average {machine.load_before:g} before, {machine.load_after:g} after")

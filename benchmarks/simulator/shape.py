@@ -26,6 +26,8 @@ class WorkerPlace:
     """A worker: `encodes`, `decodes`, or both in turn on `device`; other work of its is on `cpu`.
 
     `step_interval` above 0: a decoder begins its steps so many seconds apart while towers lack cores.
+    `own_core`: what its steps take of their costs while it has a core for itself, which with a
+    `step_interval` is while no other worker computes.
     """
 
     device: Place
@@ -33,6 +35,7 @@ class WorkerPlace:
     encodes: bool = False
     decodes: bool = False
     step_interval: float = 0.0
+    own_core: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,17 @@ def colocated(replicas: int) -> ClusterShape:
     return ClusterShape(f"{replicas} colocated", hosts, workers, Place(AMPLE), in_memory=replicas == 1)
 
 
-def pinned(encoders: int, pd_workers: int, *, cores: float = 1.0, proxy: str = "encoder-0") -> ClusterShape:
+def pinned(
+    encoders: int, pd_workers: int, *, cores: float = 1.0, proxy: str = "encoder-0", own_core: float = 1.0
+) -> ClusterShape:
     """One machine: every worker has `cores` of its own for all its work; proxy and client on `proxy`'s."""
     hosts, workers = {}, []
     for name, count, encodes in (("encoder", encoders, True), ("pd", pd_workers, False)):
         for index in range(count):
             host = f"{name}-{index}"
             hosts[host] = cores
-            workers.append(WorkerPlace(Place(host, cores), Place(host), encodes, not encodes))
+            place = Place(host, cores), Place(host)
+            workers.append(WorkerPlace(*place, encodes, not encodes, own_core=own_core))
     name = f"{encoders}E{pd_workers}PD pinned"
     return ClusterShape(name, hosts, tuple(workers), Place(proxy), client_beside_proxy=True)
 
@@ -107,6 +113,7 @@ def shared(
     pd_weight: float = 1.0,
     encoder_weight: float = 1.0,
     step_interval: float = 0.0,
+    own_core: float = 1.0,
 ) -> ClusterShape:
     """One machine: all share all cores; decoders with `pd_weight` times the weight of all others.
 
@@ -116,17 +123,23 @@ def shared(
     tower = Place("machine", encoder_threads, encoder_weight)
     encoder = WorkerPlace(tower, Place("machine", 1.0, encoder_weight), encodes=True)
     step, cpu = Place("machine", pd_threads, pd_weight), Place("machine", 1.0, pd_weight)
-    pd = WorkerPlace(step, cpu, decodes=True, step_interval=step_interval)
+    pd = WorkerPlace(step, cpu, decodes=True, step_interval=step_interval, own_core=own_core)
     workers = (encoder,) * encoders + (pd,) * pd_workers
     name = f"{encoders}E{pd_workers}PD shared"
     return ClusterShape(name, {"machine": cores}, workers, Place("machine"), client_beside_proxy=True)
 
 
 def paced(
-    encoders: int, pd_workers: int, *, cores: float, pd_threads: float = 1.0, nice_weight: float = 1.0
+    encoders: int,
+    pd_workers: int,
+    *,
+    cores: float,
+    pd_threads: float = 1.0,
+    nice_weight: float = 1.0,
+    own_core: float = 1.0,
 ) -> ClusterShape:
     """What `triptych serve` does on a CPU: towers of one thread, at a niceness that weighs `nice_weight`, and
-    steps that keep their interval while towers lack cores.
+    steps that keep their interval while towers lack cores, and have a core to themselves while none computes.
     """
     return shared(
         encoders,
@@ -135,6 +148,7 @@ def paced(
         pd_threads=pd_threads,
         encoder_weight=nice_weight,
         step_interval=PDConfig().step_interval,
+        own_core=own_core,
     )
 
 

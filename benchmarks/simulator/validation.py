@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.simulator import shape
+from triptych.simulator.costs import CoreCosts
 from triptych.simulator.shape import ClusterShape
 from triptych.simulator.speed import Speed
 
@@ -24,7 +25,7 @@ class System:
     name: str
     launch: str
     words: tuple[str, ...]
-    simulated: Callable[[float, float, float], ClusterShape] = field(compare=False, repr=False)
+    simulated: Callable[[float, float, CoreCosts], ClusterShape] = field(compare=False, repr=False)
 
 
 _FREE = ("--cpu-sharing", "free")
@@ -33,7 +34,7 @@ _FREE = ("--cpu-sharing", "free")
 def _shared(encoders: int, pd_workers: int) -> System:
     name = f"{encoders}E{pd_workers}PD"
 
-    def simulated(cores: float, threads: float, nice: float) -> ClusterShape:
+    def simulated(cores: float, threads: float, costs: CoreCosts) -> ClusterShape:
         return shape.shared(encoders, pd_workers, cores=cores, pd_threads=threads)
 
     return System(f"{name.lower()}-shared", name, _FREE, simulated)
@@ -42,27 +43,34 @@ def _shared(encoders: int, pd_workers: int) -> System:
 def _paced(encoders: int, pd_workers: int) -> System:
     name = f"{encoders}E{pd_workers}PD"
 
-    def simulated(cores: float, threads: float, nice: float) -> ClusterShape:
-        return shape.paced(encoders, pd_workers, cores=cores, pd_threads=threads, nice_weight=nice)
+    def simulated(cores: float, threads: float, costs: CoreCosts) -> ClusterShape:
+        return shape.paced(
+            encoders,
+            pd_workers,
+            cores=cores,
+            pd_threads=threads,
+            nice_weight=costs.nice_weight,
+            own_core=costs.own_core,
+        )
 
     return System(f"{name.lower()}-pace", name, ("--cpu-sharing", "pace"), simulated)
 
 
 def _colocated(replicas: int) -> System:
-    def simulated(cores: float, threads: float, nice: float) -> ClusterShape:
+    def simulated(cores: float, threads: float, costs: CoreCosts) -> ClusterShape:
         return shape.colocated_on_cores(replicas, cores=cores, threads=threads)
 
     return System(f"{replicas}-colocated", f"{replicas}colocated", (), simulated)
 
 
-#: The shapes; `simulated` takes the machine's cores, a decoder's threads and what niceness weighs there.
+#: The shapes; `simulated` takes the machine's cores, a decoder's threads and what is known of cores there.
 SYSTEMS = (
     _paced(2, 1),
     System(
         "1e1pd-pinned",
         "1E1PD",
         ("--cpus-per-worker", "1"),
-        lambda cores, threads, nice: shape.pinned(1, 1, cores=1.0),
+        lambda cores, threads, costs: shape.pinned(1, 1, cores=1.0, own_core=costs.own_core),
     ),
     _shared(1, 1),
     _shared(2, 1),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL, PICTURE, TEXT, run
-from triptych.goodput.workload import plan_requests
+from triptych.goodput.workload import Workload, plan_requests
 from triptych.simulator.cores import SharedCores
 from triptych.simulator.costs import ClientCosts, CoreCosts
 from triptych.simulator.run import simulate
-from triptych.simulator.shape import ClusterShape, paced, shared
+from triptych.simulator.shape import ClusterShape, paced, pinned, shared
 
 
 def test_a_page_tells_who_lacks_cores_and_whoever_watches() -> None:
@@ -45,6 +46,27 @@ def test_steps_rest_while_towers_lack_cores_and_only_then() -> None:
 
 def test_nothing_is_paced_without_pictures() -> None:
     assert run(paced(2, 1, cores=2), TEXT).records == run(shared(2, 1, cores=2), TEXT).records
+
+
+def test_steps_are_shorter_on_a_core_of_their_own() -> None:
+    def tpot(shape: ClusterShape) -> float:
+        return statistics.median(one.tpot for one in run(shape, TEXT, rate=2.0).records)
+
+    assert tpot(pinned(1, 1, own_core=0.5)) == pytest.approx(0.5 * tpot(pinned(1, 1)), rel=0.05)
+    assert tpot(paced(2, 1, cores=2, own_core=0.5)) == pytest.approx(
+        0.5 * tpot(paced(2, 1, cores=2)), rel=0.05
+    )
+
+
+def test_a_paced_worker_has_no_core_of_its_own_while_a_tower_computes() -> None:
+    # One long text; a picture that is encoded from 50 to 250 ms, for which there is a core.
+    load = [*plan_requests(Workload(100, 60), 1, 0), *plan_requests(PICTURE, 1, 1)]
+    costs = replace(COSTS, encoder=replace(COSTS.encoder, tower_batch=0.2))
+    found = simulate(load, [0.0, 0.05], paced(2, 1, cores=2, own_core=0.5), costs, MODEL, LIMITS)
+    alone = simulate(load[:1], [0.0], paced(2, 1, cores=2, own_core=0.5), costs, MODEL, LIMITS)
+    itls, quick = found.records[0].itls, alone.records[0].itls
+    assert min(itls) == pytest.approx(min(quick), rel=0.05)
+    assert sum(gap > 1.8 * min(quick) for gap in itls) >= 10 > sum(gap > 1.8 * min(quick) for gap in quick)
 
 
 @pytest.mark.parametrize("shape", [shared(1, 2, cores=2), paced(2, 1, cores=2)], ids=lambda shape: shape.name)

@@ -13,6 +13,7 @@ from triptych.simulator.profile_live import (
     colder,
     expected_steps,
     live_samples,
+    own_core,
     step_ratio,
     take_busy,
 )
@@ -92,3 +93,9 @@ def test_the_wait_on_the_way_in_is_what_half_a_step_does_not_explain() -> None:
     by_chance = replace(window(4), at_once=0)
     assert take_busy([*WINDOWS, by_chance], COSTS) == pytest.approx(0.002 - 1e-4)
     assert take_busy([replace(by_chance, queue=0.0)], COSTS) == 0.0
+
+
+def test_a_core_of_its_own_is_judged_by_windows_with_as_many_at_once() -> None:
+    pinned = [slowed(window(count), factor) for count, factor in ((2, 0.7), (4, 0.8), (8, 1.4))]
+    assert own_core(pinned, WINDOWS) == pytest.approx(0.8)
+    assert own_core([], WINDOWS) == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.goodput.launch import parse_shape
+from triptych.simulator.costs import CoreCosts
 from triptych.simulator.validation import SYSTEMS, Comparison, compare, plan_cells, table
 
 
@@ -15,7 +16,7 @@ def runs(*values: float) -> list[dict[str, float]]:
 def test_every_system_stands_for_the_same_workers_on_both_sides() -> None:
     assert len(SYSTEMS) >= 6
     for system in SYSTEMS:
-        started, simulated = parse_shape(system.launch), system.simulated(2, 1, 1)
+        started, simulated = parse_shape(system.launch), system.simulated(2, 1, CoreCosts())
         assert (started.encoding, started.decoding) == (simulated.encoders, simulated.pd_workers), system.name
 
 
