@@ -10,7 +10,7 @@ from triptych.cli.options import MODEL_HELP
 
 
 @click.command(
-    help="Measures what each stage costs on this machine and writes it down for the simulator: two to "
+    help="Measures what each stage costs on this machine and writes it down for the simulator: about "
     f"three minutes with a small model. Needs the worker, embedded and bench extras. {MODEL_HELP}"
 )
 @click.argument("model", default="", envvar="TRIPTYCH_MODEL")
@@ -30,7 +30,7 @@ from triptych.cli.options import MODEL_HELP
     type=click.Path(path_type=Path, dir_okay=False),
     help="where the costs go",
 )
-@click.option("--quick", is_flag=True, help="a small grid, in 20 seconds instead of two to three minutes")
+@click.option("--quick", is_flag=True, help="a small grid, in 20 seconds instead of three minutes")
 def profile(model: str, device: str, dtype: str, threads: int, output: Path, quick: bool) -> None:
     from triptych.cli.app import thread_environment
     from triptych.errors import ConfigError
