@@ -47,13 +47,19 @@ def step_times(engines: tuple[Engine, Engine], count: int, length: int, tokens: 
     seconds: tuple[list[float], list[float]] = ([], [])
     outputs = []
     # The first round is not counted.
-    for _ in range(rounds + 1):
-        for engine, found in zip(engines, seconds, strict=True):
+    for turn in range(rounds + 1):
+        for side in first_and_second(turn):
+            engine = engines[side]
             requests = make_requests(engine, prompts, tokens, engine.runner.position_rows)
-            found.append(count / engine_round(engine, requests).tokens_per_second)
+            seconds[side].append(count / engine_round(engine, requests).tokens_per_second)
             outputs.append([request.output_token_ids for request in requests])
     medians = [statistics.median(found[1:]) for found in seconds]
     return medians[0], medians[1], all(output == outputs[0] for output in outputs)
+
+
+def first_and_second(turn: int) -> tuple[int, int]:
+    """Which of two sides begins a round: each in turn, since the second one finds the other's caches."""
+    return (1, 0) if turn % 2 else (0, 1)
 
 
 def report(times: dict[tuple[int, int], _Times], arguments: argparse.Namespace) -> str:

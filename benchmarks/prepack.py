@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.decode_view import step_times
+from benchmarks.decode_view import first_and_second, step_times
 from benchmarks.engine_decode import make_engine
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB
@@ -57,11 +57,11 @@ def pictures(path: Path, dtype: torch.dtype, rounds: int) -> list[str]:
         item = sides[0].preprocess(torch.rand(3, size, size), {})
         seconds: tuple[list[float], list[float]] = ([], [])
         # The first round is not counted.
-        for _ in range(rounds + 1):
-            for side, found in zip(sides, seconds, strict=True):
+        for turn in range(rounds + 1):
+            for side in first_and_second(turn):
                 began = time.perf_counter()
-                side.encode([item])
-                found.append(time.perf_counter() - began)
+                sides[side].encode([item])
+                seconds[side].append(time.perf_counter() - began)
         packed, plain = (statistics.median(found[1:]) for found in seconds)
         rows.append(row(f"tower, {size}x{size}", packed, plain, "-"))
     return rows
