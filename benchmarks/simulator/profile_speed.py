@@ -50,13 +50,14 @@ class _Measured(msgspec.Struct):
 
 
 @contextmanager
-def speed_gauge(model: Path, profile: Path, device: str = "cpu") -> Iterator[Callable[[], Speed]]:
+def speed_gauge(model: Path, profile: Path) -> Iterator[Callable[[], Speed]]:
     """Yields what measures the speed of this machine now, next to the `profile` that was taken of `model` on
     it. ConfigError for one of the two that cannot be read.
     """
     measured = _read(profile)
     threads, settings = torch.get_num_threads(), measured.settings
-    on = resolve_device(device)
+    # That of a cluster without --device.
+    on = resolve_device("cpu")
     dtype = resolve_dtype(model, on, settings.dtype)
     encoder = load_encoder(model, device=on, dtype=dtype)
     decoder = load_decoder(model, device=on, dtype=dtype, attn_implementation=ATTENTION_NAME)
