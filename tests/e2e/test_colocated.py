@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support import stages
 from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, start_cluster, wait_for
+from support.cluster import Cluster, start_cluster
 from support.oracle import assert_exact
+from support.streams import Streams
 from support.traffic import ask, ask_all, expected, mixed_cases
 
 TOKENS = 64
@@ -65,11 +66,12 @@ async def test_a_killed_replica_comes_back_and_its_requests_go_on(replica):
     cases = mixed_cases(4, seed=47)
     reference = expected(replica.checkpoint, cases, 200)
     killed = cluster.pid("colocated-0")
-    answering = [asyncio.create_task(ask(cluster.url, case, 200)) for case in cases]
-    await asyncio.to_thread(
-        wait_for, "requests in the batch", lambda: cluster.total("pd", "vllm:num_requests_running") > 0
-    )
-    cluster.kill("colocated-0")
-    answers = await asyncio.gather(*answering)
+    async with Streams(cluster.url, cases, 200, salts=("kill",)) as streams:
+        async with stages.caught(
+            cluster, streams, "a stream in its middle", lambda: streams.in_the_middle > 0, "colocated"
+        ):
+            assert stages.unfinished(cluster) > 0
+            cluster.kill("colocated-0")
+        answers = await streams.all()
     assert_exact(reference, [answer.token_ids for answer in answers])
     assert cluster.pid("colocated-0") != killed

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from triptych.launch.parent import PARENT_VARIABLE
 from triptych.launch.zygote import ForkedProcess, Zygote
@@ -32,6 +32,7 @@ class Child:
     """A process that is meant to run for ever.
 
     `command` is interpreter, -m, module and the words for it; with a zygote, it forks the process if it can.
+    `on_change` is called when `pid` has another value.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
+        self._on_change = on_change
         self._command = list(command)
         self._environment = dict(environment or {})
         self._zygote = zygote
@@ -79,10 +82,13 @@ class Child:
         self._process = await self._start(own)
         if self._process is None:
             return 0
+        self._on_change()
         if self._ending:
             # `end` found no process yet.
             self._process.send_signal(signal.SIGTERM)
-        return await self._process.wait()
+        code = await self._process.wait()
+        self._on_change()
+        return code
 
     async def _start(self, own: Mapping[str, str]) -> asyncio.subprocess.Process | ForkedProcess | None:
         if self._zygote is not None:

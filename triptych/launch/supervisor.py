@@ -53,9 +53,10 @@ class Supervisor:
         self._on_ready = on_ready
         self._zygote = Zygote(plan.zygote) if plan.zygote else None
         self._workers = [
-            Child(name, command, plan.worker_secrets, self._zygote) for name, command in plan.workers
+            Child(name, command, plan.worker_secrets, self._zygote, self._write_processes)
+            for name, command in plan.workers
         ]
-        self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets)
+        self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._write_processes)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -99,7 +100,7 @@ class Supervisor:
         log.info("stopped")
 
     async def _announce(self) -> None:
-        """Says once that the cluster answers, and keeps cluster.json true."""
+        """Says once that the cluster answers; the store and the zygote do not tell when they start again."""
         await self._wait_until_ready()
         self._on_ready()
         while True:
@@ -137,6 +138,7 @@ class Supervisor:
             await store.close()
 
     def _write_processes(self) -> None:
+        """Brings cluster.json up to date."""
         processes: dict[str, int | None] = {c.name: c.pid for c in (*self._workers, self._proxy)}
         if self._zygote is not None:
             processes["zygote"] = self._zygote.pid
