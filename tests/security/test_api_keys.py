@@ -15,8 +15,9 @@ import grpc
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 
-from support.fake_workers import until, user, whole_text
+from support.fake_workers import user, whole_text
 from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.waiting import until
 from triptych.config import check_front_door
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import ConfigError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -54,23 +53,6 @@ def whole_text(count: int) -> str:
 def choice_text(choice: int, index: int) -> str:
     """Token texts of the choices differ, so that a mix-up shows."""
     return token_text(index) if choice == 0 else f"c{choice}-{token_text(index)}"
-
-
-async def until(condition: Any, what: str = "the condition", seconds: float = 10.0) -> None:
-    """Waits until `condition()` holds; AssertionError after `seconds`."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"{what} did not come about"
-        await asyncio.sleep(0.01)
-
-
-async def within(what: str, work: Awaitable[Any], seconds: float = 15.0) -> None:
-    """Awaits `work`; AssertionError that names it after `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            await work
-    except TimeoutError:
-        raise AssertionError(f"{what} did not come within {seconds:g} s") from None
 
 
 class StallingHealth(health.aio.HealthServicer):

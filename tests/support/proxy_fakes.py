@@ -10,7 +10,8 @@ from openai import AsyncOpenAI
 
 from support.fake_encoder import FakeEncoder
 from support.fake_pd import FakePD
-from support.fake_workers import MODEL, until, within
+from support.fake_workers import MODEL
+from support.waiting import until, within
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore

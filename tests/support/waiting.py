@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from support.cluster import PATIENCE
 
@@ -20,3 +20,11 @@ async def within(what: str, work: Awaitable[T], seconds: float = PATIENCE) -> T:
         if deadline.expired():
             raise AssertionError(f"waited {seconds:.0f} s for: {what}") from None
         raise
+
+
+async def until(holds: Callable[[], Any], what: str = "the condition", seconds: float = 45.0) -> None:
+    """Returns once `holds()` is true; AssertionError naming `what` after `seconds`, before a test's limit."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, f"waited {seconds:.0f} s for: {what}"
+        await asyncio.sleep(0.01)

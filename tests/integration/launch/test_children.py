@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 
-from support.fake_workers import until
-from support.waiting import within
+from support.waiting import until, within
 from triptych.launch.children import Child
 
 _SLEEP = "import time; time.sleep(600)"

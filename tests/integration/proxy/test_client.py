@@ -8,8 +8,9 @@ import pytest
 
 import triptych
 from support.cluster import free_port
-from support.fake_workers import MODEL, picture, until, whole_text
+from support.fake_workers import MODEL, picture, whole_text
 from support.proxy_fakes import FakeCluster
+from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import InvalidRequest, NotFound, Unavailable
 from triptych.protos import common_pb2

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.fake_workers import until
 from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.proxy.connections import Connection, ConnectionLimits
 

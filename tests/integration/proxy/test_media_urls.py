@@ -11,8 +11,9 @@ import pytest
 from grpc import aio
 from openai import APIStatusError, BadRequestError
 
-from support.fake_workers import data_url, key_of, picture, until, whole_text
+from support.fake_workers import data_url, key_of, picture, whole_text
 from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.waiting import until
 from support.web import PNG, WebServer, redirect, reply
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, proxy_pb2, proxy_pb2_grpc

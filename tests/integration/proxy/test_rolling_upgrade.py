@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 from support.fake_encoder import FakeEncoder
 from support.fake_pd import FakePD
-from support.fake_workers import MODEL_KEY, NAMESPACE, FakeWorker, picture, until, user, whole_text
+from support.fake_workers import MODEL_KEY, NAMESPACE, FakeWorker, picture, user, whole_text
 from support.proxy_fakes import FakeCluster
+from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
 
 NEW_KEY, NEW_NAMESPACE = "c" * 64, "d" * 64

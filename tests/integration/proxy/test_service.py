@@ -11,7 +11,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from support.fake_pd import FakePD
-from support.fake_workers import until, whole_text
+from support.fake_workers import whole_text
+from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.fake_workers import until
 from support.proxy_fakes import FakeCluster
+from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.proxy import pool

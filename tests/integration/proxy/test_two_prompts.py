@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from support.fake_workers import MODEL, NAMESPACE, until, whole_text
+from support.fake_workers import MODEL, NAMESPACE, whole_text
 from support.proxy_fakes import FakeCluster
+from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash

@@ -8,8 +8,9 @@ import socket
 
 import pytest
 
-from support.fake_workers import MODEL, until, user, whole_text
+from support.fake_workers import MODEL, user, whole_text
 from support.proxy_fakes import FakeCluster
+from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.proxy import exchange
 
