@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-
-
-@dataclass(slots=True)
-class _Block:
-    refs: int = 0
-    digest: bytes | None = None
 
 
 class BlockPool:
@@ -21,7 +14,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._blocks = [_Block() for _ in range(num_blocks)]
+        # By block; no object for each, since a large cache has a million of them.
+        self._refs = [0] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_digest: dict[bytes, int] = {}
 
@@ -35,7 +30,7 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     def is_free(self, block: int) -> bool:
-        return self._blocks[block].refs == 0
+        return self._refs[block] == 0
 
     def find(self, digest: bytes) -> int | None:
         """The block that holds this content."""
@@ -44,42 +39,41 @@ class BlockPool:
     def take(self) -> int:
         """A free block with one reference, its content forgotten; KeyError when there is none."""
         block, _ = self._free.popitem(last=False)
-        entry = self._blocks[block]
-        if entry.digest is not None:
-            del self._by_digest[entry.digest]
-            entry.digest = None
-        entry.refs = 1
+        digest = self._digests[block]
+        if digest is not None:
+            del self._by_digest[digest]
+            self._digests[block] = None
+        self._refs[block] = 1
         return block
 
     def refer(self, block: int) -> None:
         """One reference more; a free block is revived with its content."""
-        entry = self._blocks[block]
-        if entry.refs == 0:
+        if self._refs[block] == 0:
             del self._free[block]
-        entry.refs += 1
+        self._refs[block] += 1
 
     def release(self, block: int) -> None:
         """One reference less. The last one frees the block: blocks that nobody can find go first."""
-        entry = self._blocks[block]
-        assert entry.refs > 0, f"block {block} is freed twice"
-        entry.refs -= 1
-        if entry.refs == 0:
+        refs = self._refs[block]
+        assert refs > 0, f"block {block} is freed twice"
+        self._refs[block] = refs - 1
+        if refs == 1:
             self._free[block] = None
-            if entry.digest is None:
+            if self._digests[block] is None:
                 self._free.move_to_end(block, last=False)
 
     def label(self, block: int, digest: bytes) -> None:
         """Makes a written block findable. Two requests may compute equal content: the first block is kept."""
         if digest not in self._by_digest:
             self._by_digest[digest] = block
-            self._blocks[block].digest = digest
+            self._digests[block] = digest
 
     def relabel(self, block: int, digest: bytes) -> None:
         """As `label`, but this block is the one that is found from now on."""
         former = self._by_digest.get(digest)
         if former is not None and former != block:
-            self._blocks[former].digest = None
+            self._digests[former] = None
             if self.is_free(former):
                 self._free.move_to_end(former, last=False)
         self._by_digest[digest] = block
-        self._blocks[block].digest = digest
+        self._digests[block] = digest

@@ -26,9 +26,13 @@ class GatheredRows:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledChunk:
-    """One request's share of a step: tokens [start, start + count) of prompt plus output."""
+    """One request's share of a step: tokens [start, start + count) of prompt plus output.
+
+    Nobody changes it. It is not frozen: that would make it take five times as long to make, and every step
+    makes one for each request.
+    """
 
     state: RequestState
     start: int

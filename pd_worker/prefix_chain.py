@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from triptych.types import ItemPlan, MMFeature
+from triptych.types import ItemPlan, MMFeature, Placement
 
 
 class PrefixChain:
@@ -29,7 +29,10 @@ class PrefixChain:
         self._root = root
         self._prompt = prompt_token_ids
         self._output = output_token_ids
-        self._features = sorted(features, key=lambda feature: feature.placement.offset)
+        self._items = [
+            (feature.placement, plan_identity(feature.plan))
+            for feature in sorted(features, key=lambda feature: feature.placement.offset)
+        ]
         self._block_size = block_size
         self._pack = struct.Struct(f"<{block_size}i").pack
         self._digests: list[bytes] = []
@@ -43,13 +46,14 @@ class PrefixChain:
     def _digest(self, index: int) -> bytes:
         start = index * self._block_size
         end = start + self._block_size
-        hasher = blake3(self._digests[index - 1] if index else self._root)
-        hasher.update(self._pack(*self._tokens(start, end)))
-        for feature in self._features:
-            if overlaps(feature, start, end):
-                hasher.update(plan_identity(feature.plan))
-                hasher.update((feature.placement.offset - start).to_bytes(8, "little", signed=True))
-        return hasher.digest()
+        content = [
+            self._digests[index - 1] if index else self._root,
+            self._pack(*self._tokens(start, end)),
+        ]
+        for placement, identity in self._items:
+            if overlaps(placement, start, end):
+                content += identity, (placement.offset - start).to_bytes(8, "little", signed=True)
+        return blake3(b"".join(content)).digest()
 
     def _tokens(self, start: int, end: int) -> Sequence[int]:
         prompt = len(self._prompt)
@@ -68,9 +72,8 @@ def plan_identity(plan: ItemPlan) -> bytes:
     return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-def overlaps(feature: MMFeature, start: int, end: int) -> bool:
-    """Whether the item stands in tokens [start, end); one without a span stands at its offset."""
-    placement = feature.placement
+def overlaps(placement: Placement, start: int, end: int) -> bool:
+    """Whether an item stands in tokens [start, end); one without a span stands at its offset."""
     if placement.length == 0:
         return start <= placement.offset < end
     return placement.offset < end and placement.end > start

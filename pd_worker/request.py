@@ -126,6 +126,10 @@ class RequestState:
     request: EngineRequest
     #: The request's KV blocks by content.
     chain: PrefixChain
+    #: Names the attempt inside this worker; what caches and the connector know it by.
+    request_id: str = field(init=False)
+    #: Earlier requests go first, everywhere.
+    order: tuple[float, str] = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
     #: Keys whose embedding is stored and whose mark the connector has not been given yet.
     stored: set[str] = field(default_factory=set)
@@ -149,11 +153,10 @@ class RequestState:
     first_token_at: float | None = None
     last_token_at: float | None = None
 
-    @property
-    def request_id(self) -> str:
-        """Names the attempt inside this worker; what caches and the connector know it by."""
+    def __post_init__(self) -> None:
         request = self.request
-        return f"{request.proxy_id}/{request.request_id}/{request.attempt}"
+        self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
+        self.order = (request.arrival, self.request_id)
 
     @property
     def features(self) -> Sequence[MMFeature]:
@@ -168,11 +171,6 @@ class RequestState:
     def admitted(self) -> bool:
         """Room for its items is promised."""
         return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
-
-    @property
-    def order(self) -> tuple[float, str]:
-        """Earlier requests go first, everywhere."""
-        return (self.request.arrival, self.request_id)
 
     @property
     def is_decoding(self) -> bool:

@@ -288,9 +288,8 @@ class SimulatedPD:
 
     def _stepped(self, output: SchedulerOutput, samples: int, started: float) -> None:
         self.counts.seconds += self._clock.now - started
-        tokens = [
-            cast(LengthText, chunk.state.request.output).token for chunk in output.chunks if chunk.samples
-        ]
+        chunks: list[Any] = output.chunks
+        tokens = [chunk.state.request.output.token for chunk in chunks if chunk.samples]
         moved, events = self._update(output, tokens)
         plain = not moved and self.scheduler.quiet(output, events)
         self._next(self._jumps and not self._inbox and (plain or self.scheduler.alone))
@@ -302,7 +301,7 @@ class SimulatedPD:
         events = self.scheduler.update(output, result, self._clock.now)
         if events:
             self._sink.events(events, len(sampled))
-        metadata = cast(Any, output.ec_connector_metadata)
+        metadata: Any = output.ec_connector_metadata
         moved = bool(transfers.fetched or transfers.loaded or transfers.failed)
         if not sampled:
             moved = moved or bool(events)

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from triptych.errors import InternalError, Overloaded, RequestError
 from triptych.pd_worker import outputs as pd
@@ -318,20 +318,20 @@ class SimulatedProxy:
 
     def _pd_events(self, events: list[pd.EngineEvent], later: float) -> None:
         moment = self._clock.now + later
-        for event in events:
-            flow = self._flows.get(event.request_id)
+        told: Any
+        for told in events:
+            flow = self._flows.get(told.request_id)
             if flow is None:
                 continue
-            if type(event) in TOKENS:
-                told = cast(RunTokens, event)
-                ids = list(told.token_ids)
-                shown = flow.lifecycle.tokens(told.attempt, told.position, ids, "")
-                if type(shown) is Delta:
-                    flow.tokens += _after(flow.tokens, [moment])
-                else:
-                    self._carry_out(flow, cast(Iterable[Instruction], shown))
+            if type(told) not in TOKENS:
+                self._pd_event(flow, told)
+                continue
+            shown: Any = flow.lifecycle.tokens(told.attempt, told.position, list(told.token_ids), "")
+            if type(shown) is Delta:
+                tokens = flow.tokens
+                tokens.append(moment if not tokens or moment >= tokens[-1] else tokens[-1])
             else:
-                self._pd_event(flow, event)
+                self._carry_out(flow, shown)
 
     def _pd_event(self, flow: Flow, event: pd.EngineEvent) -> None:
         machine, attempt = flow.lifecycle, event.attempt
