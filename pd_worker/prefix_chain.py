@@ -9,6 +9,8 @@ from blake3 import blake3
 
 from triptych.types import ItemPlan, MMFeature, Placement
 
+_TOKEN_BYTES = 4
+
 
 class PrefixChain:
     """Digests of a request's full blocks, made once and extended as tokens come.
@@ -27,14 +29,14 @@ class PrefixChain:
         block_size: int,
     ) -> None:
         self._root = root
-        self._prompt = prompt_token_ids
+        self._num_prompt_tokens = len(prompt_token_ids)
+        self._prompt = _packed(prompt_token_ids)
         self._output = output_token_ids
         self._items = [
             (feature.placement, plan_identity(feature.plan))
             for feature in sorted(features, key=lambda feature: feature.placement.offset)
         ]
         self._block_size = block_size
-        self._pack = struct.Struct(f"<{block_size}i").pack
         self._digests: list[bytes] = []
 
     def digests(self, num_blocks: int) -> list[bytes]:
@@ -46,22 +48,24 @@ class PrefixChain:
     def _digest(self, index: int) -> bytes:
         start = index * self._block_size
         end = start + self._block_size
-        content = [
-            self._digests[index - 1] if index else self._root,
-            self._pack(*self._tokens(start, end)),
-        ]
+        parent = self._digests[index - 1] if index else self._root
+        content = [parent, self._tokens(start, end)]
         for placement, identity in self._items:
             if overlaps(placement, start, end):
                 content += identity, (placement.offset - start).to_bytes(8, "little", signed=True)
         return blake3(b"".join(content)).digest()
 
-    def _tokens(self, start: int, end: int) -> Sequence[int]:
-        prompt = len(self._prompt)
-        if end <= prompt:
-            return self._prompt[start:end]
-        tokens = [*self._prompt[start:end], *self._output[max(0, start - prompt) : end - prompt]]
-        assert len(tokens) == end - start, "only full blocks have a digest"
-        return tokens
+    def _tokens(self, start: int, end: int) -> bytes:
+        packed = self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
+        prompt = self._num_prompt_tokens
+        if end > prompt:
+            packed += _packed(self._output[max(0, start - prompt) : end - prompt])
+        assert len(packed) == (end - start) * _TOKEN_BYTES, "only full blocks have a digest"
+        return packed
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
 def plan_identity(plan: ItemPlan) -> bytes:

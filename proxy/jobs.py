@@ -287,18 +287,21 @@ class JobTable:
 
     def pump(self, now: float) -> list[StartJob | RunJob]:
         """Everything that may start now, in order; the table counts it as started."""
-        if not self._jobs:
+        planned = self._ranked(JobState.PLANNED)
+        queued = self._ranked(JobState.QUEUED)
+        if not planned and not queued:
             return []
-        jobs = sorted(self._jobs.values(), key=lambda job: job.rank)
-        isolation = Isolation((job.address, job.suspect) for job in jobs if job.state in _AT_WORK)
-        return [*self._runs(jobs, isolation), *self._starts(jobs, now, isolation)]
+        at_work = ((job.address, job.suspect) for job in self._jobs.values() if job.state in _AT_WORK)
+        isolation = Isolation(at_work)
+        runs = self._runs(planned, isolation) if planned else []
+        return [*runs, *self._starts(queued, now, isolation)] if queued else runs
 
     def _starts(self, jobs: list[Job], now: float, isolation: Isolation) -> list[StartJob | RunJob]:
         planning = self._count(JobState.PLANNING)
         work = self._outstanding()
         started: list[StartJob | RunJob] = []
         for job in jobs:
-            if job.state is not JobState.QUEUED or job.not_before > now:
+            if job.not_before > now:
                 continue
             cost = self._work(job.plan)
             candidates = self._admitting(job, now, isolation)
@@ -356,7 +359,7 @@ class JobTable:
         published = self.published_bytes
         runs: list[StartJob | RunJob] = []
         for job in jobs:
-            if job.state is not JobState.PLANNED or (self._flow_control and not job.admitted):
+            if self._flow_control and not job.admitted:
                 continue
             slot = self._encoders.get(job.address)
             if slot is None or running.get(job.address, 0) >= slot.tower_credit:
@@ -387,6 +390,10 @@ class JobTable:
     def _current(self, try_id: str, mm_hash: str) -> Job | None:
         job = self._jobs.get(mm_hash)
         return job if job is not None and job.try_id == try_id else None
+
+    def _ranked(self, state: JobState) -> list[Job]:
+        jobs = [job for job in self._jobs.values() if job.state is state]
+        return sorted(jobs, key=lambda job: job.rank)
 
     def _count(self, state: JobState) -> dict[str, int]:
         counts: dict[str, int] = {}
