@@ -15,13 +15,22 @@ class ReadyMarks:
     """
 
     def __init__(self) -> None:
-        #: When each key's latest mark came.
+        #: When each key's latest mark came, the oldest first.
         self._marks: dict[str, float] = {}
+
+    @property
+    def kept(self) -> int:
+        """Marks that are not forgotten."""
+        return len(self._marks)
 
     def add(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store."""
-        self._marks = {key: at for key, at in self._marks.items() if self._counts(at, now)}
-        self._marks.update(dict.fromkeys(mm_hashes, now))
+        marks = self._marks
+        for key in mm_hashes:
+            marks.pop(key, None)
+            marks[key] = now
+        while marks and not self._counts(marks[oldest := next(iter(marks))], now):
+            del marks[oldest]
 
     def drop(self, mm_hash: str) -> None:
         """The embedding is not there any more."""
