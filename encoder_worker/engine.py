@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.cpus import lower_priority
+from triptych.cpus import in_passing_thread, lower_priority
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
@@ -94,7 +94,8 @@ class EncoderEngine:
     wait for the batch that is in the tower by then.
 
     `turn` is held while the tower computes, where others use the same device. `nice` is the niceness of the
-    engine's thread and of the torch threads that it starts.
+    engine's thread and of the torch threads that it starts. `passing`: each batch has a thread of its own,
+    which ends with it; for a process in which others compute in parallel too (see `in_passing_thread`).
     """
 
     def __init__(
@@ -105,6 +106,8 @@ class EncoderEngine:
         emit: Callable[[EngineEvent], None],
         turn: AbstractContextManager[object] | None = None,
         nice: int = 0,
+        *,
+        passing: bool = False,
     ) -> None:
         self._encoder = encoder
         self._saver = saver
@@ -112,6 +115,7 @@ class EncoderEngine:
         self._emit = emit
         self._turn = turn or nullcontext()
         self._nice = nice
+        self._passing = passing
         self._waited = 0.0
         self._to_host = HostCopy(encoder.device)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
@@ -153,6 +157,8 @@ class EncoderEngine:
         while (order := self._orders.get()) is not None and not self._stopping:
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
+            elif self._passing:
+                in_passing_thread(self._step, order)
             else:
                 self._step(order)
 

@@ -73,6 +73,7 @@ class EncoderWorker:
         lease_term: float = 5.0,
         transfer: ECTransferConfig | None = None,
         turn: AbstractContextManager[object] | None = None,
+        passing: bool = False,
     ) -> None:
         transfer = transfer or transfer_config(config, identity)
         self._own_saver = ConnectorSaver(transfer) if saver is None else None
@@ -86,7 +87,7 @@ class EncoderWorker:
             nice=config.nice,
         )
         self._engine = EncoderEngine(
-            encoder, saver or self._saver_made(), outputs, self._emitter(), turn, config.nice
+            encoder, saver or self._saver_made(), outputs, self._emitter(), turn, config.nice, passing=passing
         )
         self._leases = LeaseKeeper(
             Leases(store),

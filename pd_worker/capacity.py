@@ -13,14 +13,21 @@ from triptych.pd_worker.request_check import CrossLimits
 _DEFAULT_MAX_MODEL_LEN = 32768
 
 
-def max_model_len(config: PDConfig, geometry: DecoderGeometry) -> int:
-    """Longest prompt plus output; ConfigError above what the checkpoint's positions allow."""
+def max_model_len(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
+    """Longest prompt plus output in tokens; ConfigError above what the checkpoint's positions allow.
+
+    Where the flag says none: the checkpoint's, up to a limit, and no more than --kv-memory holds.
+    """
     limit = geometry.max_position_embeddings
     if config.max_model_len > limit:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is above the checkpoint's {limit} positions: lower it"
         )
-    return config.max_model_len or min(limit, _DEFAULT_MAX_MODEL_LEN)
+    if config.max_model_len:
+        return config.max_model_len
+    held = config.kv_memory // block_bytes(geometry, config.block_size, dtype) * config.block_size
+    # At least a block, so that a memory that holds none is an error with its sum.
+    return min(limit, _DEFAULT_MAX_MODEL_LEN, max(held, config.block_size))
 
 
 def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) -> int:
@@ -31,7 +38,7 @@ def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) 
 def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
     """Blocks in --kv-memory; ConfigError, with the sum, when one longest request does not fit."""
     nbytes = block_bytes(geometry, config.block_size, dtype)
-    longest = max_model_len(config, geometry)
+    longest = max_model_len(config, geometry, dtype)
     need = -(-longest // config.block_size)
     if config.kv_memory // nbytes < need:
         raise ConfigError(

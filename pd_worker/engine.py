@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from triptych.config import PDConfig
+from triptych.cpus import in_passing_thread
 from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import PDMetrics
@@ -60,7 +61,7 @@ class Engine:
         turn: AbstractContextManager[object] | None = None,
         rest: Callable[[float], object] | None = None,
     ) -> None:
-        self.max_model_len = max_model_len(config, decoder.geometry)
+        self.max_model_len = max_model_len(config, decoder.geometry, decoder.dtype)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
         kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
         host_blocks = num_host_blocks(config, decoder.geometry, decoder.dtype)
@@ -78,7 +79,8 @@ class Engine:
             whole = decoder.modality == "audio"
             cross_limits = cross_limits_of(config, cross, num_blocks, self.max_model_len, whole=whole)
         self.scheduler = Scheduler(limits, kv, items, cross_limits, swap)
-        self.runner = ModelRunner(
+        self.runner = in_passing_thread(
+            ModelRunner,
             decoder,
             connector_worker,
             num_blocks=num_blocks,

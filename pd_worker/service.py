@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
-from triptych.cpus import OwnCore, claim_core
+from triptych.cpus import OwnCore, claim_core, in_passing_thread
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.heartbeat import Heartbeat
@@ -79,7 +79,7 @@ async def run(config: PDConfig) -> None:
     stop = stop_signal()
     store = await connect_configured(config.store)
     try:
-        model = await asyncio.to_thread(load_model, config)
+        model = await asyncio.to_thread(in_passing_thread, load_model, config)
         await _serve(config, model, store, stop)
     finally:
         await store.close()
@@ -286,7 +286,14 @@ def load_model(config: PDConfig) -> LoadedModel:
     num_kv_blocks(config, decoder.geometry, dtype)
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
-    prompts, tokenizer = open_checkpoint(path, decoder, max_model_len(config, decoder.geometry))
+    longest = max_model_len(config, decoder.geometry, dtype)
+    if not config.max_model_len and longest < decoder.geometry.max_position_embeddings:
+        log.info(
+            "requests have up to %d of the checkpoint's %d tokens: --max-model-len, --kv-memory",
+            longest,
+            decoder.geometry.max_position_embeddings,
+        )
+    prompts, tokenizer = open_checkpoint(path, decoder, longest)
     identity = model_identity(
         path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
     )

@@ -132,7 +132,9 @@ class EncoderConfig(WorkerConfig):
 
 @dataclass(frozen=True, slots=True)
 class PDConfig(WorkerConfig):
-    max_model_len: int = flag(0, "longest prompt plus output in tokens; 0: the checkpoint's, at most 32768")
+    max_model_len: int = flag(
+        0, "longest prompt plus output, tokens; 0: the checkpoint's, at most 32768 and what --kv-memory holds"
+    )
     max_num_seqs: int = flag(64, "requests that run at once")
     max_num_batched_tokens: int = flag(512, "token budget of one engine step")
     block_size: int = flag(16, "tokens of one KV block")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from triptych.cpus import OwnCore, claim_core, lower_priority, parse_cpus, pin
+from triptych.cpus import OwnCore, claim_core, in_passing_thread, lower_priority, parse_cpus, pin
 from triptych.errors import ConfigError
 
 
@@ -94,3 +96,39 @@ def test_a_core_that_is_gone_is_given_up_and_nothing_fails(caplog):
     core.release()
     assert os.sched_getaffinity(0) == everywhere
     assert [record.getMessage() for record in caplog.records] == ["core 5000 is given up: Invalid argument"]
+
+
+_PASSING = """
+import os, sys, time, torch
+from triptych.cpus import in_passing_thread
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def work():
+    return float(torch.ones(1 << 20).sum())
+
+torch.set_num_threads(2)
+before = threads()
+assert in_passing_thread(work) == 1 << 20
+deadline = time.monotonic() + 30
+while threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+after = threads()
+work()
+print(after - before, threads() - after)
+"""
+
+
+def test_a_passing_thread_leaves_no_threads_and_one_that_stays_does():
+    run = subprocess.run([sys.executable, "-c", _PASSING], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["0", "1"], run.stderr
+
+
+def test_a_passing_thread_gives_what_its_work_gives():
+    def failing(word: str, *, times: int) -> str:
+        raise ValueError(word * times)
+
+    assert in_passing_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ValueError, match="nono"):
+        in_passing_thread(failing, "no", times=2)

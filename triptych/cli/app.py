@@ -34,6 +34,9 @@ def thread_environment() -> None:
     # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
+    # But the threads of one step meet some thousand times a second, and to be woken takes long: they spin for
+    # some 60 microseconds first (benchmarks/results/openmp_spin.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 
 def _start(service: str, values: dict[str, Any]) -> None:

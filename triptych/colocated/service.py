@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from triptych.colocated.turn import Turn
 from triptych.config import ColocatedConfig, check_advertise, check_bind
+from triptych.cpus import in_passing_thread
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.memory_connector import memory_store
@@ -51,7 +52,7 @@ async def run(config: ColocatedConfig) -> None:
     stop = stop_signal()
     store = await connect_configured(config.pd.store)
     try:
-        model = await asyncio.to_thread(load, config)
+        model = await asyncio.to_thread(in_passing_thread, load, config)
         await _serve(config, model, store, stop)
     finally:
         await store.close()
@@ -114,7 +115,14 @@ class Replica:
         saving, loading = _transfers(config, self._identity, model.decoder.identity)
         turn = Turn()
         self.encoder = encoder_worker.EncoderWorker(
-            config.encoder, self._identity, model.encoder, store, metrics=metrics, transfer=saving, turn=turn
+            config.encoder,
+            self._identity,
+            model.encoder,
+            store,
+            metrics=metrics,
+            transfer=saving,
+            turn=turn,
+            passing=model.encoder.device.type == "cpu",
         )
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
         self.pd = pd_service.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, turn=turn)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
+from triptych.config import MIB
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
 from triptych.pd_worker.outputs import (
     EngineEvent,
@@ -140,3 +142,31 @@ def test_many_threads_may_submit_and_cancel(checkpoint: Checkpoint) -> None:
         ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
         assert {end.error for end in ends} == {None}
         cell.assert_at_rest()
+
+
+def test_making_an_engine_leaves_no_openmp_threads_behind(checkpoint: Checkpoint) -> None:
+    """Else those of its steps would not spin (`in_passing_thread`)."""
+    counts: list[int] = []
+
+    def make() -> None:
+        torch.set_num_threads(2)
+        try:
+            before = _os_threads()
+            with engine_cell(checkpoint, kv_memory=64 * MIB):
+                deadline = time.monotonic() + 10
+                while _os_threads() > before and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                counts.append(_os_threads() - before)
+        finally:
+            torch.set_num_threads(1)
+
+    # It has none of its own yet, whatever tests were before.
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join(60)
+    assert counts == [0]
+
+
+def _os_threads() -> int:
+    """Threads of this process that are not Python's."""
+    return len(list(Path("/proc/self/task").iterdir())) - threading.active_count()

@@ -24,6 +24,7 @@ def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(timing, "QUICK", quickest)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("KMP_BLOCKTIME", "0")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "4000")
     path = tmp_path / "profile.json"
     model = str(build_checkpoint("qwen3_vl"))
     result = CliRunner().invoke(app, ["profile", model, "--quick", "--output", str(path)])

@@ -107,10 +107,12 @@ class SlowTower(Tower):
 
 
 class Bench:
-    def __init__(self, tower: Tower | None = None, saver: Saver | None = None) -> None:
+    def __init__(
+        self, tower: Tower | None = None, saver: Saver | None = None, *, passing: bool = False
+    ) -> None:
         self.tower, self.saver, self.outputs = tower or Tower(), saver or Saver(), OutputCache(1 << 20)
         self.events: queue.Queue[EngineEvent] = queue.Queue()
-        self.engine = EncoderEngine(self.tower, self.saver, self.outputs, self.events.put)
+        self.engine = EncoderEngine(self.tower, self.saver, self.outputs, self.events.put, passing=passing)
 
     def take(self, count: int) -> list[EngineEvent]:
         return [self.events.get(timeout=10) for _ in range(count)]
@@ -129,6 +131,27 @@ def item(key: str, *, value: float = 1.0, rows: int = 2, wanted: bool = True, di
     prepared = PreparedItem(2, 2, (), 1, {"rows": data})
     plan = ItemPlan(key, "n" * 64, "image", rows, WIDTH, "float32", rows)
     return TowerItem(plan, prepared, None, digest, lambda: wanted)
+
+
+def test_in_passing_each_batch_has_a_thread_that_ends_with_it() -> None:
+    seen: list[threading.Thread] = []
+
+    class Noting(Tower):
+        def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+            seen.append(threading.current_thread())
+            assert torch.is_inference_mode_enabled()
+            return super().encode(items)
+
+    bench = Bench(Noting(), passing=True)
+    bench.engine.start()
+    try:
+        for key in ("a", "b"):
+            bench.engine.encode([item(key)])
+            assert {type(event) for event in bench.take(3)} == {Encoded, Saved, BatchDone}
+    finally:
+        bench.engine.stop()
+    assert len(set(seen)) == 2
+    assert not any(thread.is_alive() for thread in seen)
 
 
 def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:

@@ -46,13 +46,24 @@ def test_memory_below_one_longest_request_is_an_error_with_the_sum() -> None:
 
 
 def test_the_default_length_is_the_checkpoints_up_to_a_limit() -> None:
-    assert max_model_len(PDConfig(), GEOMETRY) == 32768
-    assert max_model_len(PDConfig(max_model_len=100), GEOMETRY) == 100
+    assert max_model_len(PDConfig(), GEOMETRY, torch.float32) == 32768
+    assert max_model_len(PDConfig(max_model_len=100), GEOMETRY, torch.float32) == 100
+
+
+def test_the_default_length_is_no_more_than_the_memory_holds() -> None:
+    config = PDConfig(kv_memory=MIB)
+    assert max_model_len(config, GEOMETRY, torch.float32) == 256
+    assert num_kv_blocks(config, GEOMETRY, torch.float32) * config.block_size == 256
+
+
+def test_memory_below_one_block_is_an_error_also_with_the_default_length() -> None:
+    with pytest.raises(ConfigError, match=r"1 blocks of 16 tokens x 64.0 KiB"):
+        num_kv_blocks(PDConfig(kv_memory=1024), GEOMETRY, torch.float32)
 
 
 def test_a_length_above_the_checkpoints_positions_is_an_error() -> None:
     with pytest.raises(ConfigError, match="40960 positions"):
-        max_model_len(PDConfig(max_model_len=50000), GEOMETRY)
+        max_model_len(PDConfig(max_model_len=50000), GEOMETRY, torch.float32)
 
 
 def test_a_sound_that_never_fits_the_kv_memory_is_told_at_the_start() -> None:
