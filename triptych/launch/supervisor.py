@@ -53,10 +53,10 @@ class Supervisor:
         self._on_ready = on_ready
         self._zygote = Zygote(plan.zygote) if plan.zygote else None
         self._workers = [
-            Child(name, command, plan.worker_secrets, self._zygote, self._write_processes)
+            Child(name, command, plan.worker_secrets, self._zygote, self._changed)
             for name, command in plan.workers
         ]
-        self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._write_processes)
+        self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -136,6 +136,13 @@ class Supervisor:
             return {}
         finally:
             await store.close()
+
+    def _changed(self) -> None:
+        """A child has started or ended. Nobody's start waits for a file."""
+        try:
+            self._write_processes()
+        except OSError as error:
+            log.warning("cluster.json is out of date: %s", error)
 
     def _write_processes(self) -> None:
         """Brings cluster.json up to date."""
