@@ -173,7 +173,7 @@ def waterfall(runs: Sequence[Document]) -> Figure | None:
         return None
     window, index = chosen
     stages, total = window["stages"][index], window["latencies"][index]
-    figure, (axis,) = _sheet(f"One request, {window['images'][index]} pictures: {_head(runs[-1])}", 1, 8.0)
+    figure, (axis,) = _sheet(f"One request, pictures: {window['images'][index]}, {_head(runs[-1])}", 1, 8.0)
     rows = [("client: to first token", 0.0, window["ttfts"][index]), ("client: to the end", 0.0, total)]
     rows += place_stages(stages, total)
     for place, (_, begin, seconds) in enumerate(rows):
