@@ -1,6 +1,6 @@
 """Mixed load for minutes with a fault every 20 s: nothing lost, nothing wrong, memory flat, then at rest.
 
-TRIPTYCH_SOAK_SECONDS (600) and TRIPTYCH_SOAK_RESULT (a file for the table) change the run.
+TRIPTYCH_SOAK_SECONDS (1800) and TRIPTYCH_SOAK_RESULT (a file for the table) change the run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from support.traffic import expected, mixed_cases
 from support.waiting import within
 from triptych.launch.embedded_store import EmbeddedStore
 
-SECONDS = float(os.environ.get("TRIPTYCH_SOAK_SECONDS", "600"))
+SECONDS = float(os.environ.get("TRIPTYCH_SOAK_SECONDS", "1800"))
 RESULT = os.environ.get("TRIPTYCH_SOAK_RESULT", "")
 FAULT_SECONDS = 20.0
 CLIENTS = 8
-#: A line through a long-lived process's memory may rise by so much after the first quarter of the run.
-#: The proxy collects cycles only once there are 50 000 new objects: its memory is a saw of some 15 MiB.
+#: A line through a long-lived process's memory may rise by so much of it after the first quarter of the run.
+GROWTH = 0.02
+#: In runs of less than half an hour caches still fill, and the proxy's memory is one tooth of a saw of some
+#: 15 MiB (it collects cycles once there are 50 000 new objects). The store's bound is its own 32 MiB.
 GROWTH_MIB = 32.0
+LONG = 1800.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
 
@@ -108,8 +111,17 @@ async def test_nothing_is_lost_or_wrong_while_everything_breaks(relayed: Relayed
     assert not clients.tally.wrong
     assert not clients.tally.lost
     assert clients.tally.ties * 100 <= clients.tally.answered
+    if any("loaded" in name for name in faults.done):
+        assert counters["embeddings encoded again"] > 0, "no loss was in time to be noticed"
     grown = {name: memory.growth(name) for name in memory.samples}
-    assert all(mib < GROWTH_MIB for mib in grown.values()), grown
+    assert all(mib < _bound(memory, name) for name, mib in grown.items()), grown
+
+
+def _bound(memory: Memory, name: str) -> float:
+    """MiB that the process may grow by."""
+    if name == "store" or LONG > SECONDS:
+        return GROWTH_MIB
+    return GROWTH * memory.settled(name)[0][1]
 
 
 def _report(lines: list[str]) -> list[str]:
@@ -136,5 +148,6 @@ def _report(lines: list[str]) -> list[str]:
         *lines,
         "",
         "Memory counts as flat when a straight line through the samples of the last three quarters rises by",
-        f"less than {GROWTH_MIB:.0f} MiB in each process; the proxy's is a saw: it collects cycles seldom.",
+        f"less than {GROWTH:.0%} of it in each process (in shorter runs, and for the store, whose",
+        f"bound is its own: {GROWTH_MIB:.0f} MiB); the proxy's is a saw: it collects cycles seldom.",
     ]

@@ -25,10 +25,21 @@ from support.oracle import OracleResult, first_difference
 from support.relay import Relay
 from support.traffic import Case, ask_with, client_of
 from support.waiting import within
+from triptych.ec_connector.keys import EMBEDDING
 
 TOKENS = 48
+#: Flips a bit in the middle of a value; one that has been evicted meanwhile stays away.
+_FLIP = """
+local middle = math.floor(redis.call('STRLEN', KEYS[1]) / 2)
+local byte = redis.call('GETRANGE', KEYS[1], middle, middle)
+if byte ~= '' then
+  redis.call('SETRANGE', KEYS[1], middle, string.char((string.byte(byte) + 128) % 256))
+end
+"""
 #: A client gives up a request that was refused so often.
 MOST_RETRIES = 200
+#: Looks for embeddings that are published and not loaded, before a loss is given up.
+MOST_CATCHES = 200
 
 
 @dataclass
@@ -108,6 +119,12 @@ class Clients:
             self.tally.wrong.append(f"case {number}: token {at} of {len(got)}")
 
 
+def _signal_all(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 class Faults:
     """Everything that is broken, by name; each is mended by itself or by the cluster."""
 
@@ -126,6 +143,8 @@ class Faults:
             "encoder stopped for 5 s": lambda: self._stopped("encoder-1"),
             "PD worker stopped for 5 s": lambda: self._stopped("pd-0"),
             "store flushed": self._flush,
+            "store flushed before embeddings were loaded": lambda: self._lose_unread(self._flush),
+            "embeddings damaged before they were loaded": lambda: self._lose_unread(self._damage),
             "store slow for 10 s": self._slow_store,
             "store connections half-closed": lambda: self._on_relay(self._store_relay.half_close),
             "store connections cut": lambda: self._on_relay(self._store_relay.cut),
@@ -155,11 +174,9 @@ class Faults:
 
     async def _stopped(self, name: str) -> None:
         pid = await asyncio.to_thread(self._cluster.pid, name)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+        _signal_all([pid], signal.SIGSTOP)
         await asyncio.sleep(5)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        _signal_all([pid], signal.SIGCONT)
 
     async def _flush(self) -> None:
         def flush() -> None:
@@ -167,6 +184,34 @@ class Faults:
                 client.flushall()
 
         await asyncio.to_thread(flush)
+
+    async def _damage(self) -> None:
+        """Flips a byte in the middle of every stored embedding."""
+
+        def damage() -> None:
+            with redis.Redis.from_url(self._store, socket_timeout=PATIENCE) as client:
+                for key in client.scan_iter(match=f"{EMBEDDING}*", count=1000):
+                    client.eval(_FLIP, 1, key)
+
+        await asyncio.to_thread(damage)
+
+    async def _lose_unread(self, lose: Callable[[], Awaitable[None]]) -> None:
+        """Loses what is stored while the PD workers stand still and have embeddings to load."""
+        pids = [await asyncio.to_thread(self._cluster.pid, "pd-0"), self._cluster.extra[0].pid]
+        for _ in range(MOST_CATCHES):
+            _signal_all(pids, signal.SIGSTOP)
+            try:
+                if await asyncio.to_thread(self._published):
+                    await asyncio.sleep(1)  # the towers end, and what they have made is saved
+                    await lose()
+                    return
+            finally:
+                _signal_all(pids, signal.SIGCONT)
+            await asyncio.sleep(0.05)
+        raise AssertionError("no embedding waited to be loaded")
+
+    def _published(self) -> float:
+        return self._cluster.total("proxy", "triptych_published_bytes")
 
     async def _slow_store(self) -> None:
         self._store_relay.delay = 0.25
