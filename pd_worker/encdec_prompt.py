@@ -141,7 +141,7 @@ class EncDecPrompts:
             case "token_ids":
                 ids = tuple(message.prompt.token_ids.ids)
                 self._check_ids(ids, "prompt", "prompt")
-                return behind_start(ids, defaults)
+                return ids if message.prompt.unmodified else behind_start(ids, defaults)
         self._check_chars(message.prompt.text, self._max_model_len, "prompt")
         return behind_default(self._text_ids(message.prompt.text), defaults)
 

@@ -87,6 +87,14 @@ class ChatCall:
         """Whether something of the request goes to an encoder worker."""
         return self.encoder is not None or bool(self.images())
 
+    @property
+    def prompt_unmodified(self) -> bool:
+        """Whether the decoder gets the token ids of `prompt` without the model's start token before them.
+
+        So it is for one prompt of token ids beside media; a `decoder_prompt` gets the start token.
+        """
+        return self.encoder is not None and isinstance(self.prompt, tuple) and self.prompt_param == "prompt"
+
     def images(self) -> list[ImagePart]:
         return [image for message in self.messages for image in message.images()]
 

@@ -223,7 +223,8 @@ class PDRouter:
             transcription=transcription_to_proto(flow.call.transcription),
         )
         if flow.call.prompt is not None:
-            message.prompt.CopyFrom(prompt_to_proto(flow.call.prompt))
+            unmodified = flow.call.prompt_unmodified
+            message.prompt.CopyFrom(prompt_to_proto(flow.call.prompt, unmodified=unmodified))
         for item in flow.split.items:
             state = pd_pb2.ITEM_STATE_READY if item.mm_hash in order.ready else pd_pb2.ITEM_STATE_PENDING
             message.items.append(pd_pb2.ItemSlot(plan=plan_to_proto(plans[item.mm_hash]), state=state))

@@ -22,10 +22,10 @@ def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
     )
 
 
-def prompt_to_proto(prompt: RawPrompt) -> pd_pb2.RawPrompt:
+def prompt_to_proto(prompt: RawPrompt, *, unmodified: bool = False) -> pd_pb2.RawPrompt:
     if isinstance(prompt, str):
         return pd_pb2.RawPrompt(text=prompt)
-    return pd_pb2.RawPrompt(token_ids=common_pb2.TokenIds(ids=prompt))
+    return pd_pb2.RawPrompt(token_ids=common_pb2.TokenIds(ids=prompt), unmodified=unmodified)
 
 
 def encoder_prompt_to_proto(encoder: EncoderPrompt) -> common_pb2.EncoderPrompt | None:

@@ -107,6 +107,7 @@ async def test_audio_is_the_encoders_and_text_the_decoders(store: EmbeddingStore
         text, ids, default, explicit = cluster.pd_workers[0].submits
         assert text.prompt.text == "The rain" and list(ids.prompt.token_ids.ids) == [2, 0, 171, 5, 2]
         assert not default.HasField("prompt") and list(explicit.prompt.token_ids.ids) == [7]
+        assert ids.prompt.unmodified and not explicit.prompt.unmodified
         assert not any(submit.HasField("encoder_prompt") for submit in cluster.pd_workers[0].submits)
         assert cluster.encoders[0].media == [WAV]
         assert cluster.jobs[0].mm_hash == mm_hash(WAV, namespace=NAMESPACE, modality="audio")

@@ -17,6 +17,7 @@ from transformers.image_utils import load_image
 from triptych.encoder_worker.avif_header import coded_pixels
 from triptych.encoder_worker.media import decode_image
 from triptych.errors import InvalidRequest, TooLarge
+from triptych.hashing import mm_hash
 
 LIMIT = 1_000_000
 
@@ -306,6 +307,22 @@ def test_a_picture_of_exactly_the_limit_is_taken() -> None:
         decode_image(data, max_pixels=99)
 
 
-def test_swapped_sides_are_another_picture() -> None:
-    wide, high = (decode_image(encoded(picture(s), "PNG"), max_pixels=LIMIT) for s in [(30, 7), (7, 30)])
+def test_pictures_of_equal_pixels_and_swapped_sides_have_keys_of_their_own() -> None:
+    files = [encoded(Image.new("RGB", size, "teal"), "PNG") for size in [(30, 7), (7, 30)]]
+    wide, high = (decode_image(file, max_pixels=LIMIT) for file in files)
     assert (wide.size, high.size) == ((30, 7), (7, 30))
+    assert wide.tobytes() == high.tobytes()
+    first, second = (mm_hash(file, namespace="a" * 64, modality="image") for file in files)
+    assert first != second
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA"])
+def test_equal_pixel_bytes_in_another_mode_have_another_key(mode: str) -> None:
+    sizes = {"L": (12, 4), "P": (12, 4), "RGBA": (3, 4)}
+    other = Image.frombytes(mode, sizes[mode], bytes(48))
+    if mode == "P":
+        other.putpalette([200, 30, 30] * 256)
+    rgb = Image.frombytes("RGB", (4, 4), bytes(48))
+    assert other.tobytes() == rgb.tobytes()
+    keys = {mm_hash(encoded(image, "PNG"), namespace="a" * 64, modality="image") for image in (other, rgb)}
+    assert len(keys) == 2

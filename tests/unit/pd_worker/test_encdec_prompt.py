@@ -148,7 +148,10 @@ def test_with_audio_text_and_ids_are_the_decoders(whisper: Any) -> None:
     plans = [plan_of(1500, "audio")]
     text = whisper(" The rain", add_special_tokens=False)["input_ids"]
     assert prompts.take(submit(None, " The rain"), plans).prompt.token_ids == (start, *control, *text)
-    assert prompts.take(submit(None, (2, 0, 171, 5, 2)), plans).prompt.token_ids == (start, 2, 0, 171, 5, 2)
+    explicit, alone = submit(None, (2, 0, 171, 5, 2)), submit(None, (2, 0, 171, 5, 2))
+    alone.prompt.unmodified = True
+    assert prompts.take(explicit, plans).prompt.token_ids == (start, 2, 0, 171, 5, 2)
+    assert prompts.take(alone, plans).prompt.token_ids == (2, 0, 171, 5, 2)
     assert prompts.take(submit(None, (start, 5)), plans).prompt.token_ids == (start, 5)
     assert prompts.take(submit(), plans).prompt.token_ids == (start, *control)
     assert prompts.take(submit(), plans).encoder_token_ids == ()
