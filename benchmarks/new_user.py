@@ -79,7 +79,7 @@ def serve_and_ask(clone: Path, environment: dict[str, str]) -> tuple[float, floa
 def paste(line: str) -> str:
     """Runs a line as pasted into a shell, from another folder."""
     return subprocess.run(
-        line, shell=True, cwd="/", check=True, text=True, capture_output=True, timeout=120
+        ["sh", "-c", line], cwd="/", check=True, text=True, capture_output=True, timeout=120
     ).stdout
 
 

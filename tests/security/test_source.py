@@ -15,7 +15,9 @@ FOLDERS = (
     "pd_worker",
     "ec_connector",
     "triptych",
-    "deploy",
+    "protos",
+    "benchmarks",
+    "examples",
     "tests",
 )
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
@@ -40,6 +42,12 @@ CALLS |= {
 }
 #: Arguments that switch such code on.
 SWITCHES = {"trust_remote_code": True, "allow_pickle": True, "weights_only": False, "shell": True}
+
+
+def test_every_folder_with_python_is_looked_through() -> None:
+    made = {"build", "dist"}
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha()]
+    assert {path.name for path in folders if any(path.rglob("*.py"))} - made == set(FOLDERS)
 
 
 def sources() -> Iterator[Path]:
