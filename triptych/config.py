@@ -92,6 +92,9 @@ class WorkerConfig(ServiceConfig):
     tensor_parallel: int = flag(1, "workers that share one model's weights; only 1 is served")
     pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
     speculative_model: str = flag("", "a model that guesses ahead; not served")
+    kv_cache_dtype: str = flag(
+        "auto", "dtype of keys and values; auto: that of --dtype; fp8 is not served", choices=("auto", "fp8")
+    )
     quantization: str = flag(
         "none",
         "linear layers in 8 bits, made when weights are loaded: int8 on both sides, int8-decoder on PD "

@@ -12,7 +12,14 @@ from support.checkpoints import build_checkpoint
 from triptych.config import PDConfig
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import read_config
-from triptych.models.support import MATRIX, check_supported, table, wanted_by_checkpoint, wanted_by_flags
+from triptych.models.support import (
+    MATRIX,
+    check_supported,
+    table,
+    wanted_by_checkpoint,
+    wanted_by_flags,
+    wanted_by_flex,
+)
 
 ROOT = Path(__file__).parents[3]
 PATH = Path("model")
@@ -27,6 +34,16 @@ def test_a_row_is_served_or_raises_the_one_error_with_its_remedy(row) -> None:  
         check_supported(PATH, [row.name])
     assert row.title in str(refused.value)
     assert str(refused.value).endswith(row.remedy)
+
+
+def test_every_unserved_row_is_asked_for_by_a_flag_a_checkpoint_or_a_device() -> None:
+    everything = PDConfig(
+        tensor_parallel=2, pipeline_parallel=2, speculative_model="small", kv_cache_dtype="fp8"
+    )
+    config = {"quantization_config": {"bits": 4}, "is_encoder_decoder": True, "sliding_window": 64}
+    asked = {*wanted_by_flags(everything), *wanted_by_checkpoint(config, ["adapter_config.json"])}
+    asked |= {*wanted_by_flex("cuda", 8), "flex_compile"}  # the latter by `flex_start.prepare`
+    assert {row.name for row in MATRIX if not row.served} == asked
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
@@ -48,6 +65,7 @@ def test_every_test_named_in_the_table_exists() -> None:
         ({"tensor_parallel": 2}, ["tensor_parallel"]),
         ({"pipeline_parallel": 2, "speculative_model": "small"}, ["pipeline_parallel", "speculative"]),
         ({"quantization": "int8"}, ["int8"]),
+        ({"kv_cache_dtype": "fp8"}, ["fp8_kv"]),
     ],
 )
 def test_flags_ask_for_rows(flags: dict[str, object], wanted: list[str]) -> None:
