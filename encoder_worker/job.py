@@ -28,6 +28,7 @@ class JobSpec:
     failed_lease_token: str = ""
     damaged_digest: str = ""
     re_encode: bool = False
+    label: str = ""
 
 
 @dataclass(slots=True)

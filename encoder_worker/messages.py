@@ -19,7 +19,7 @@ from triptych.protos.convert import error_to_proto, plan_to_proto
 MAX_TIMEOUT = 3600.0
 _MAX_OPTIONS_CHARS = 64 << 10
 #: Of what is kept or written to the log as it came.
-_MAX_CHARS = {"job_id": 512, "request_id": 256, "salt": 1024, "failed_lease_token": 256}
+_MAX_CHARS = {"job_id": 512, "request_id": 256, "label": 256, "salt": 1024, "failed_lease_token": 256}
 _DIGEST = re.compile(r"([0-9a-f]{40})?")
 
 
@@ -43,6 +43,7 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
     return JobSpec(
         job_id=job.job_id,
         request_id=job.request_id,
+        label=job.label,
         mm_hash=check_mm_hash(job.mm_hash),
         namespace=job.namespace,
         modality=job.modality,

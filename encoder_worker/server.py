@@ -68,7 +68,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             self._jobs.fail(waiter, refused, retryable=False)
         except Exception:
             # The stream is broken, or we are: either way it must not wait for its deadline.
-            logger.warning("job %s could not be read", waiter.spec.job_id[:64], exc_info=True)
+            spec = waiter.spec
+            logger.warning(
+                "job %.64r of request %.128r (%.64r) could not be read",
+                *(spec.job_id, spec.label, spec.request_id),
+                exc_info=True,
+            )
             error = InternalError("the job's stream could not be read")
             self._jobs.fail(waiter, error, retryable=True)
 

@@ -10,7 +10,7 @@ from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.grammar import GrammarCompiler, GrammarState
-from triptych.pd_worker.names import check_name
+from triptych.pd_worker.names import check_label, check_name
 from triptych.pd_worker.output_text import OutputText, TokenDecoder
 from triptych.pd_worker.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.request import EngineRequest
@@ -107,6 +107,7 @@ class Intake:
             ),
             encoder_prompt_token_ids=() if two is None else two.encoder_token_ids,
             timestamps=self._timestamps if options.get("timestamps") else None,
+            label=message.label,
         )
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
@@ -142,6 +143,7 @@ class Intake:
     def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
         for field in ("request_id", "proxy_id"):
             check_name(field, getattr(message, field))
+        check_label(message.label)
         if message.attempt < 1:
             raise InvalidRequest("attempt counts from 1", param="attempt")
         if message.model_key != self._model_key:

@@ -158,7 +158,7 @@ class ModelRunner:
             log.warning(
                 "request %s: the model's output is no number; where that comes of large values, a wider "
                 "--dtype helps",
-                ordered[index].state.request.request_id,
+                ordered[index].state.request.name,
             )
             self.kv_cache.clear(slots[index])
             if self._view is not None:

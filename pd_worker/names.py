@@ -24,6 +24,14 @@ def check_name(field: str, value: str) -> None:
         )
 
 
+def check_label(value: str) -> None:
+    """InvalidRequest for a request's label that does not belong into logs; it may be empty."""
+    if value and not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            "label must have at most 256 printable ASCII characters, no space and no slash", param="label"
+        )
+
+
 def check_count(field: str, values: Sized, limit: int) -> None:
     """InvalidRequest when one call names more than `limit`."""
     if len(values) > limit:

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 #: A proxy without a stream keeps its requests for as long.
 KEEP_DETACHED_SECONDS = 2.0
-#: A finished request can be asked for again for as long after its last event was handed over.
+#: A finished request can be asked for again for as long after its last event was handed over; and for as
+#: long after a request is forgotten its attempts are not taken a second time.
 KEEP_FINISHED_SECONDS = 10.0
 
 
@@ -82,6 +83,20 @@ class _Proxy:
     detached_at: float | None
     stream: EventStream | None = None
     requests: dict[str, RequestHistory] = field(default_factory=dict)
+    #: Attempts that were forgotten, and when, in that order: events of theirs may still be under way.
+    past: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def knows(self, request_id: str, attempt: int) -> bool:
+        """Whether this attempt, or a later one, has been here."""
+        history = self.requests.get(request_id)
+        latest = self.past.get(request_id, (-1, 0.0))[0] if history is None else history.attempt
+        return latest >= attempt
+
+    def forget_past(self, before: float) -> None:
+        for request_id, (_, at) in list(self.past.items()):
+            if at >= before:
+                return
+            del self.past[request_id]
 
 
 class Outbox:
@@ -135,11 +150,9 @@ class Outbox:
     def open(self, proxy_id: str, request_id: str, attempt: int, resumed_tokens: int = 0) -> bool:
         """Expects events of this attempt from now on. False when it, or a later one, is known already."""
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
-        known = proxy.requests.get(request_id)
-        if known is not None and known.attempt >= attempt:
+        if proxy.knows(request_id, attempt):
             return False
-        if known is not None:
-            self.give_up(proxy_id, [request_id])
+        self.give_up(proxy_id, [request_id])
         proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens, self._texts)
         return True
 
@@ -217,6 +230,7 @@ class Outbox:
                 taken = history.finished_taken_at
                 if taken is not None and now - taken > KEEP_FINISHED_SECONDS:
                     self._drop(proxy, request_id)
+            proxy.forget_past(now - KEEP_FINISHED_SECONDS)
 
     def shut_down(self) -> None:
         """Ends every stream after its last events; what has not finished goes on at another worker."""
@@ -229,6 +243,8 @@ class Outbox:
             proxy.stream.close()
 
     def _drop(self, proxy: _Proxy, request_id: str) -> None:
-        del proxy.requests[request_id]
+        attempt = proxy.requests.pop(request_id).attempt
+        proxy.past.pop(request_id, None)
+        proxy.past[request_id] = (attempt, self._clock())
         if proxy.stream is not None:
             proxy.stream.forget(request_id)

@@ -72,12 +72,19 @@ class EngineRequest:
     encoder_prompt_token_ids: tuple[int, ...] = ()
     #: How output tokens stand for times, where the request asked for them.
     timestamps: TimestampTokens | None = None
+    #: The client's own name of the request, which others may share: for logs.
+    label: str = ""
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     @property
     def key(self) -> tuple[str, str]:
-        """Names the request inside this worker: two proxies may draw the same id."""
+        """Names the request inside this worker: each proxy draws ids of its own."""
         return (self.proxy_id, self.request_id)
+
+    @property
+    def name(self) -> str:
+        """For logs: the client's label, and the id that the proxy's log has too."""
+        return f"{self.label} ({self.request_id})" if self.label else self.request_id
 
     @property
     def num_prompt_tokens(self) -> int:

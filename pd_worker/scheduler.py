@@ -365,7 +365,7 @@ class Scheduler:
         try:
             text, reason = state.request.output.append(token)
         except Exception:
-            log.exception("request %s: its output text failed", state.request.request_id)
+            log.exception("request %s: its output text failed", state.request.name)
             self._finish(state, FinishReason.ERROR, InternalError("the output could not be turned into text"))
             return
         state.request.output_token_ids.append(token)

@@ -76,10 +76,10 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         try:
             await self._take(request)
         except RequestError as error:
-            log.info("request %.64r refused: %s %s", request.request_id, error.code, error.param or "")
+            log.info("request %s refused: %s %s", _name(request), error.code, error.param or "")
             return _refused(error)
         except Exception:
-            log.exception("request %.64r failed at the door", request.request_id)
+            log.exception("request %s failed at the door", _name(request))
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
@@ -149,7 +149,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
         if not self._outbox.open(*names, len(message.resume.output_token_ids)):
-            return
+            raise InvalidRequest(
+                f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
+                "already: draw an id for every request and count its attempts up",
+                param="request_id",
+            )
         try:
             loop = asyncio.get_running_loop()
             request = await loop.run_in_executor(self._pool, self._intake.take, message, arrival)
@@ -165,6 +169,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             raise Unavailable("this worker is stopping", retry_after=1.0)
         if message.attempt <= 1 and self._outbox.unfinished >= self._max_requests:
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
+
+
+def _name(message: pd_pb2.SubmitRequest) -> str:
+    """For logs, before either part is checked."""
+    return f"{message.label[:128]!r} ({message.request_id[:64]!r})"
 
 
 def _refused(error: RequestError) -> pd_pb2.SubmitReply:

@@ -76,6 +76,7 @@ class PDServiceServicer:
 
     def Submit(self, request, context):
         """Hands a request over. The reply says whether it was taken; its life goes on in `Attach`'s events.
+        Refused is an attempt that the worker has seen already, or one before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,9 +48,13 @@ RawPrompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A valid request for `n` answers. `sampling.seed` is drawn already; `timeout` is in seconds."""
+    """A valid request for `n` answers. `sampling.seed` is drawn already; `timeout` is in seconds.
 
-    request_id: str
+    `label` is the client's X-Request-ID, or one made in its place: for logs and replies. Any two calls may
+    have the same one, of one tenant or of two; what a call is known by is `Flow.request_id`.
+    """
+
+    label: str
     model: str
     messages: tuple[ChatMessage, ...]
     sampling: SamplingParams

@@ -23,7 +23,7 @@ class Choices:
 
     @property
     def first(self) -> Flow:
-        """The flow that has the request's id; what they share is made for it."""
+        """The flow that what they share is made for."""
         return self.flows[0]
 
     def share_split(self) -> None:
@@ -45,15 +45,14 @@ class Choices:
 
 
 def make_choices(call: ChatCall, order: int, deadline: float) -> Choices:
-    """One flow for every answer that the call wants; the second one's id ends in "#1", as no client's."""
+    """One flow for every answer that the call wants."""
     shared = Outbox()
     if call.n == 1:
         return Choices([Flow(call, order, deadline, shared)], shared)
     tally = _Tally(call.n)
     flows = []
     for index in range(call.n):
-        request_id = f"{call.request_id}#{index}" if index else call.request_id
-        own = replace(call, request_id=request_id, sampling=replace(call.sampling, choice=index))
+        own = replace(call, sampling=replace(call.sampling, choice=index))
         flows.append(Flow(own, order, deadline, ChoiceOutbox(shared, tally, index)))
     return Choices(flows, shared)
 

@@ -74,7 +74,7 @@ def parse_completion(
         raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     first = ChatCall(
-        request_id=request_id,
+        label=request_id,
         model=body.model or "",
         messages=(),
         sampling=sampling_of(body, max_tokens=limit, logprobs=body.logprobs),
@@ -89,7 +89,7 @@ def parse_completion(
     calls = [first]
     for index, prompt in enumerate(prompts[1:], start=1):
         # Equal seeds for unequal prompts: a prompt's answer does not depend on its place in the list.
-        calls.append(replace(first, request_id=f"{request_id}#p{index}", prompt=prompt))
+        calls.append(replace(first, label=f"{request_id}#p{index}", prompt=prompt))
     form = CompletionOptions(
         prompts=prompts,
         n=n,

@@ -162,11 +162,9 @@ class Dispatcher:
 
     def _open(self, call: ChatCall) -> Choices:
         self._counter += 1
-        if call.request_id in self._flows:  # a client's retry may overtake its first try's end
-            call = replace(call, request_id=f"{call.request_id}#r{self._counter}")
         choices = make_choices(call, self._counter, asyncio.get_running_loop().time() + call.timeout)
         for flow in choices.flows:
-            self._flows[flow.call.request_id] = flow
+            self._flows[flow.request_id] = flow
             call.media.join()
         self._metrics.in_flight.set(len(self._flows))
         return choices
@@ -174,7 +172,7 @@ class Dispatcher:
     def _close(self, choices: Choices) -> None:
         """One log line per request; nothing of it stays."""
         for flow in choices.flows:
-            del self._flows[flow.call.request_id]
+            del self._flows[flow.request_id]
             flow.call.media.leave()
         first = choices.first
         seconds = time.monotonic() - choices.started
@@ -186,7 +184,7 @@ class Dispatcher:
         log.info(
             "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, "
             "%d choices, %.3f s, tenant %s",
-            first.call.request_id,
+            first.name,
             choices.status,
             first.call.model or "-",
             choices.prompt_tokens,
@@ -304,7 +302,7 @@ class Dispatcher:
         self._router.submit(flow, order)
 
     def _admit_jobs(self, flow: Flow, order: do.AdmitJobs) -> None:
-        self.jobs.table.admit(flow.call.request_id)
+        self.jobs.table.admit(flow.request_id)
         self.jobs.pump()
 
     def _notify_items(self, flow: Flow, order: do.NotifyItems) -> None:
@@ -312,12 +310,12 @@ class Dispatcher:
             flow.link.notify(order.mm_hashes)
 
     def _return_share(self, flow: Flow, order: do.ReturnShare) -> None:
-        self.jobs.table.loaded(flow.call.request_id, order.mm_hash)
+        self.jobs.table.loaded(flow.request_id, order.mm_hash)
         self.jobs.pump()
 
     def _end_attempt(self, flow: Flow, order: do.EndAttempt) -> None:
         self._router.release(flow, cancel=order.cancel)
-        self.jobs.table.end_attempt(flow.call.request_id)
+        self.jobs.table.end_attempt(flow.request_id)
 
     def _fail(self, flow: Flow, order: do.Fail) -> None:
         error = name_field(order.error, flow.call.sampling.output_format)
@@ -325,7 +323,7 @@ class Dispatcher:
 
     def _leave(self, flow: Flow, order: do.Leave) -> None:
         self._router.withdraw(flow)
-        self.jobs.leave(flow.call.request_id)
+        self.jobs.leave(flow.request_id)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -371,5 +369,5 @@ class Dispatcher:
         try:
             await work
         except Exception:
-            log.exception("request %s", flow.call.request_id)
+            log.exception("request %s", flow.name)
             self._carry_out(flow, flow.lifecycle.fail(InternalError("an unexpected error in the proxy")))

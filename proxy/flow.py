@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -17,6 +18,11 @@ from triptych.proxy.pool import Binding
 from triptych.proxy.splitter import SplitRequest
 
 
+def draw_request_id() -> str:
+    """A name that nobody can guess and that is never drawn twice."""
+    return secrets.token_hex(16)
+
+
 @dataclass(slots=True)
 class Flow:
     """`deadline` is in loop time; `order` is the order of arrival."""
@@ -25,6 +31,8 @@ class Flow:
     order: int
     deadline: float
     outbox: Outbox = field(default_factory=Outbox)
+    #: What the workers and everything in this proxy know it by, unlike the client's label.
+    request_id: str = field(default_factory=draw_request_id)
     binding: Binding | None = None
     split: SplitRequest | None = None
     lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle({}))
@@ -40,6 +48,11 @@ class Flow:
     #: When the store's look-up began, in loop time.
     looked_up: float = 0.0
     first_token: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For logs: the client's label, and the id that worker logs have too."""
+        return f"{self.call.label} ({self.request_id})"
 
     @property
     def resumed(self) -> bool:
@@ -59,7 +72,8 @@ class Flow:
             if item.options
             else "",
             salt=self.call.salt,
-            request_id=self.call.request_id,
+            request_id=self.request_id,
+            label=self.call.label,
             deadline=self.deadline,
             looked_up=self.looked_up,
         )

@@ -29,7 +29,7 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
     if options and encoder.modality != "image":
         raise InvalidRequest("mm_processor_kwargs goes with image or image_url", param="mm_processor_kwargs")
     return ChatCall(
-        request_id=uuid.uuid4().hex,
+        label=uuid.uuid4().hex,
         model=request.model,
         messages=(),
         sampling=sampling_of_message(request.sampling),

@@ -54,7 +54,7 @@ def call_of(
     if tools.forced is not None:
         sampling = replace(sampling, output_format=tools.forced)
     call = ChatCall(
-        request_id=uuid.uuid4().hex,
+        label=uuid.uuid4().hex,
         model=request.model,
         messages=messages,
         sampling=sampling,

@@ -151,12 +151,12 @@ class ChatEndpoint(JsonEndpoint[tuple[ChatCall, ChatOptions]]):
         model = self._dispatcher.resolve_model(call.model)
         async with aclosing(self._dispatcher.chat(call)) as batches:
             if not options.stream:
-                whole = (WholeReply if options.plain else RichReply)(call.request_id, model, options)
+                whole = (WholeReply if options.plain else RichReply)(call.label, model, options)
                 async for outputs in batches:
                     whole.take(outputs)
                 await reply.whole(whole.body())
                 return
-            stream = (SseStream if options.plain else RichStream)(call.request_id, model, options)
+            stream = (SseStream if options.plain else RichStream)(call.label, model, options)
             pace = Pace()
             async for outputs in batches:
                 if part := stream.render(outputs):

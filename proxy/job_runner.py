@@ -52,6 +52,8 @@ class ItemSource:
     processor_options: str
     salt: str
     request_id: str
+    #: The client's own name of the request: for logs.
+    label: str
     deadline: float
     looked_up: float
 
@@ -201,6 +203,7 @@ class JobRunner:
         message = encoder_pb2.EncodeJob(
             job_id=job.try_id,
             request_id=source.request_id,
+            label=source.label,
             mm_hash=job.mm_hash,
             namespace=job.namespace,
             modality=source.modality,

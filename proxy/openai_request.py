@@ -97,7 +97,7 @@ def call_of(
         output_format=tools.forced,
     )
     call = ChatCall(
-        request_id=request_id,
+        label=request_id,
         model=body.model or "",
         messages=messages,
         sampling=sampling,

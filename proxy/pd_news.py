@@ -66,7 +66,7 @@ class PDNews:
         try:
             self._event(flow, event)
         except Exception as error:
-            log.warning("request %s: its PD worker's event makes no sense: %r", flow.call.request_id, error)
+            log.warning("request %s: its PD worker's event makes no sense: %r", flow.name, error)
             self._carry_out(flow, flow.lifecycle.fail(InternalError("the PD worker's answer makes no sense")))
 
     def _event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:

@@ -86,16 +86,16 @@ class PDRouter:
             link.give_up()
 
     def waits(self, flow: Flow) -> bool:
-        return flow.call.request_id in self._waiting
+        return flow.request_id in self._waiting
 
     def submit(self, flow: Flow, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
-        self._waiting[flow.call.request_id] = (flow, order)
+        self._waiting[flow.request_id] = (flow, order)
         self.pump()
 
     def withdraw(self, flow: Flow) -> None:
         """The request has ended: it waits no longer, and no worker keeps it."""
-        self._waiting.pop(flow.call.request_id, None)
+        self._waiting.pop(flow.request_id, None)
         self._cancel_stale(flow, None)
 
     def leave_in_peace(self, flow: Flow) -> None:
@@ -105,10 +105,10 @@ class PDRouter:
 
     def release(self, flow: Flow, *, cancel: bool) -> None:
         """The request's attempt is over."""
-        self._waiting.pop(flow.call.request_id, None)
+        self._waiting.pop(flow.request_id, None)
         if flow.link is None:
             return
-        flow.link.forget(flow.call.request_id)
+        flow.link.forget(flow.request_id)
         if cancel:
             flow.stale_link = flow.link
         flow.link = None
@@ -124,10 +124,10 @@ class PDRouter:
             ):
                 link = self._choose(flow)
                 if link is not None:
-                    del self._waiting[flow.call.request_id]
+                    del self._waiting[flow.request_id]
                     flow.link = link
                     tokens = flow.lifecycle.output_token_ids
-                    link.track(flow.call.request_id, order.attempt, tokens.__len__)
+                    link.track(flow.request_id, order.attempt, tokens.__len__)
                     self._spawn(self._hand_over(flow, order, link))
         finally:
             self._pumping = False
@@ -163,17 +163,17 @@ class PDRouter:
                 reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
                 self._sink.refused(flow, order.attempt, reason)
             else:
-                self._sink.lost(flow.call.request_id, order.attempt)
+                self._sink.lost(flow.request_id, order.attempt)
             return
         except Exception:
-            log.exception("request %s", flow.call.request_id)
+            log.exception("request %s", flow.name)
             self._sink.refused(flow, order.attempt, InternalError("an unexpected error in the proxy"))
             return
         if reply.status == pd_pb2.SubmitReply.STATUS_REFUSED:
             self._refused(flow, order, link, error_from_proto(reply.error))
         elif machine.ended:
-            link.forget(flow.call.request_id)
-            link.cancel(flow.call.request_id)
+            link.forget(flow.request_id)
+            link.cancel(flow.request_id)
         else:
             assert flow.split is not None
             self._affinity.record(flow.split.chain, link.address)
@@ -181,7 +181,7 @@ class PDRouter:
 
     def _refused(self, flow: Flow, order: Submit, link: PDLink, error: RequestError) -> None:
         """A worker that is full or stopping is no reason to fail while another one may take the request."""
-        link.forget(flow.call.request_id)
+        link.forget(flow.request_id)
         if not isinstance(error, (Overloaded, Unavailable)):
             self._sink.refused(flow, order.attempt, error)
             return
@@ -189,7 +189,7 @@ class PDRouter:
         if isinstance(error, Overloaded) and not order.resume and not self._candidates(flow):
             self._sink.refused(flow, order.attempt, error)
             return
-        self._sink.lost(flow.call.request_id, order.attempt)
+        self._sink.lost(flow.request_id, order.attempt)
 
     def _leave_in_peace(self, flow: Flow, link: PDLink) -> None:
         def forgive() -> None:
@@ -202,7 +202,7 @@ class PDRouter:
     def _cancel_stale(self, flow: Flow, link: PDLink | None) -> None:
         """An attempt that was given up may still run; on the same worker the new attempt replaces it."""
         if flow.stale_link is not None and flow.stale_link is not link:
-            flow.stale_link.cancel(flow.call.request_id)
+            flow.stale_link.cancel(flow.request_id)
         flow.stale_link = None
 
     def _message(self, flow: Flow, order: Submit) -> pd_pb2.SubmitRequest:
@@ -210,7 +210,8 @@ class PDRouter:
         plans = flow.lifecycle.plans
         remaining = flow.deadline - asyncio.get_running_loop().time()
         message = pd_pb2.SubmitRequest(
-            request_id=flow.call.request_id,
+            request_id=flow.request_id,
+            label=flow.call.label,
             attempt=order.attempt,
             proxy_id=self._proxy_id,
             model_key=flow.binding.model_key,

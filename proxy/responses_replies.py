@@ -25,7 +25,7 @@ class ResponseBook:
     """The response as it grows. Every change of it is an event; `sequence_number` counts them."""
 
     def __init__(self, request: ResponsesRequest, model: str) -> None:
-        options, request_id = request.options, request.call.request_id
+        options, request_id = request.options, request.call.label
         self.begun = False
         self.response = _response(request, model)
         self._answer = Answer(options.calls, parallel=options.parallel_calls)
@@ -165,7 +165,7 @@ def sse(event: Event) -> bytes:
 def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
     body = request.body
     return {
-        "id": f"resp_{request.call.request_id}",
+        "id": f"resp_{request.call.label}",
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",

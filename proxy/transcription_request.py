@@ -58,7 +58,7 @@ def parse_transcription(
         logprobs=0 if response_format == "verbose_json" else None,
     )
     call = ChatCall(
-        request_id=request_id,
+        label=request_id,
         model=form.one("model"),
         messages=(),
         sampling=check_sampling(sampling),
@@ -125,7 +125,7 @@ def detection_of(call: ChatCall) -> ChatCall:
     """The call whose one output token is the file's language."""
     return replace(
         call,
-        request_id=f"{call.request_id}#language",
+        label=f"{call.label}#language",
         sampling=replace(call.sampling, max_tokens=1, temperature=0.0, logprobs=None),
         transcription=Transcription(detect_language=True),
     )
@@ -136,7 +136,7 @@ def window_of(call: ChatCall, index: int, start: int, *, language: str, timestam
     assert call.encoder is not None and call.transcription is not None
     return replace(
         call,
-        request_id=call.request_id if index == 0 else f"{call.request_id}#w{index}",
+        label=call.label if index == 0 else f"{call.label}#w{index}",
         encoder=replace(call.encoder, start_frame=start),
         transcription=replace(
             call.transcription,

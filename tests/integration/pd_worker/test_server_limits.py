@@ -16,10 +16,11 @@ from support.engine_requests import make_request
 from support.pd_client import PDClient
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker.outbox import Outbox
-from triptych.pd_worker.outputs import NewTokens
+from triptych.pd_worker.outputs import NewTokens, RequestFinished
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.rpc import make_channel, make_server
+from triptych.types import FinishReason, PDTimings, Usage
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 
@@ -63,6 +64,11 @@ class Intake:
         return make_request(message.request_id, 3, attempt=message.attempt, proxy_id=message.proxy_id)
 
 
+def _finished(request):
+    usage, timings = Usage(3, 1, 0), PDTimings()
+    return RequestFinished(reason=FinishReason.STOP, usage=usage, timings=timings, **request.names())
+
+
 @dataclass
 class Service:
     engine: Engine
@@ -103,11 +109,28 @@ async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones():
         assert s.engine.submitted == ["r1", "r3"]
 
 
-async def test_a_repeated_submit_is_taken_once():
+async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm():
     async with service() as s:
-        for _ in range(2):
-            assert (await s.client.submit(s.client.message("r1", "x"))).status == QUEUED
+        assert (await s.client.submit(s.client.message("r1", "x", attempt=2))).status == QUEUED
+        for attempt in (2, 1):
+            refused = await s.client.submit(s.client.message("r1", "x", attempt=attempt))
+            assert (refused.status, refused.error.param) == (REFUSED, "request_id")
         assert s.engine.submitted == ["r1"]
+        assert (s.engine.cancelled, s.outbox.unfinished) == ([], 1)
+
+
+async def test_an_attempt_that_has_ended_is_not_taken_a_second_time():
+    async with service() as s:
+        for request_id in ("finished", "cancelled"):
+            assert (await s.client.submit(s.client.message(request_id, "x"))).status == QUEUED
+        done = make_request("finished", 3, proxy_id="proxy")
+        s.outbox.deliver([_finished(done)])
+        await s.client.until("finished")
+        await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["cancelled"]))
+        for request_id in ("finished", "cancelled"):
+            refused = await s.client.submit(s.client.message(request_id, "x"))
+            assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+            assert (await s.client.submit(s.client.message(request_id, "x", attempt=2))).status == QUEUED
 
 
 async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engine():

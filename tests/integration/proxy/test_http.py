@@ -55,7 +55,8 @@ async def test_a_sane_request_id_goes_all_the_way_and_another_is_replaced(store:
         assert headers["x-request-id"] == "my-id.7"
         _, headers, _ = await raw_post(cluster.port, body, {"X-Request-Id": "bad id; rm"})
         submits = cluster.pd_workers[0].submits
-        assert [submit.request_id for submit in submits] == ["my-id.7", headers["x-request-id"]]
+        assert [submit.label for submit in submits] == ["my-id.7", headers["x-request-id"]]
+        assert not {submit.request_id for submit in submits} & {submit.label for submit in submits}
         assert headers["x-request-id"] != "bad id; rm"
 
 

@@ -246,6 +246,28 @@ async def test_a_later_attempt_takes_the_place_of_the_earlier(box):
     assert box.outbox.unfinished == 1
 
 
+async def test_an_attempt_that_was_given_up_stays_known_while_its_events_may_come(box):
+    box.outbox.attach("p1", [])
+    box.outbox.open("p1", "r1", 2)
+    box.outbox.give_up("p1", ["r1"])
+    box.clock.now += KEEP_FINISHED_SECONDS - 1
+    box.outbox.sweep()
+    assert not box.outbox.open("p1", "r1", 1)
+    assert not box.outbox.open("p1", "r1", 2)
+    assert box.outbox.open("p1", "r1", 3)
+
+
+async def test_what_has_been_is_forgotten_in_the_end(box):
+    box.outbox.attach("p1", [])
+    for request in ("r1", "r2"):
+        box.outbox.open("p1", request, 1)
+        box.outbox.give_up("p1", [request])
+        box.clock.now += KEEP_FINISHED_SECONDS - 1
+    box.outbox.sweep()
+    assert box.outbox.open("p1", "r1", 1)
+    assert not box.outbox.open("p1", "r2", 1)
+
+
 async def test_a_missing_item_is_told_again_until_it_is_ready_once_more(box):
     first = box.outbox.attach("p1", [])
     box.outbox.open("p1", "r1", 1)

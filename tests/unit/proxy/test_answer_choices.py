@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from triptych.errors import InvalidRequest
@@ -19,15 +21,23 @@ def done(prompt: int, completion: int, cached: int) -> Done:
 def test_a_single_choice_is_the_call_itself() -> None:
     choices = made(1)
     (flow,) = choices.flows
-    assert flow.call.request_id == "r"
+    assert flow.call.label == "r"
     assert flow.outbox is choices.outbox
 
 
-def test_choices_differ_in_id_and_index_and_share_the_seed() -> None:
-    calls = [flow.call for flow in made(3).flows]
-    assert [call.request_id for call in calls] == ["r", "r#1", "r#2"]
+def test_choices_differ_in_id_and_index_and_share_label_and_seed() -> None:
+    flows = made(3).flows
+    calls = [flow.call for flow in flows]
+    assert len({flow.request_id for flow in flows}) == 3
+    assert [call.label for call in calls] == ["r", "r", "r"]
     assert [(call.sampling.seed, call.sampling.choice) for call in calls] == [(7, 0), (7, 1), (7, 2)]
     assert calls[1].media is calls[0].media
+
+
+def test_ids_say_nothing_of_the_label_and_are_never_drawn_twice() -> None:
+    ids = [flow.request_id for _ in range(500) for flow in made(2).flows]
+    assert len(set(ids)) == 1000
+    assert all(re.fullmatch("[0-9a-f]{32}", drawn) for drawn in ids)
 
 
 async def test_outputs_carry_their_choice_and_the_prompt_is_told_once() -> None:

@@ -32,7 +32,7 @@ def test_all_four_forms_of_a_prompt_are_taken(prompt: Any, prompts: Any):
 def test_every_prompt_is_a_call_of_its_own_with_the_same_sampling():
     request = _parsed(prompt=["a", "b"], n=3, seed=5, temperature=0.5, max_tokens=7, cache_salt="s")
     first, second = request.calls
-    assert (first.request_id, second.request_id) == ("r1", "r1#p1")
+    assert (first.label, second.label) == ("r1", "r1#p1")
     assert first.sampling == second.sampling
     assert (first.sampling.seed, first.sampling.max_tokens, first.n, first.cache_salt) == (5, 7, 3, "s")
 
