@@ -25,9 +25,13 @@ log = logging.getLogger(__name__)
 
 #: Changes when stored rows or KV blocks come to mean something else.
 LAYOUT_VERSION = 1
-#: Of tensors outside the tower only so much is read: enough to tell checkpoints apart, and fast.
+#: Of tensors outside the tower only the head and some samples are read: enough to tell checkpoints apart, and fast.
 _HEAD_BYTES = 64 * 1024
-#: A file written so lately could change again without changing its time stamp.
+_SAMPLES = 8
+_SAMPLE_BYTES = 4 * 1024
+#: Of every tensor so much of head, middle and tail is read again to tell that a file is still the same.
+_CHECK_BYTES = 1024
+#: A file written so lately could change again without changing its time stamps.
 _SETTLED_SECONDS = 2.0
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -104,9 +108,9 @@ def _tokenizer_digest(path: Path) -> str:
 
 
 def _weights_digest(path: Path) -> str:
-    """Digest of the tensors, remembered beside the sizes and times of the files that hold them."""
+    """Digest of the tensors, remembered beside what tells that the files are still the same."""
     files = safetensors_files(path)
-    stamps: list[list[Any]] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    stamps = [_stamp(file) for file in files]
     sidecar = _sidecar(path)
     known = _recall(sidecar, stamps)
     if known:
@@ -114,26 +118,70 @@ def _weights_digest(path: Path) -> str:
     tower = family_of(path).keys.encoder_names
     tensors = sorted(entry for file in files for entry in _tensor_digests(file, tower))
     digest = framed_digest((key, value.encode()) for key, value in tensors)
-    if all(time.time_ns() - stamp[2] > _SETTLED_SECONDS * 1e9 for stamp in stamps):
+    if all(time.time_ns() - _changed_ns(file) > _SETTLED_SECONDS * 1e9 for file in files):
         _remember(sidecar, stamps, digest)
     return digest
 
 
-def _tensor_digests(file: Path, tower: Any) -> Iterator[tuple[str, str]]:
-    """(key, dtype, shape and content's digest) of each tensor; one outside the tower by its head."""
+def _stamp(file: Path) -> list[Any]:
+    """Name, size, times, inode and sampled content: a file with another one is digested again.
+
+    Size and time of modification alone are kept by `rsync --times`, `cp -p` and by whoever restores them.
+    """
+    stat = file.stat()
+    return [file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, _sampled(file)]
+
+
+def _changed_ns(file: Path) -> int:
+    stat = file.stat()
+    return max(stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _sampled(file: Path) -> str:
+    """Digest of the file's header and of head, middle and tail of every tensor."""
     header, start = _header(file)
-    keys = [key for key in header if key != "__metadata__"]
-    whole = tower(keys)
+    digest = blake3(json.dumps(header, sort_keys=True).encode())
+    with file.open("rb", buffering=0) as source:
+        for begin, end in _spans(header).values():
+            for offset, length in _pieces(end - begin, head=_CHECK_BYTES, samples=2, each=_CHECK_BYTES):
+                digest.update(os.pread(source.fileno(), length, start + begin + offset))
+    return digest.hexdigest()
+
+
+def _tensor_digests(file: Path, tower: Any) -> Iterator[tuple[str, str]]:
+    """(key, dtype, shape and content's digest) of each tensor; one outside the tower by head and samples."""
+    header, start = _header(file)
+    spans = _spans(header)
+    whole = tower(list(spans))
     with file.open("rb") as source:
-        for key in keys:
-            begin, end = header[key]["data_offsets"]
-            size = end - begin if key in whole else min(end - begin, _HEAD_BYTES)
-            source.seek(start + begin)
+        for key, (begin, end) in spans.items():
+            size = end - begin
+            pieces = [(0, size)]
+            if key not in whole:
+                pieces = _pieces(size, head=_HEAD_BYTES, samples=_SAMPLES, each=_SAMPLE_BYTES)
             digest = blake3(max_threads=blake3.AUTO)
-            while size > 0 and (chunk := source.read(min(size, 1 << 24))):
-                digest.update(chunk)
-                size -= len(chunk)
+            for offset, length in pieces:
+                source.seek(start + begin + offset)
+                while length > 0 and (chunk := source.read(min(length, 1 << 24))):
+                    digest.update(chunk)
+                    length -= len(chunk)
             yield key, f"{header[key]['dtype']} {header[key]['shape']} {digest.hexdigest()}"
+
+
+def _spans(header: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Where each tensor's bytes begin and end, from the first tensor's on."""
+    return {key: tuple(entry["data_offsets"]) for key, entry in header.items() if key != "__metadata__"}
+
+
+def _pieces(size: int, *, head: int, samples: int, each: int) -> list[tuple[int, int]]:
+    """(offset, length) of the first `head` bytes, then of `samples` of `each`, evenly up to the last byte.
+
+    All of it where that is no more.
+    """
+    if size <= head + samples * each:
+        return [(0, size)]
+    rest = size - head - each
+    return [(0, head), *((head + rest * n // samples, each) for n in range(1, samples + 1))]
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

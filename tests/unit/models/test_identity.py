@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +35,14 @@ def key(path: Path, dtype: str = "float32") -> str:
     return model_identity(path, dtype=dtype).model_key
 
 
-def settle(path: Path) -> None:
-    """As if the weights had been written an hour ago."""
-    for file in path.glob("*.safetensors"):
-        stamp = file.stat().st_mtime_ns - 3_600_000_000_000
-        os.utime(file, ns=(stamp, stamp))
+_HOUR = 3_600_000_000_000
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all files had been written and linked an hour ago."""
+    now = time.time_ns
+    monkeypatch.setattr(identity.time, "time_ns", lambda: now() + _HOUR)
 
 
 def change_weight(path: Path, name: str, index: int) -> None:
@@ -114,9 +120,8 @@ def test_the_version_of_the_image_backend_changes_the_namespace(
 
 
 def test_the_digest_of_settled_files_is_remembered(
-    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, cache: Path, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle(model)
     before = key(model)
     assert len(list(cache.rglob("*.json"))) == 1
     monkeypatch.setattr(identity, "_tensor_digests", lambda *_: pytest.fail("digested again"))
@@ -129,15 +134,96 @@ def test_files_written_just_now_are_not_remembered(model: Path, cache: Path) -> 
     assert not list(cache.rglob("*.json"))
 
 
-def test_a_remembered_digest_is_dropped_when_a_file_changes(model: Path) -> None:
-    settle(model)
+def test_a_remembered_digest_is_dropped_when_a_file_changes(model: Path, settled: None) -> None:
     before = key(model)
     change_weight(model, "lm_head.weight", 0)
     assert key(model) != before
 
 
-def test_a_damaged_memory_is_ignored(model: Path, cache: Path) -> None:
-    settle(model)
+def _flipped(file: Path, name: str, share: float) -> bytes:
+    """The file's content with one bit of a tensor changed, so far into it."""
+    content = bytearray(file.read_bytes())
+    header, start = identity._header(file)
+    begin, end = header[name]["data_offsets"]
+    content[start + begin + int((end - begin - 1) * share)] ^= 1
+    return bytes(content)
+
+
+def _in_place(file: Path, content: bytes) -> None:
+    with file.open("r+b") as target:
+        target.write(content)
+
+
+def _by_a_new_file(file: Path, content: bytes) -> None:
+    aside = file.with_name("aside")
+    aside.write_bytes(content)
+    aside.replace(file)
+
+
+def _and_ctime_too(file: Path, content: bytes) -> None:
+    """As on a file system that keeps no such time: only the sampled content tells."""
+    _in_place(file, content)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.visual.blocks.0.mlp.linear_fc1.weight"])
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["first", "last"])
+@pytest.mark.parametrize("rewrite", [_in_place, _by_a_new_file, _and_ctime_too])
+def test_a_tensor_rewritten_with_size_and_time_restored_changes_the_identity(
+    model: Path,
+    settled: None,
+    monkeypatch: pytest.MonkeyPatch,
+    rewrite: Callable[[Path, bytes], None],
+    share: float,
+    name: str,
+) -> None:
+    if rewrite is _and_ctime_too:
+        _without_ctime_and_inode(monkeypatch)
+    before = key(model)
+    file = model / "model.safetensors"
+    stat = file.stat()
+    rewrite(file, _flipped(file, name, share))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert key(model) != before
+
+
+def _without_ctime_and_inode(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = identity._stamp
+
+    def stamp(file: Path) -> list[object]:
+        name, size, mtime, _, _, sampled = made(file)
+        return [name, size, mtime, sampled]
+
+    monkeypatch.setattr(identity, "_stamp", stamp)
+
+
+def test_a_byte_that_no_sample_meets_is_noticed_by_the_time_of_change(
+    model: Path, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_pieces", lambda size, **_: [(0, min(size, 8))])
+    before = key(model)
+    file = model / "model.safetensors"
+    stat = file.stat()
+    _in_place(file, _flipped(file, "model.visual.blocks.0.mlp.linear_fc1.weight", 0.5))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert key(model) != before
+
+
+def test_a_copy_with_its_times_has_the_same_identity(model: Path, tmp_path: Path, settled: None) -> None:
+    before = model_identity(model, dtype="float32")
+    subprocess.run(["cp", "-rp", str(model), str(tmp_path / "copy")], check=True)
+    assert model_identity(tmp_path / "copy", dtype="float32") == before
+    shutil.rmtree(model)
+    subprocess.run(["cp", "-rp", str(tmp_path / "copy"), str(model)], check=True)
+    assert model_identity(model, dtype="float32") == before
+
+
+def test_samples_reach_from_the_head_to_the_last_byte() -> None:
+    assert identity._pieces(10, head=4, samples=2, each=3) == [(0, 10)]
+    assert identity._pieces(100, head=4, samples=2, each=3) == [(0, 4), (50, 3), (97, 3)]
+
+
+def test_a_damaged_memory_is_ignored(model: Path, cache: Path, settled: None) -> None:
     before = key(model)
     for file in cache.rglob("*.json"):
         file.write_text("{")
@@ -145,9 +231,8 @@ def test_a_damaged_memory_is_ignored(model: Path, cache: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle(model)
     expected = key(model)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
