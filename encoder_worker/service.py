@@ -23,6 +23,7 @@ from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
+from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
 from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
@@ -54,7 +55,8 @@ async def _serve(
     store: EmbeddingStore,
     stop: asyncio.Event,
 ) -> None:
-    server = make_server(config.internal_token)
+    door = WorkerDoor(config.internal_token)
+    server = make_server(door)
     address = bind(server, config)
     identity = worker_identity(config, model, address)
     metrics = EncoderMetrics(identity.model_name)
@@ -68,7 +70,8 @@ async def _serve(
     health = Health(server)
     try:
         with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-            heartbeat = Heartbeat(Registry(store), worker_info(config, identity, metrics_port))
+            info = door.enrol(worker_info(config, identity, metrics_port))
+            heartbeat = Heartbeat(Registry(store), info)
             worker.start()
             await server.start()
             await health.serving()

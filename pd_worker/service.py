@@ -44,6 +44,7 @@ from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
+from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
 from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
@@ -86,14 +87,15 @@ async def run(config: PDConfig) -> None:
 
 
 async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event) -> None:
-    server = make_server(config.internal_token)
+    door = WorkerDoor(config.internal_token)
+    server = make_server(door)
     address = bind(server, config)
     metrics = PDMetrics(model.name)
     with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
         core = _own_core(config, model)
         page = _core_page(config, model, core)
         worker = PDWorker(config, model, metrics, turn=page, rest=None if page is None else page.rest)
-        info = worker.info(address, metrics_port)
+        info = door.enrol(worker.info(address, metrics_port))
         heartbeat = Heartbeat(Registry(store), info)
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
         health = Health(server)

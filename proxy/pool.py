@@ -17,9 +17,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
+from triptych.internal_auth import InternalKey
 from triptych.proxy.encoder_prompt import ModelKind
 from triptych.proxy.lifecycle import RETRY_AFTER
 from triptych.rpc import make_channel
+from triptych.rpc_auth import WorkerSession
 from triptych.types import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ HEALTH_TIMEOUT = 5.0
 PROXY_TERM = 5.0
 #: How long a caller waits for the store's answer in one poll.
 STORE_TIMEOUT = 2.0
+#: Forged registrations that are remembered, so that each is warned of once.
+MAX_FORGED = 256
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -54,6 +58,8 @@ class Worker:
 
     info: WorkerInfo
     channel: aio.Channel
+    #: Proves that the worker is the registered one; None where no internal token is in use.
+    session: WorkerSession | None = None
     registered: bool = True
     alive: bool = True
     serving: bool = True
@@ -97,6 +103,9 @@ class WorkerPool:
         self._store = store
         self._proxy_id = proxy_id
         self._token = token
+        self._key = InternalKey(token) if token else None
+        #: Registrations without a right proof, each warned of once.
+        self._forged: set[tuple[str, str, str]] = set()
         self._health_timeout = health_timeout
         self._task: asyncio.Task[None] | None = None
         self._models: dict[str, _Model] = {}
@@ -196,6 +205,7 @@ class WorkerPool:
         self._take_in(infos)
 
     def _take_in(self, infos: Sequence[WorkerInfo]) -> None:
+        infos = [info for info in infos if self._is_ours(info)]
         named = {(info.pool, info.address): info for info in infos}
         changed = False
         for key, info in named.items():
@@ -215,9 +225,27 @@ class WorkerPool:
         if changed:
             self.on_change()
 
+    def _is_ours(self, info: WorkerInfo) -> bool:
+        """Whether somebody who knows the internal token wrote this registration; no other one is followed."""
+        if self._key is None or self._key.has_signed(info):
+            return True
+        who = (info.pool[:64], info.address[:64], info.incarnation[:64])
+        if who not in self._forged:
+            if len(self._forged) >= MAX_FORGED:
+                self._forged.clear()
+            self._forged.add(who)
+            log.warning(
+                "a registration of %.32r worker %.64r is ignored: its proof is not made with our "
+                "--internal-token",
+                info.pool,
+                info.address,
+            )
+        return False
+
     def _add(self, info: WorkerInfo) -> None:
         log.info("%s worker %s (%s) is here", info.pool, info.address, info.model)
-        worker = Worker(info, make_channel(info.address, self._token))
+        session = WorkerSession(self._token, info) if self._token else None
+        worker = Worker(info, make_channel(info.address, session), session)
         self.workers[info.pool, info.address] = worker
         worker.watch = asyncio.create_task(self._watch(worker), name=f"watch {info.address}")
 
@@ -225,6 +253,8 @@ class WorkerPool:
         if worker.info.incarnation != info.incarnation:
             log.info("%s worker %s was started again", info.pool, info.address)
             worker.alive = worker.serving = True
+            if worker.session is not None:
+                worker.session.expect(info)
         worker.info = info
         return True
 
@@ -249,6 +279,8 @@ class WorkerPool:
         while True:
             incarnation = worker.info.incarnation
             alive, serving = await self._check(stub)
+            if alive and worker.session is not None and not await worker.session.prove():
+                alive = serving = False
             if worker.info.incarnation != incarnation:
                 continue  # it was another process that was asked
             if (alive, serving) != (worker.alive, worker.serving):

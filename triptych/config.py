@@ -20,6 +20,8 @@ GIB = 1 << 30
 #: Of --kv-memory, beside it and on a CPU only: for a view of the decoding sequences. What does not fit in it
 #: is gathered from the blocks in every step.
 VIEW_SHARE = 0.25
+#: Shortest internal token.
+MIN_TOKEN_CHARS = 16
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -249,7 +251,7 @@ def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) 
 def read_internal_token(token: str, path: str) -> str:
     """The cluster's token, from the flag or from the file. ConfigError when it cannot be told."""
     if not path:
-        return token
+        return _long_enough(token, "--internal-token")
     if token:
         raise ConfigError("--internal-token and --internal-token-file are both set: leave one of them out")
     try:
@@ -258,7 +260,14 @@ def read_internal_token(token: str, path: str) -> str:
         raise ConfigError(f"--internal-token-file {path} cannot be read") from None
     if not content or not content.isascii() or not content.isprintable():
         raise ConfigError(f"--internal-token-file {path} must hold one line of printable ASCII characters")
-    return content
+    return _long_enough(content, f"--internal-token-file {path}")
+
+
+def _long_enough(token: str, flag: str) -> str:
+    """The token, or none. Proofs made with it stand in the registry: a short one could be guessed from them."""
+    if token and len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(f"{flag} has fewer than {MIN_TOKEN_CHARS} characters: `openssl rand -hex 32` makes one")
+    return token
 
 
 def check_bind(host: str, internal_token: str) -> None:

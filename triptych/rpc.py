@@ -1,19 +1,18 @@
-"""How our processes speak gRPC with each other: one set of channel options, one token check."""
+"""How our processes speak gRPC with each other: one set of channel options, one way to prove who calls."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import grpc
 from grpc import aio
+
+from triptych.rpc_auth import WorkerDoor, WorkerSession
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
 MAX_MESSAGE_BYTES = 80 << 20
 #: Largest media frame of an encoder job.
 MEDIA_FRAME_BYTES = 256 << 10
-TOKEN_HEADER = "x-triptych-token"
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -33,74 +32,21 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-class _TokenCheck(aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls that do not carry the internal token; health checks are free."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith("/grpc.health."):
-            return handler
-        given = dict(handler_call_details.invocation_metadata).get(TOKEN_HEADER, "")
-        raw = given if isinstance(given, bytes) else given.encode()
-        if hmac.compare_digest(raw, self._token):
-            return handler
-        return _refusal(handler)
+def make_server(
+    door: WorkerDoor | None = None, interceptors: Sequence[aio.ServerInterceptor] = ()
+) -> aio.Server:
+    """An asyncio gRPC server; a worker's has a `door` that asks for the internal token's proofs."""
+    doors = [door] if door is not None else []
+    server = aio.server(interceptors=[*doors, *interceptors], options=_OPTIONS)
+    if door is not None:
+        server.add_generic_rpc_handlers(door.handlers())
+    return server
 
 
-def _refusal(handler: Any) -> Any:
-    async def refuse(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "internal token missing or wrong")
-
-    async def refuse_stream(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "internal token missing or wrong")
-        yield None
-
-    makers: dict[tuple[bool, bool], Any] = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, refuse),
-        (False, True): (grpc.unary_stream_rpc_method_handler, refuse_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, refuse),
-        (True, True): (grpc.stream_stream_rpc_method_handler, refuse_stream),
-    }
-    make, body = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
-    return make(body, handler.request_deserializer, handler.response_serializer)
-
-
-def make_server(token: str = "", interceptors: Sequence[aio.ServerInterceptor] = ()) -> aio.Server:
-    """An asyncio gRPC server that demands `token` (none: open) from every call but health checks."""
-    checks = [_TokenCheck(token)] if token else []
-    return aio.server(interceptors=[*checks, *interceptors], options=_OPTIONS)
-
-
-def make_channel(address: str, token: str = "") -> aio.Channel:
-    """A channel to a worker at `host:port` or `unix:path`, whose calls carry `token`."""
-    interceptors = _client_interceptors(token) if token else []
-    return aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
-
-
-def _client_interceptors(token: str) -> list[aio.ClientInterceptor]:
-    def with_token(details: aio.ClientCallDetails) -> aio.ClientCallDetails:
-        metadata = aio.Metadata(*(details.metadata or ()), (TOKEN_HEADER, token))
-        return aio.ClientCallDetails(
-            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
-        )
-
-    class UnaryUnary(aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-        async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-            return await continuation(with_token(details), request)
-
-    class UnaryStream(aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-        async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-            return await continuation(with_token(details), request)
-
-    class StreamStream(aio.StreamStreamClientInterceptor):  # type: ignore[misc]
-        async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-            return await continuation(with_token(details), requests)
-
-    return [UnaryUnary(), UnaryStream(), StreamStream()]
+def make_channel(address: str, session: WorkerSession | None = None) -> aio.Channel:
+    """A channel to a worker at `host:port` or `unix:path`, whose calls carry the proofs of `session`."""
+    if session is None:
+        return aio.insecure_channel(address, options=_OPTIONS)
+    channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=session.interceptors())
+    session.bind(channel)
+    return channel

@@ -195,7 +195,8 @@ class WorkerInfo:
     `incarnation` is new for every process start; `namespaces` are those an encoder writes. `capacity`
     holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
     `encoder_cache_bytes` (PD workers); `encoder_decoder` is 1 for models whose items are consumed through
-    cross-attention. `modality` is that of the model's items: "image", "audio" or "text".
+    cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` shows that
+    the writer knows the internal token (`triptych.internal_auth`); empty where none is in use.
     """
 
     address: str
@@ -206,6 +207,7 @@ class WorkerInfo:
     namespaces: tuple[str, ...] = ()
     capacity: dict[str, int] = field(default_factory=dict)
     modality: str = "image"
+    proof: str = ""
 
 
 def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:

@@ -25,6 +25,7 @@ from triptych.models.identity import ModelIdentity
 from triptych.pd_worker import service as pd_service
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc import make_server
+from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
 from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
@@ -70,7 +71,8 @@ def load(config: ColocatedConfig) -> LoadedReplica:
 async def _serve(
     config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, stop: asyncio.Event
 ) -> None:
-    server = make_server(config.pd.internal_token)
+    door = WorkerDoor(config.pd.internal_token)
+    server = make_server(door)
     address = bind(server, config.pd)
     replica = Replica(config, model, store, address)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
@@ -79,7 +81,8 @@ async def _serve(
     pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)  # type: ignore[no-untyped-call]
     health = Health(server)
     with metrics_server(config.pd.host, config.pd.metrics_port, replica.registry) as metrics_port:
-        beats = [Heartbeat(Registry(store), info) for info in replica.infos(metrics_port)]
+        infos = [door.enrol(info) for info in replica.infos(metrics_port)]
+        beats = [Heartbeat(Registry(store), info) for info in infos]
         replica.start()
         try:
             await server.start()

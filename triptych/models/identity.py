@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: Changes when stored rows or KV blocks come to mean something else.
 LAYOUT_VERSION = 1
-#: Of tensors outside the tower only the head and some samples are read: enough to tell checkpoints apart, and fast.
+#: Of tensors outside the tower only head and samples are read: enough to tell checkpoints apart, and fast.
 _HEAD_BYTES = 64 * 1024
 _SAMPLES = 8
 _SAMPLE_BYTES = 4 * 1024

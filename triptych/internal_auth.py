@@ -1,0 +1,82 @@
+"""Proofs of knowing the cluster's internal token. None of them contains it.
+
+All are HMAC-SHA256 under a key derived from the token, over a label of their kind and
+
+- a registration: all its fields, so that nobody else can put a worker into the registry;
+- a worker's answer to a challenge: the worker's identity (pool, address, incarnation) and both nonces;
+- a client's calls: the same, so that they count only at that worker.
+
+Who asks draws a nonce, and verifies the worker's proof before anything else is sent. Who answers draws the
+other: its first bytes are the time, by which the proof's validity ends. The identity in a proof is the one
+that the client means, and a worker answers for its own only: a fake one cannot pass a challenge on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from dataclasses import asdict, replace
+
+from triptych.hashing import framed_digest
+from triptych.types import WorkerInfo
+
+#: Bytes of an identity, a nonce and a proof each.
+SIZE = 32
+_TIME_BYTES = 8
+_DIGEST = "sha256"
+
+
+def identity_of(info: WorkerInfo) -> bytes:
+    """Which process a proof is about: one incarnation of one pool at one address."""
+    fields = (("pool", info.pool), ("address", info.address), ("incarnation", info.incarnation))
+    return bytes.fromhex(framed_digest((name, value.encode()) for name, value in fields))
+
+
+def client_nonce() -> bytes:
+    """A nonce of the side that asks."""
+    return secrets.token_bytes(SIZE)
+
+
+def worker_nonce(now: float) -> bytes:
+    """A nonce of the side that answers, at `now` seconds on its own monotonic clock."""
+    return int(now * 1000).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(SIZE - _TIME_BYTES)
+
+
+def age_of(nonce: bytes, now: float) -> float:
+    """Seconds since the worker drew this nonce."""
+    return now - int.from_bytes(nonce[:_TIME_BYTES], "big") / 1000
+
+
+class InternalKey:
+    """Makes and verifies proofs for one internal token."""
+
+    def __init__(self, token: str) -> None:
+        self._key = hmac.digest(token.encode(), b"triptych internal key 1", _DIGEST)
+
+    def signed(self, info: WorkerInfo) -> WorkerInfo:
+        """The registration with its proof."""
+        return replace(info, proof=self._registration_proof(info))
+
+    def has_signed(self, info: WorkerInfo) -> bool:
+        """Whether whoever wrote this registration, as it is, knows the token."""
+        try:
+            return hmac.compare_digest(self._registration_proof(info).encode(), info.proof.encode())
+        except (TypeError, ValueError, AttributeError):
+            return False  # fields that no worker of ours writes
+
+    def _registration_proof(self, info: WorkerInfo) -> str:
+        content = json.dumps(asdict(replace(info, proof="")), sort_keys=True)
+        return self._proof(b"registration", content.encode()).hex()
+
+    def worker_proof(self, identity: bytes, client: bytes, worker: bytes) -> bytes:
+        """A worker's, over its identity and the nonces of both sides."""
+        return self._proof(b"worker", identity, client, worker)
+
+    def client_proof(self, identity: bytes, client: bytes, worker: bytes) -> bytes:
+        """A client's, over the identity of the worker that it means and the nonces of both sides."""
+        return self._proof(b"client", identity, client, worker)
+
+    def _proof(self, kind: bytes, *parts: bytes) -> bytes:
+        # One label never begins another, and all parts but a registration's have one size.
+        return hmac.digest(self._key, b"\0".join([b"triptych 1 " + kind, b"".join(parts)]), _DIGEST)
