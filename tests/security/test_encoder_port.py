@@ -20,6 +20,8 @@ from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 from triptych.rpc import make_channel, make_server
+from triptych.rpc_auth import SESSION_HEADER, WorkerDoor
+from triptych.types import WorkerInfo
 
 GAUGES = ("jobs", "queue_items", "planned_items", "inflight", "leases_held")
 
@@ -213,27 +215,44 @@ CALLS = [
 ]
 
 
-async def _code(channel: Any, stub: Any, name: str, message: Any) -> grpc.StatusCode:
+async def _code(
+    channel: Any, stub: Any, name: str, message: Any, metadata: tuple[tuple[str, str | bytes], ...]
+) -> grpc.StatusCode:
     call = getattr(stub(channel), name)
-    call = call(timeout=10) if message is None else call(message, timeout=10)
+    words = {"timeout": 10, "metadata": metadata}
+    call = call(**words) if message is None else call(message, **words)
     return await call.code()
 
 
-@pytest.mark.parametrize("token", ["", "guess", "secret ", "secre", "secrets", "SECRET"])
-async def test_every_call_to_a_worker_needs_the_cluster_token(token):
+TOKEN = "token-of-the-cluster"
+#: What a caller shows that does not know the token: nothing, the session of one who guesses, the token itself.
+STRANGERS: list[tuple[str, dict[str, str | bytes]]] = [
+    ("nothing", {}),
+    ("a guess", {SESSION_HEADER: bytes(128)}),
+    ("half a session", {SESSION_HEADER: bytes(64)}),
+    ("the token, as older versions sent it", {"x-triptych-token": TOKEN}),
+    ("a key", {"authorization": f"Bearer {TOKEN}"}),
+]
+
+
+@pytest.mark.parametrize(("name", "shown"), STRANGERS)
+async def test_every_call_to_a_worker_needs_the_cluster_token(name, shown):
     services = (encoder_pb2.DESCRIPTOR.services_by_name, pd_pb2.DESCRIPTOR.services_by_name)
     known = {name for table in services for service in table.values() for name in service.methods_by_name}
     assert {name for _, name, _ in CALLS} == known
-    server = make_server("secret")
+    door = WorkerDoor(TOKEN)
+    server = make_server(door)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder_pb2_grpc.EncoderServiceServicer(), server)
     pd_pb2_grpc.add_PDServiceServicer_to_server(pd_pb2_grpc.PDServiceServicer(), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
+    door.enrol(WorkerInfo(f"127.0.0.1:{port}", "pd", "i", "k", "m"))
     await server.start()
     try:
-        async with make_channel(f"127.0.0.1:{port}", token) as channel:
-            for stub, name, message in CALLS:
-                assert await _code(channel, stub, name, message) is grpc.StatusCode.UNAUTHENTICATED, name
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            for stub, method, message in CALLS:
+                code = await _code(channel, stub, method, message, tuple(shown.items()))
+                assert code is grpc.StatusCode.UNAUTHENTICATED, (method, name)
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
             assert await check.code() is grpc.StatusCode.OK
             path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

@@ -17,6 +17,7 @@ from support.pictures import picture
 from support.rest import assert_at_rest
 from triptych.protos import pd_pb2, pd_pb2_grpc, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc import make_channel
+from triptych.rpc_auth import WorkerSession
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -119,9 +120,10 @@ async def test_grpc_at_the_door_and_at_the_workers_asks_for_its_secret(guarded):
         reply = await stub.ListModels(proxy_pb2.ListModelsRequest(), metadata=metadata, timeout=30)
         assert list(reply.models) == ["qwen3_vl"]
     workers = await asyncio.to_thread(cluster.workers)
-    for token, code in (("", "UNAUTHENTICATED"), (guarded.keys["bob"], "UNAUTHENTICATED"), (TOKEN, "OK")):
-        [address] = [worker.address for worker in workers if worker.pool == "pd"]
-        async with make_channel(address, token) as channel:
+    [worker] = [worker for worker in workers if worker.pool == "pd"]
+    sessions = [(None, "UNAUTHENTICATED"), (guarded.keys["bob"], "UNAVAILABLE"), (TOKEN, "OK")]
+    for token, code in sessions:
+        async with make_channel(worker.address, token and WorkerSession(token, worker)) as channel:
             call = pd_pb2_grpc.PDServiceStub(channel).Cancel(pd_pb2.CancelRequest(proxy_id="x"), timeout=30)
             assert (await call.code()).name == code
 

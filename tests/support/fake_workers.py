@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.hashing import mm_hash
 from triptych.rpc import make_server
+from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
 
 MODEL = "demo"
@@ -89,6 +90,9 @@ class FakeWorker:
         self.namespace = NAMESPACE
         self.server: Any = None
         self.health = StallingHealth()
+        #: The internal token that it asks for and signs its registration with; none by default.
+        self.token = ""
+        self.door = WorkerDoor()
 
     @property
     def address(self) -> str:
@@ -101,13 +105,16 @@ class FakeWorker:
         if self.pool == "pd" and self.encoder_decoder:
             capacity["encoder_decoder"] = 1
         incarnation = f"i{self.incarnation}"
-        return WorkerInfo(
-            self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
+        return self.door.enrol(
+            WorkerInfo(
+                self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
+            )
         )
 
     async def start(self) -> None:
         self.incarnation += 1
-        self.server = make_server()
+        self.door = WorkerDoor(self.token)
+        self.server = make_server(self.door)
         self.health = StallingHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)

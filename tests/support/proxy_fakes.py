@@ -69,12 +69,14 @@ class FakeCluster:
             raise
 
     async def _start(self) -> FakeCluster:
+        options = dict(self._options)
+        token = options.pop("token", "")
         for worker in (*self.encoders, *self.pd_workers):
+            worker.token = token
             worker.modality = self._modality
             worker.encoder_decoder = self._encoder_decoder
             await worker.start()
             await self.registry.register(worker.info, term=600.0)
-        options = dict(self._options)
         view = options.pop("store_view", self.store)
         registry = options.pop("registry_view", self.registry)
         timeout = options.pop("request_timeout", 20.0)
@@ -84,7 +86,7 @@ class FakeCluster:
         body_memory = options.pop("body_memory", 64 << 20)
         door = Door(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
-            registry, view, "proxy-test", health_timeout=options.pop("health_timeout", 5.0)
+            registry, view, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
         )
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
         self.dispatcher = Dispatcher(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -155,7 +156,9 @@ async def test_a_proof_that_is_too_old_is_made_again(worker):
         worker.clock.now += SESSION_SECONDS + 1
         stub = pd_pb2_grpc.PDServiceStub(channel)
         assert await _code(stub.Attach(pd_pb2.AttachRequest(), timeout=10)) == "UNAUTHENTICATED"
-        assert await _code(stub.Attach(pd_pb2.AttachRequest(), timeout=10)) == "OK"
+        async with asyncio.timeout(10):
+            while await _code(stub.Attach(pd_pb2.AttachRequest(), timeout=10)) != "OK":
+                pass
 
 
 async def _call(address: str, session: bytes) -> str:

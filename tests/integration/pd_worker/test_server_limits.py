@@ -20,7 +20,8 @@ from triptych.pd_worker.outputs import NewTokens, RequestFinished
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.rpc import make_channel, make_server
-from triptych.types import FinishReason, PDTimings, Usage
+from triptych.rpc_auth import WorkerDoor, WorkerSession
+from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 
@@ -190,16 +191,25 @@ async def test_a_stream_that_breaks_leaves_the_requests_to_the_next_one():
 
 
 async def test_a_worker_that_demands_the_token_refuses_others():
-    server = make_server("secret")
-    port = server.add_insecure_port("127.0.0.1:0")
-    engine = Engine()
+    door = WorkerDoor("the-token-of-the-worker")
+    server = make_server(door)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    info = door.enrol(WorkerInfo(address, "pd", "i", "key", "m"))
+    engine, intake = Engine(), Intake()
+    intake.gate.set()
     with ThreadPoolExecutor(1) as pool:
-        servicer = PDServicer(engine, Intake(), Outbox(engine.cancel), pool)
+        servicer = PDServicer(engine, intake, Outbox(engine.cancel), pool)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
-        async with make_channel(f"127.0.0.1:{port}", "guess") as channel:
+        for session in (None, WorkerSession("a-guess-of-its-token", info)):
+            async with make_channel(address, session) as channel:
+                client = PDClient(channel, "key")
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await client.submit(client.message("r1", "x"))
+            refused = grpc.StatusCode.UNAUTHENTICATED if session is None else grpc.StatusCode.UNAVAILABLE
+            assert caught.value.code() is refused
+        async with make_channel(address, WorkerSession("the-token-of-the-worker", info)) as channel:
             client = PDClient(channel, "key")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await client.submit(client.message("r1", "x"))
+            await client.submit(client.message("r1", "x"))
         await server.stop(0)
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert engine.submitted == ["r1"]
