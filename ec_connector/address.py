@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass
-from urllib.parse import parse_qs, unquote, urlsplit
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from triptych.errors import ConfigError
 
 _REMEDY = "write unix:///path/to/socket or redis://host:port/0"
+
+#: After this a server repeats a command that it does not know, cut off anywhere.
+_REPEATED = ", with args beginning with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,17 @@ class StoreAddress:
     port: int = 6379
     db: int = 0
     username: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
 
     @property
     def label(self) -> str:
         """The address as logs and messages may show it: without credentials."""
         return f"unix://{self.path}" if self.path else f"redis://{self.host}:{self.port}/{self.db}"
+
+    def without_password(self, text: object) -> str:
+        """A message of the server or of a library, as logs may show it: some repeat what they were sent."""
+        shown = str(text).partition(_REPEATED)[0]
+        return shown.replace(self.password, "***") if self.password else shown
 
     def greeting(self) -> list[tuple[str, ...]]:
         """Commands that make a fresh connection ready: AUTH and SELECT where needed."""
@@ -44,11 +52,8 @@ def parse_store_url(url: str) -> StoreAddress:
 
     ConfigError for anything else; the message never repeats a password.
     """
-    try:
-        parts = urlsplit(url)
-        port = parts.port or 6379
-    except ValueError:
-        raise ConfigError(f"--store is no address: {_REMEDY}") from None
+    parts = _parts_of(url)
+    port = parts.port or 6379
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
     if parts.scheme == "unix" and parts.path:
         db = parse_qs(parts.query).get("db", ["0"])[0]
@@ -56,12 +61,47 @@ def parse_store_url(url: str) -> StoreAddress:
     if parts.scheme == "redis" and parts.hostname:
         db = parts.path.strip("/") or "0"
         return StoreAddress(host=parts.hostname, port=port, db=_db(db), username=username, password=password)
-    raise ConfigError(f"--store of kind {parts.scheme or 'none'!r} is not supported: {_REMEDY}")
+    raise ConfigError(f"--store is of a kind that is not supported: {_REMEDY}")
+
+
+def with_password(url: str, password: str) -> str:
+    """The address with this password; ConfigError when it has one already."""
+    parse_store_url(url)
+    parts = _parts_of(url)
+    if parts.password:
+        raise ConfigError("--store has a password and --store-password-file too: leave one of them out")
+    place = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{place}").geturl()
+
+
+def redacted(url: str) -> str:
+    """The address with *** in place of a password."""
+    parts = _parts_of(url)
+    if not parts.password:
+        return url
+    place = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{parts.username or ''}:***@{place}").geturl()
+
+
+def _parts_of(url: str) -> SplitResult:
+    """ConfigError for what is no URL, and where a password would be taken for another part of it."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(f"--store is no address: {_REMEDY}") from None
+    outside = parts.hostname if parts.scheme == "unix" else "@" in parts.path + parts.query
+    if outside or parts.fragment:
+        raise ConfigError(
+            f"--store is no address: {_REMEDY}; in a user or password, /, ?, #, @ and % are written %2F, "
+            "%3F, %23, %40 and %25"
+        )
+    return parts
 
 
 def _db(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"--store names database {text!r}: {_REMEDY}")
+        raise ConfigError(f"--store names a database that is no number: {_REMEDY}")
     return int(text)
 
 

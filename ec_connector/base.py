@@ -122,7 +122,7 @@ class ECTransferConfig:
     """
 
     connector: str = "redis"
-    store_url: str = ""
+    store_url: str = field(default="", repr=False)
     model_key: str = ""
     namespace: str = ""
     device: str = "cpu"

@@ -70,8 +70,8 @@ class BulkReader(asyncio.BufferedProtocol):
         try:
             for words in address.greeting():
                 await reader._exchange(command(*words), None)
-        except BulkRefused as error:
-            raise BulkLost(f"log-in failed: {error}", untouched=False) from error
+        except BulkRefused:
+            raise BulkLost("the store refused the log-in", untouched=False) from None
         return reader
 
     @property

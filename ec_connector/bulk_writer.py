@@ -28,8 +28,8 @@ class BulkWriter:
         try:
             for words in address.greeting():
                 await writer._exchange([memoryview(command(*words))])
-        except BulkRefused as error:
-            raise BulkLost(f"log-in failed: {error}", untouched=False) from error
+        except BulkRefused:
+            raise BulkLost("the store refused the log-in", untouched=False) from None
         return writer
 
     @property

@@ -30,6 +30,7 @@ class Control:
 
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self._label = address.label
+        self._hide = address.without_password
         self._timeout = timeout
         options: dict[str, Any] = {
             "db": address.db,
@@ -66,12 +67,13 @@ class Control:
         try:
             async with asyncio.timeout(self._timeout):
                 replies = list(await pipeline.execute())
+        # Without their causes: a traceback shows what a server that knows no AUTH repeats of it.
         except ResponseError as error:
             kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreUnavailable
-            raise kind(f"store {self._label} refused a command: {error}") from error
+            raise kind(f"store {self._label} refused a command: {self._hide(error)}") from None
         except (RedisError, OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer in {self._timeout:g} s"
-            raise StoreUnavailable(f"store {self._label} is not reachable: {reason}") from error
+            reason = self._hide(error) or f"no answer in {self._timeout:g} s"
+            raise StoreUnavailable(f"store {self._label} is not reachable: {reason}") from None
         # redis-py writes under `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
         # together with its result. A loop of ours would then never end.
         if task is not None and task.cancelling() > cancels:

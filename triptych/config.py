@@ -54,18 +54,24 @@ def flag(
 ) -> T:
     """A field that is a flag. `size` fields take "512MiB" and hold bytes.
 
-    `secret` values reach our own processes by their environment, never by their command line; those of
-    `many` may be given several times, and are joined by commas.
+    `secret` values reach our own processes by an inherited file, never by their command line, and no text
+    of the config shows them; those of `many` may be given several times, and are joined by commas.
     """
     metadata = {"help": help, "size": size, "choices": choices, "secret": secret, "many": many}
-    return field(default=default, metadata=metadata)  # type: ignore[return-value]
+    return field(default=default, metadata=metadata, repr=not secret)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """What every service needs."""
 
-    store: str = flag("", "store address: unix:///path/to/socket or redis://host:port/0")
+    store: str = flag(
+        "",
+        "store address: unix:///path/to/socket or redis://host:port/0; one with a password rather by the "
+        "variable than by the flag",
+        secret=True,
+    )
+    store_password_file: str = flag("", "file that holds the store's password, in place of one in --store")
     internal_token: str = flag(
         "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
     )
@@ -264,9 +270,11 @@ def read_internal_token(token: str, path: str) -> str:
 
 
 def _long_enough(token: str, flag: str) -> str:
-    """The token, or none. Proofs made with it stand in the registry: a short one could be guessed from them."""
+    """The token, or none. Proofs in the registry are made with it: a short one could be guessed from them."""
     if token and len(token) < MIN_TOKEN_CHARS:
-        raise ConfigError(f"{flag} has fewer than {MIN_TOKEN_CHARS} characters: `openssl rand -hex 32` makes one")
+        raise ConfigError(
+            f"{flag} has fewer than {MIN_TOKEN_CHARS} characters: `openssl rand -hex 32` makes one"
+        )
     return token
 
 

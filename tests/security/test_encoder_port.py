@@ -225,7 +225,7 @@ async def _code(
 
 
 TOKEN = "token-of-the-cluster"
-#: What a caller shows that does not know the token: nothing, the session of one who guesses, the token itself.
+#: What callers show that make no proof.
 STRANGERS: list[tuple[str, dict[str, str | bytes]]] = [
     ("nothing", {}),
     ("a guess", {SESSION_HEADER: bytes(128)}),

@@ -59,7 +59,9 @@ def _warnings(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if words in record.getMessage()]
 
 
-@pytest.mark.parametrize("forged", ["unsigned", "signed with a guess", "a real one's proof", "another's name"])
+@pytest.mark.parametrize(
+    "forged", ["unsigned", "signed with a guess", "a real one's proof", "another's name"]
+)
 async def test_a_registration_that_is_not_signed_with_the_token_is_not_even_called(store, caplog, forged):
     async with FakeCluster(store, token=TOKEN) as cluster, Impostor() as impostor:
         for real in (cluster.pd_workers[0].info, cluster.encoders[0].info):

@@ -107,7 +107,14 @@ class FakeWorker:
         incarnation = f"i{self.incarnation}"
         return self.door.enrol(
             WorkerInfo(
-                self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
+                self.address,
+                self.pool,
+                incarnation,
+                self.model_key,
+                MODEL,
+                namespaces,
+                capacity,
+                self.modality,
             )
         )
 

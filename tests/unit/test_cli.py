@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from triptych import __version__
 from triptych.cli.app import app
 from triptych.cli.options import arguments, build, secrets_of
+from triptych.cli.credentials import store_of
 from triptych.cli.serve import internal_token, plan_cluster
 from triptych.cli.tones import write_tones
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
+from triptych.ec_connector.address import StoreAddress, parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
 from triptych.launch.cores import share_cores
@@ -102,7 +104,7 @@ def test_a_service_alone_needs_a_store():
 def test_a_worker_open_to_the_network_needs_a_token_and_an_address():
     store = ("--store", "redis://127.0.0.1:1/0")
     _assert_told(_triptych("pd", *store, "--host", "0.0.0.0"), "--internal-token")
-    _assert_told(_triptych("pd", *store, "--host", "0.0.0.0", "--internal-token", "x"), "--advertise")
+    _assert_told(_triptych("pd", *store, "--host", "0.0.0.0", "--internal-token", "x" * 16), "--advertise")
     _assert_told(_triptych("pd", *store, "--advertise", "0.0.0.0:5"), "--advertise")
 
 
@@ -187,23 +189,26 @@ def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
     _assert_told(_triptych("key", "al ice"), "no name")
 
 
-def test_secrets_reach_children_by_environment_and_never_by_command_line():
+def test_secrets_reach_children_beside_their_command_line():
     values = {
-        "internal_token": "hush-1",
+        "internal_token": "hush-1-0123456789",
         "api_key": "hush-2,hush-3",
-        "store": "unix:///x",
+        "store": "unix://:hush-4@/x",
         "host": "127.0.0.1",
     }
     assert not any("hush" in word for word in arguments(ProxyConfig, values))
     assert secrets_of(ProxyConfig, values) == {
-        "TRIPTYCH_INTERNAL_TOKEN": "hush-1",
+        "TRIPTYCH_STORE": "unix://:hush-4@/x",
+        "TRIPTYCH_INTERNAL_TOKEN": "hush-1-0123456789",
         "TRIPTYCH_API_KEY": "hush-2,hush-3",
     }
     environment = CliRunner(env=secrets_of(ProxyConfig, values))
     with environment.isolation():
         context = app.commands["proxy"].make_context("proxy", [])
     config = build(ProxyConfig, context.params)
-    assert (config.internal_token, config.api_key) == ("hush-1", "hush-2,hush-3")
+    assert (config.internal_token, config.api_key) == ("hush-1-0123456789", "hush-2,hush-3")
+    assert config.store == "unix://:hush-4@/x"
+    assert "hush" not in repr(config)
 
 
 def test_keys_may_be_given_one_by_one():
@@ -220,7 +225,14 @@ def test_the_cluster_makes_up_a_token_of_its_own_and_keeps_client_keys_from_the_
     first, second = (plan.worker_secrets["TRIPTYCH_INTERNAL_TOKEN"] for plan in plans)
     assert len(first) >= 32
     assert first != second
-    assert plans[0].proxy_secrets == {"TRIPTYCH_INTERNAL_TOKEN": first, "TRIPTYCH_API_KEY": "k" * 16}
+    store = f"unix://{tmp_path}/store.sock"
+    assert plans[0].proxy_secrets == {
+        "TRIPTYCH_STORE": store,
+        "TRIPTYCH_INTERNAL_TOKEN": first,
+        "TRIPTYCH_API_KEY": "k" * 16,
+    }
+    assert plans[0].worker_secrets["TRIPTYCH_STORE"] == store
+    assert first not in repr(plans[0])
     assert plans[0].worker_secrets["TRIPTYCH_API_KEY"] == ""
 
 
@@ -295,8 +307,8 @@ def test_the_proxy_keeps_off_the_core_that_a_paced_pd_worker_keeps_to(tmp_path, 
 
 def test_the_token_may_come_from_a_file(tmp_path):
     path = tmp_path / "token"
-    path.write_text("hush\n")
-    assert read_internal_token("", str(path)) == "hush"
+    path.write_text("hush-0123456789a\n")
+    assert read_internal_token("", str(path)) == "hush-0123456789a"
     with pytest.raises(ConfigError, match="both set"):
         read_internal_token("x", str(path))
     path.write_text("\n")
@@ -304,6 +316,47 @@ def test_the_token_may_come_from_a_file(tmp_path):
         read_internal_token("", str(path))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_internal_token("", str(tmp_path / "none"))
+    path.write_text("hush-012345678\n")
+    for given in (("hush", ""), ("", str(path))):
+        with pytest.raises(ConfigError, match="16 characters") as caught:
+            read_internal_token(*given)
+        assert "hush" not in str(caught.value)
+
+
+def _store(store: str, file: Path | str = "") -> str:
+    return store_of({"store": store, "store_password_file": str(file)})
+
+
+def test_the_stores_password_may_come_from_a_file(tmp_path):
+    path = tmp_path / "password"
+    path.write_text("p@ss/w:rd #1\n")
+    assert parse_store_url(_store("redis://bob@h:7000/1", path)).password == "p@ss/w:rd #1"
+    assert parse_store_url(_store("unix:///run/s.sock?db=2", path)) == StoreAddress(
+        path="/run/s.sock", db=2, password="p@ss/w:rd #1"
+    )
+    assert parse_store_url(_store("redis://bob@h:7000/1", path)).username == "bob"
+    assert _store("redis://h") == "redis://h"
+
+
+@pytest.mark.parametrize(
+    ("store", "content", "named"),
+    [
+        ("redis://:old-secret@h", "hush", "leave one of them out"),
+        ("auto", "hush", "--store"),
+        ("", "hush", "--store"),
+        ("http://h", "hush", "--store"),
+        ("redis://h", "\n", "one line"),
+        ("redis://h", "hush\nhush", "one line"),
+        ("redis://h", None, "cannot be read"),
+    ],
+)
+def test_a_password_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path, store, content, named):
+    path = tmp_path / "password"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=named) as caught:
+        _store(store, path)
+    assert not re.search("hush|secret", str(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from triptych.cli.app import app
+from triptych.cli.credentials import receive_secrets
 from triptych.errors import ConfigError
 
 #: Exit code of a command that could not start as it was told.
@@ -13,6 +14,7 @@ CONFIG_EXIT = 2
 
 def main() -> None:
     """Runs the command line; what cannot work ends in one sentence and exit code 2, without a traceback."""
+    receive_secrets()
     try:
         app(prog_name="triptych")
     except ConfigError as error:

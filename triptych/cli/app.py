@@ -13,6 +13,7 @@ import click
 
 from triptych import __version__
 from triptych.cli.bench import bench
+from triptych.cli.credentials import forget_variables, store_of
 from triptych.cli.options import MODEL_HELP, build, config_options
 from triptych.cli.plan import plan
 from triptych.cli.profile import profile
@@ -43,6 +44,7 @@ def _start(service: str, values: dict[str, Any]) -> None:
     from triptych.cpus import pin
     from triptych.launch.parent import die_with_parent
 
+    forget_variables()
     thread_environment()
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), values["log_level"])
@@ -64,7 +66,8 @@ def _worker(config: type[C], values: dict[str, Any]) -> C:
         raise ConfigError(f"--host {values['host']} needs --advertise with an address that others can reach")
     path = resolve_model(values["model"])
     name = values["served_model_name"] or model_name(path)
-    return build(config, values, model=str(path), served_model_name=name, internal_token=token)
+    given = {"internal_token": token, "store": store_of(values)}
+    return build(config, values, model=str(path), served_model_name=name, **given)
 
 
 def _colocated(values: dict[str, Any]) -> ColocatedConfig:
@@ -97,12 +100,13 @@ def proxy(**values: Any) -> None:
     if not values["store"]:
         raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
     token = read_internal_token(values["internal_token"], values["internal_token_file"])
+    store = store_of(values)
     _start("proxy", values)
     import uvloop
 
     from triptych.proxy.service import run
 
-    uvloop.run(run(build(ProxyConfig, values, internal_token=token)))
+    uvloop.run(run(build(ProxyConfig, values, internal_token=token, store=store)))
 
 
 @app.command(help=f"Computes embeddings and saves them in the store. {MODEL_HELP}")
@@ -256,7 +260,8 @@ def colocated(**values: Any) -> None:
     show_default=True,
     envvar="TRIPTYCH_STORE",
     show_envvar=True,
-    help="auto starts one; else redis://host:port/0 or unix:///path/to/socket",
+    help="auto starts one; else redis://host:port/0 or unix:///path/to/socket; one with a password rather "
+    "by the variable than by the flag",
 )
 @click.option(
     "--store-memory",
@@ -272,7 +277,7 @@ def colocated(**values: Any) -> None:
     show_default="a new temporary folder",
     envvar="TRIPTYCH_RUN_DIR",
     show_envvar=True,
-    help="folder for the store's socket and cluster.json (names and process ids)",
+    help="folder for the store's socket and cluster.json (names and process ids); made for you alone",
 )
 def serve(**values: Any) -> None:
     from triptych.cli.serve import serve_cluster
@@ -341,7 +346,7 @@ def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int, api_k
     EncoderConfig,
     PDConfig,
     without=(
-        *("store", "internal_token", "internal_token_file", "log_level"),
+        *("store", "store_password_file", "internal_token", "internal_token_file", "log_level"),
         *("metrics_port", "host", "port", "advertise", "cpus", *SHARING_FLAGS),
     ),
 )

@@ -100,7 +100,7 @@ def arguments(
 
 
 def secrets_of(config: type[Any], values: dict[str, Any]) -> dict[str, str]:
-    """The environment that gives a process of our own the secrets among the config's flags."""
+    """The variables that give a process of our own the secrets among the config's flags."""
     return {
         ENV_PREFIX + name.upper(): str(values.get(name, default))
         for name, default, metadata in flags_of(config)

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from triptych.cli.credentials import forget_variables, store_of
 from triptych.cli.first_request import first_request
 from triptych.cli.options import arguments, build, secrets_of
 from triptych.config import (
@@ -24,6 +25,7 @@ from triptych.config import (
     parse_size,
     read_internal_token,
 )
+from triptych.ec_connector.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
@@ -47,8 +49,10 @@ log = logging.getLogger("launch")
 def serve_cluster(values: dict[str, Any]) -> None:
     """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
     setup_logging("serve", values["log_level"])
+    forget_variables()
     _check_store_flag(values["store"])
-    values = values | {"internal_token": internal_token(values), "internal_token_file": ""}
+    values = values | {"store": store_of(values), "store_password_file": ""}
+    values |= {"internal_token": internal_token(values), "internal_token_file": ""}
     check_front_door(
         values["host"], api_key=values["api_key"], api_key_file=values["api_key_file"], auth=values["auth"]
     )
@@ -60,7 +64,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
     store_memory = parse_size(str(values["store_memory"])) if values["store"] == "auto" else 0
     values = _share_cores(path, values, store_memory)
     run_dir = Path(values["run_dir"] or tempfile.mkdtemp(prefix="triptych-")).absolute()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         plan = plan_cluster(path, name, values, run_dir, store_memory)
         code = asyncio.run(Supervisor(plan, lambda: _say_ready(path, name, values)).run())
@@ -118,13 +122,13 @@ def plan_cluster(
     door = proxy_cores(os.sched_getaffinity(0), shape.pd_workers) if paced else ""
     proxy = (
         *_triptych("proxy"),
-        *arguments(ProxyConfig, values | {"store": url, "store_memory": store_memory, "cpus": door}),
+        *arguments(ProxyConfig, values | {"store_memory": store_memory, "cpus": door}),
     )
     return ClusterPlan(
         workers=_workers(shape, path, worker, run_dir),
         worker_secrets=worker_secrets,
         proxy=proxy,
-        proxy_secrets=secrets_of(ProxyConfig, values),
+        proxy_secrets=secrets_of(ProxyConfig, values | {"store": url}),
         proxy_address=(values["host"] if values["host"] != "0.0.0.0" else "127.0.0.1", values["port"]),
         pools={"encoder": shape.encoding, "pd": shape.decoding},
         run_dir=run_dir,
@@ -229,5 +233,5 @@ def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:
 
 def _check_store_flag(store: str) -> None:
     """ConfigError for a --store that names neither `auto` nor an address."""
-    if store != "auto" and not store.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError(f"--store {store!r} is no address: use auto, redis://host:port/0 or unix:///path")
+    if store != "auto":
+        parse_store_url(store)

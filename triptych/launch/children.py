@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from triptych.launch.handed_down import VARIABLE, hand_down
 from triptych.launch.parent import PARENT_VARIABLE
 from triptych.launch.zygote import ForkedProcess, Zygote
 
@@ -32,6 +33,7 @@ class Child:
     """A process that is meant to run for ever.
 
     `command` is interpreter, -m, module and the words for it; with a zygote, it forks the process if it can.
+    `secrets` are variables that only the process itself sees.
     `on_change` is called when `pid` has another value.
     """
 
@@ -39,14 +41,14 @@ class Child:
         self,
         name: str,
         command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._on_change = on_change
         self._command = list(command)
-        self._environment = dict(environment or {})
+        self._secrets = dict(secrets or {})
         self._zygote = zygote
         self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._ending = False
@@ -78,7 +80,7 @@ class Child:
         return 0
 
     async def _run_once(self) -> int:
-        own = self._environment | {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid())}
+        own = {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid())}
         self._process = await self._start(own)
         if self._process is None:
             return 0
@@ -92,13 +94,18 @@ class Child:
 
     async def _start(self, own: Mapping[str, str]) -> asyncio.subprocess.Process | ForkedProcess | None:
         if self._zygote is not None:
-            forked = await self._zygote.fork(self.name, self._command[_WORDS:], own)
+            forked = await self._zygote.fork(self.name, self._command[_WORDS:], {**self._secrets, **own})
             if forked is not None or self._ending:
                 return forked
         # A session of its own: Ctrl-C in the terminal reaches the supervisor, which ends all in order.
-        return await asyncio.create_subprocess_exec(
-            *self._command, env=os.environ | own, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
+        with hand_down(self._secrets) as descriptor:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                env=os.environ | own | {VARIABLE: str(descriptor)},
+                pass_fds=(descriptor,),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     async def end(self, grace: float) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds."""

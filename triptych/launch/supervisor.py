@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from triptych.ec_connector.address import redacted
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError, TriptychError
@@ -30,17 +33,17 @@ STORE_CHECK_SECONDS = 0.5
 class ClusterPlan:
     """What to start. `proxy_address` is where HTTP answers.
 
-    Secrets are environment variables: command lines can be read by every user of the machine.
+    Secrets are variables that no command line and no environment of a process shows.
     """
 
     workers: tuple[tuple[str, tuple[str, ...]], ...]
-    worker_secrets: dict[str, str]
+    worker_secrets: dict[str, str] = field(repr=False)
     proxy: tuple[str, ...]
-    proxy_secrets: dict[str, str]
+    proxy_secrets: dict[str, str] = field(repr=False)
     proxy_address: tuple[str, int]
     pools: dict[str, int]
     run_dir: Path
-    store_url: str
+    store_url: str = field(repr=False)
     store: EmbeddedStore | None
     zygote: tuple[str, ...] = ()
 
@@ -152,11 +155,13 @@ class Supervisor:
         if self._plan.store is not None:
             processes["store"] = self._plan.store.pid if self._plan.store.running else None
         target = self._plan.run_dir / "cluster.json"
-        text = json.dumps({"store": self._plan.store_url, "processes": processes})
+        text = json.dumps({"store": redacted(self._plan.store_url), "processes": processes})
         if not target.exists() or target.read_text() != text:
-            scratch = target.with_suffix(".tmp")
-            scratch.write_text(text)
-            scratch.replace(target)
+            # A new file of mode 0600: nobody else's is written to, and nobody else reads ours.
+            descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix="cluster-")
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.replace(scratch, target)
 
     async def _watch_store(self) -> None:
         store = self._plan.store

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from triptych.ec_connector import keys
-from triptych.ec_connector.address import StoreAddress, command, parse_store_url
+from triptych.ec_connector.address import StoreAddress, command, parse_store_url, redacted
+from triptych.ec_connector.base import ECTransferConfig
 from triptych.errors import ConfigError, InvalidRequest
 
 HASH = "ab" * 32
@@ -48,6 +49,50 @@ def test_no_message_repeats_a_password() -> None:
         parse_store_url("rediss://user:secret@h/0")
     assert "secret" not in str(caught.value)
     assert "secret" not in parse_store_url("redis://user:secret@h").label
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hu/sh@h/0",
+        "redis://user:12/hush@h/0",
+        "redis://user:12?hush@h",
+        "redis://user:12#hush@h",
+        "redis://us/er:hush@h",
+        "unix://user:12/hush@/run/s.sock",
+        "unix://user:hush/@/run/s.sock",
+        "hush@h",
+        "http://user:hush@h",
+        "redis://user:hush@h/hush",
+    ],
+)
+def test_a_malformed_address_is_refused_and_no_part_of_it_is_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_store_url(url)
+    assert "hu" not in str(caught.value) and "12" not in str(caught.value)
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("unix:///run/s.sock?db=1", "unix:///run/s.sock?db=1"),
+        ("redis://h:7000/3", "redis://h:7000/3"),
+        ("redis://u:hush@[::1]:7000/3", "redis://u:***@[::1]:7000/3"),
+        ("unix://:hush@/run/s.sock", "unix://:***@/run/s.sock"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+    assert "hush" not in repr(parse_store_url(url))
+    assert "hush" not in repr(ECTransferConfig(store_url=url))
+
+
+def test_what_a_server_repeats_of_a_login_is_cut_off() -> None:
+    address = StoreAddress(host="h", password="hush")
+    said = "unknown command 'AUTH', with args beginning with: 'hus"
+    assert address.without_password(ValueError(said)) == "unknown command 'AUTH'"
+    assert address.without_password("wrong: hush!") == "wrong: ***!"
 
 
 def test_a_fresh_connection_logs_in_and_selects() -> None:
