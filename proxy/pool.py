@@ -227,7 +227,8 @@ class WorkerPool:
 
     def _is_ours(self, info: WorkerInfo) -> bool:
         """Whether somebody who knows the internal token wrote this registration; no other one is followed."""
-        if self._key is None or self._key.has_signed(info):
+        known = self.workers.get((info.pool, info.address))
+        if self._key is None or (known is not None and known.info == info) or self._key.has_signed(info):
             return True
         who = (info.pool[:64], info.address[:64], info.incarnation[:64])
         if who not in self._forged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -13,6 +14,7 @@ from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
 
+TOKEN = "internal-token-of-the-fakes"
 MODEL = "demo"
 MODEL_KEY = "a" * 64
 NAMESPACE = "b" * 64
@@ -90,9 +92,11 @@ class FakeWorker:
         self.namespace = NAMESPACE
         self.server: Any = None
         self.health = StallingHealth()
-        #: The internal token that it asks for and signs its registration with; none by default.
-        self.token = ""
+        #: The internal token that it asks for and signs its registration with.
+        self.token = TOKEN
         self.door = WorkerDoor()
+        #: Called when it has been started, as a worker registers whenever it is.
+        self.register: Callable[[WorkerInfo], Awaitable[None]] | None = None
 
     @property
     def address(self) -> str:
@@ -128,6 +132,8 @@ class FakeWorker:
         self.add_to(self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self.server.start()
+        if self.register is not None:
+            await self.register(self.info)
 
     def add_to(self, server: Any) -> None:
         raise NotImplementedError

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from support.fake_encoder import FakeEncoder
 from support.fake_pd import FakePD
-from support.fake_workers import MODEL
+from support.fake_workers import MODEL, TOKEN
 from support.waiting import until, within
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
@@ -32,6 +32,7 @@ from triptych.proxy.media_loader import make_loader
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
 from triptych.rpc import make_server
+from triptych.types import WorkerInfo
 
 
 class FakeCluster:
@@ -70,13 +71,13 @@ class FakeCluster:
 
     async def _start(self) -> FakeCluster:
         options = dict(self._options)
-        token = options.pop("token", "")
+        token = options.pop("token", TOKEN)
         for worker in (*self.encoders, *self.pd_workers):
             worker.token = token
             worker.modality = self._modality
             worker.encoder_decoder = self._encoder_decoder
+            worker.register = self._register
             await worker.start()
-            await self.registry.register(worker.info, term=600.0)
         view = options.pop("store_view", self.store)
         registry = options.pop("registry_view", self.registry)
         timeout = options.pop("request_timeout", 20.0)
@@ -117,6 +118,9 @@ class FakeCluster:
             base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0, timeout=40.0
         )
         return self
+
+    async def _register(self, info: WorkerInfo) -> None:
+        await self.registry.register(info, term=600.0)
 
     @property
     def attached(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from support.fake_pd import FakePD
-from support.fake_workers import whole_text
+from support.fake_workers import TOKEN, whole_text
 from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry import Registry
@@ -27,7 +27,9 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
     worker = FakePD()
     await worker.start()
     await Registry(store).register(worker.info, term=600.0)
-    running = asyncio.create_task(service.run(ProxyConfig(store=store_url, port=0, grpc_port=0)))
+    running = asyncio.create_task(
+        service.run(ProxyConfig(store=store_url, port=0, grpc_port=0, internal_token=TOKEN))
+    )
     try:
         await until(lambda: running.done() or "ready: proxy http://" in caplog.text)
         ready = re.search(r"ready: proxy (http://127\.0\.0\.1:\d+) grpc 127\.0\.0\.1:\d+", caplog.text)
