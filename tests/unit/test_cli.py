@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from triptych import __version__
 from triptych.cli.app import app
-from triptych.cli.options import arguments, build, secrets_of
 from triptych.cli.credentials import store_of
+from triptych.cli.options import arguments, build, secrets_of
 from triptych.cli.serve import internal_token, plan_cluster
 from triptych.cli.tones import write_tones
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
