@@ -123,7 +123,7 @@ class WorkerSession:
         self._identity = identity_of(info)
         self._session = b""
         self._renew_at = 0.0
-        self._turn = asyncio.Lock()
+        self._attempt: asyncio.Future[bytes] | None = None
         self._suspected = False
         self._looks: set[asyncio.Task[None]] = set()
 
@@ -151,15 +151,28 @@ class WorkerSession:
 
     async def proof(self) -> bytes:
         """What a call carries. AioRpcError (UNAVAILABLE) when the worker cannot prove who it is."""
-        async with self._turn:
-            self.look()
-            while not self._session or self._clock() >= self._renew_at:
-                identity = self._identity
-                session = await self._authenticate(identity)
-                if identity == self._identity:
-                    self._session, self._renew_at = session, self._clock() + SESSION_SECONDS / 2
-            self._suspected = False
+        self.look()
+        if self._session and self._clock() < self._renew_at:
             return self._session
+        if self._attempt is None:
+            self._attempt = asyncio.ensure_future(self._renew())
+            self._attempt.add_done_callback(self._attempted)
+        # One attempt for all who wait: they would else fail one after another, each after its time.
+        return await asyncio.shield(self._attempt)
+
+    async def _renew(self) -> bytes:
+        while True:
+            identity = self._identity
+            session = await self._authenticate(identity)
+            if identity == self._identity:
+                self._session, self._renew_at = session, self._clock() + SESSION_SECONDS / 2
+                self._suspected = False
+                return session
+
+    def _attempted(self, attempt: asyncio.Future[bytes]) -> None:
+        self._attempt = None
+        if not attempt.cancelled():
+            attempt.exception()  # whoever waited for it may be gone
 
     async def _authenticate(self, identity: bytes) -> bytes:
         assert self._channel is not None
@@ -172,6 +185,11 @@ class WorkerSession:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise
             raise self._impostor(error.code().name) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise _unavailable("the channel is closed") from None
         worker, proof = reply[:SIZE], reply[SIZE:]
         if not hmac.compare_digest(self._key.worker_proof(identity, nonce, worker), proof):
             raise self._impostor("its proof is wrong")
@@ -182,7 +200,7 @@ class WorkerSession:
         if not self._suspected:
             log.warning("%s (%s): it is sent nothing", words, why)
         self._suspected = True
-        return aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), words)
+        return _unavailable(words)
 
     def look(self) -> None:
         """Forgets the worker's proof when the connection over which it came is gone."""
@@ -208,6 +226,10 @@ class WorkerSession:
     async def _look_at_code(self, call: Any, proof: bytes) -> None:
         if await call.code() is grpc.StatusCode.UNAUTHENTICATED:
             self.refused(proof)
+
+
+def _unavailable(words: str) -> aio.AioRpcError:
+    return aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), words)
 
 
 async def _with_proof(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +18,10 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def second(shared_cluster, tmp_path_factory):
+def second(shared_cluster):
     """The second proxy's process, with its `url`."""
-    port, token = free_port(), tmp_path_factory.mktemp("second") / "token"
-    environment = Path(f"/proc/{shared_cluster.pid('proxy')}/environ").read_bytes().split(b"\0")
-    [secret] = [line for line in environment if line.startswith(b"TRIPTYCH_INTERNAL_TOKEN=")]
-    token.write_bytes(secret.partition(b"=")[2])
-    ports = ("--port", str(port), "--grpc-port", str(free_port()))
-    process = shared_cluster.add_worker("proxy", *ports, "--internal-token-file", str(token))
+    port = free_port()
+    process = shared_cluster.add_worker("proxy", "--port", str(port), "--grpc-port", str(free_port()))
     process.url = f"http://127.0.0.1:{port}"
     wait_for("the second proxy", lambda: _ready(process.url))
     yield process

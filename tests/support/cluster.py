@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -66,6 +67,8 @@ class Cluster:
     log: Path
     process: subprocess.Popen[bytes]
     extra: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    #: The internal token, in the variable that gives it to a service.
+    token: dict[str, str] = field(default_factory=dict)
     #: Where the proxy's metrics are, when they have a port of their own.
     metrics_url: str = ""
     _metrics_urls: dict[str, list[str]] = field(default_factory=dict)
@@ -148,10 +151,12 @@ class Cluster:
                 return json.loads(error.read()) | {"status": error.code}
 
     def add_worker(self, *words: str) -> subprocess.Popen[bytes]:
-        """A service alone beside the cluster: `add_worker("encoder", "/folder")`."""
+        """A service alone beside the cluster, with its token: `add_worker("encoder", "/folder")`."""
         command = [sys.executable, "-m", "triptych.cli", *words, "--store", self.store_url]
         with self.log.open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.token
+            )
         self.extra.append(process)
         return process
 
@@ -202,11 +207,16 @@ def start_cluster(
         ),
         *("--encoder-cache-memory", "32MiB", "--prepared-memory", "64MiB", "--encoders", "1", *words),
     ]
+    variable = "TRIPTYCH_INTERNAL_TOKEN"
+    token = {} if "--internal-token" in words else {variable: secrets.token_hex(16)}
+    environment = token | (environment or {})
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=os.environ | (environment or {})
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=os.environ | environment
         )
-    cluster = Cluster(f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", run_dir, log, process)
+    token = {name: value for name, value in environment.items() if name == variable}
+    urls = (f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
+    cluster = Cluster(*urls, run_dir, log, process, token=token)
 
     def ready() -> bool:
         if process.poll() is not None:

@@ -229,6 +229,43 @@ async def test_calls_that_begin_together_share_one_challenge(worker, monkeypatch
     assert len(asked) == 1
 
 
+async def test_calls_that_wait_for_one_challenge_fail_together():
+    """Before a process that takes connections and says nothing they would else wait one after another."""
+    asked = []
+
+    async def silent(reader, writer):
+        asked.append(writer)
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    info = WorkerInfo(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "pd", "i", "k", "m")
+    session = WorkerSession(TOKEN, info)
+    attempts = []
+    made = session._authenticate
+
+    async def counted(identity):
+        attempts.append(identity)
+        return await made(identity)
+
+    session._authenticate = counted
+    async with server:
+        async with make_channel(info.address, session) as channel:
+            stub = pd_pb2_grpc.PDServiceStub(channel)
+            calls = [stub.Cancel(pd_pb2.CancelRequest(), timeout=10) for _ in range(16)]
+            assert {await _code(call) for call in calls} == {"UNAVAILABLE"}
+        for writer in asked:
+            writer.close()
+    assert len(attempts) == 1
+
+
+async def test_a_call_that_is_given_up_leaves_the_challenge_to_the_others(worker):
+    async with make_channel(worker.address, WorkerSession(TOKEN, worker.info)) as channel:
+        stub = pd_pb2_grpc.PDServiceStub(channel)
+        first, second = (stub.Cancel(pd_pb2.CancelRequest(), timeout=10) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await _code(second) == "OK"
+
+
 async def test_a_refused_call_does_not_read_its_message(worker):
     """What is sent without a proof is never parsed: a message that is none is refused in the same words."""
     async with make_channel(worker.address) as channel:
