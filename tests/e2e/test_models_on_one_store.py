@@ -41,7 +41,7 @@ def clusters(
     with ExitStack() as stack:
         running: dict[str, Cluster] = {}
         # Proxies meet all workers of the store: they need one token.
-        words: tuple[str, ...] = ("--internal-token", "of all clusters")
+        words: tuple[str, ...] = ("--internal-token", "token of all clusters")
         for family, path in paths.items():
             cluster = running_cluster(path, folder / family, "--threads", "1", *words)
             running[family] = stack.enter_context(cluster)
