@@ -14,7 +14,7 @@ from triptych.ec_connector import keys
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.redis_connector import RedisConnectorWorker
-from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing, buffer_bytes
+from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing
 from triptych.types import ItemPlan
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -122,7 +122,7 @@ def test_dropped_host_copies_give_their_memory_back(worker: RedisConnectorWorker
     worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
     wait_for(worker, lambda out: out.saved)
     loaded = fetch_and_move(worker, item.plan)
-    assert worker.host_bytes == buffer_bytes(item.plan)
+    assert worker.host_bytes == item.plan.nbytes
     worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), {})
     wait_for(worker, lambda _: worker.host_bytes == 0)
     assert torch.equal(loaded.data, item.data)
@@ -132,7 +132,7 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
     store: EmbeddingStore, store_url: str
 ) -> None:
     items = [entry(make_plan(f"item {n}")) for n in range(3)]
-    limit = buffer_bytes(items[0].plan)
+    limit = items[0].plan.nbytes
     worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=limit))
     try:
         for item in items:
@@ -153,7 +153,7 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
 def test_an_item_above_the_host_memory_fails_at_once_and_says_so(
     store: EmbeddingStore, store_url: str
 ) -> None:
-    worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=4096))
+    worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=make_plan().nbytes - 1))
     try:
         worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(make_plan(), 1),)), {})
         (failure,) = wait_for(worker, lambda out: out.failed).failed

@@ -1,0 +1,90 @@
+"""Page-locked host memory, from which a device copies beside its work: locked once, at start, never in a step.
+
+To lock pages takes milliseconds and stops the whole device; torch's own allocator of such memory does it when
+a size comes for the first time, and rounds every size up to a power of two.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+import torch
+
+
+class PinnedMemory:
+    """`nbytes` of host memory, page-locked for CUDA until `close`; ordinary memory where `lock` is False."""
+
+    def __init__(self, nbytes: int, *, lock: bool) -> None:
+        self.bytes = torch.empty(nbytes, dtype=torch.uint8)
+        self._locked = lock and nbytes > 0
+        if self._locked:
+            _check(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), nbytes, 0))
+
+    def close(self) -> None:
+        """Unlocks the pages; no copy may be under way. Idempotent."""
+        if self._locked:
+            self._locked = False
+            _check(torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr()))
+
+
+def _check(status: object) -> None:
+    """RuntimeError with CUDA's reason."""
+    torch.cuda.check_error(int(status))  # type: ignore[call-overload]
+
+
+class PinnedPool:
+    """Hands out parts of one memory. A part may be in several pieces, so that what is free can all be used."""
+
+    def __init__(self, memory: PinnedMemory) -> None:
+        self._memory = memory
+        #: (start, stop) of the free stretches, in order; no two of them touch.
+        self._free = [(0, memory.bytes.numel())] if memory.bytes.numel() else []
+
+    @property
+    def num_free(self) -> int:
+        """Free bytes."""
+        return sum(stop - start for start, stop in self._free)
+
+    def take(self, nbytes: int) -> list[torch.Tensor]:
+        """`nbytes` in one piece where some stretch is long enough, else in few; MemoryError: too little is free."""
+        if nbytes > self.num_free:
+            raise MemoryError(f"{nbytes} bytes of pinned memory were asked for, {self.num_free} are free")
+        fitting = [stretch for stretch in self._free if stretch[1] - stretch[0] >= nbytes]
+        if fitting:
+            return [self._cut(min(fitting, key=_length), nbytes)] if nbytes else []
+        pieces = []
+        while nbytes:
+            longest = max(self._free, key=_length)
+            pieces.append(self._cut(longest, min(nbytes, _length(longest))))
+            nbytes -= pieces[-1].numel()
+        return pieces
+
+    def _cut(self, stretch: tuple[int, int], nbytes: int) -> torch.Tensor:
+        index = self._free.index(stretch)
+        start, stop = stretch
+        self._free[index : index + 1] = [(start + nbytes, stop)] if start + nbytes < stop else []
+        return self._memory.bytes[start : start + nbytes]
+
+    def give(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Takes back pieces that `take` has given."""
+        for piece in pieces:
+            start = piece.data_ptr() - self._memory.bytes.data_ptr()
+            self._join(start, start + piece.numel())
+
+    def _join(self, start: int, stop: int) -> None:
+        index = bisect.bisect(self._free, (start, stop))
+        if index < len(self._free) and self._free[index][0] == stop:
+            stop = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == start:
+            index -= 1
+            start = self._free.pop(index)[0]
+        self._free.insert(index, (start, stop))
+
+    def close(self) -> None:
+        """Ends the memory; no copy may be under way. Idempotent."""
+        self._memory.close()
+
+
+def _length(stretch: tuple[int, int]) -> int:
+    return stretch[1] - stretch[0]

@@ -1,0 +1,153 @@
+"""A modelless engine over the connector of production: its host buffers, and a store without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from dataclasses import dataclass, field
+
+from support.engine_requests import ModellessEngine, make_feature, make_request
+from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
+from triptych.ec_connector.redis_connector import RedisConnectorWorker
+from triptych.ec_connector.store import Loaded, LoadResult, Missing
+from triptych.pd_worker.outputs import ItemMissing, RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.request import EngineRequest
+from triptych.types import ItemPlan, MMFeature
+
+#: Elements of a float32 row.
+ROW = 1024
+ROW_BYTES = 4 * ROW
+
+
+class ServerlessStore:
+    """What `EmbeddingStore.load` does, without a server; each load takes some turns of the loop."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, ItemPlan] = {}
+
+    async def load(self, plan: ItemPlan, into) -> LoadResult:  # type: ignore[no-untyped-def]
+        for _ in range(plan.rows % 3):
+            await asyncio.sleep(0)
+        if self.plans.get(plan.mm_hash) != plan:
+            return Missing("no such key")
+        body = into(plan.nbytes)
+        await asyncio.sleep(0)
+        return Loaded(body)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class TightEngine(ModellessEngine):
+    """Scheduler, encoder cache, admission and host buffers as in production, of one capacity.
+
+    Its loop runs a few turns in each step. Who is admitted has its items encoded, after some steps.
+    """
+
+    known: dict[str, ItemPlan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loop = asyncio.new_event_loop()
+        config = ECTransferConfig(store_url="unix:///none", host_buffer_bytes=self.capacity, load_timeout=1e6)
+        self.worker = RedisConnectorWorker(config, loop=self.loop)  # type: ignore[assignment]
+        self.transport = ServerlessStore()
+        self.worker._store = self.transport  # type: ignore[attr-defined]
+        self._seen = 0
+
+    def turn(self, count: int = 3) -> None:
+        for _ in range(count):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+
+    def finished(self) -> ECConnectorOutput:
+        self.turn()
+        return self.worker.get_finished()
+
+    def add(self, *requests: EngineRequest) -> None:
+        for request in requests:
+            self.known |= {feature.mm_hash: feature.plan for feature in request.features}
+        super().add(*requests)
+
+    def encode_what_was_asked_for(self) -> None:
+        """Saves and marks the items of requests admitted, and those missed, since the last call."""
+        for event in self.events[self._seen :]:
+            if isinstance(event, RequestAdmitted):
+                state = self.scheduler._states.get((event.proxy_id, event.request_id))
+                features = () if state is None else state.features
+                self.encode(*(feature.plan for feature in features))
+            elif isinstance(event, ItemMissing):
+                self.encode(self.known[event.mm_hash])
+        self._seen = len(self.events)
+
+    def encode(self, *plans: ItemPlan) -> None:
+        for plan in plans:
+            self.transport.plans[plan.mm_hash] = plan
+        self.scheduler.mark_ready([plan.mm_hash for plan in plans], self.now)
+
+    def step(self, *, error: Exception | None = None) -> SchedulerOutput:
+        output = super().step(error=error)
+        self.now += 0.01
+        return output
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.num_running + self.scheduler.num_waiting
+
+    def assert_at_rest(self) -> None:
+        super().assert_at_rest()
+        self.step()
+        self.turn(20)
+        assert self.worker.host_bytes == 0
+
+    def close(self) -> None:
+        self.worker.shutdown()
+        self.turn(20)
+        self.loop.close()
+
+
+def wide_feature(name: str, offset: int, rows: int) -> MMFeature:
+    """An item of `rows` rows of ROW_BYTES each."""
+    feature = make_feature(name, offset, rows)
+    return MMFeature(dataclasses.replace(feature.plan, width=ROW), feature.placement)
+
+
+def tight_requests(rng: random.Random, rows: int, count: int) -> list[EngineRequest]:
+    """Requests whose items fill a cache of `rows` rows, most of them to the last byte; some share items."""
+    requests = []
+    for number in range(count):
+        features, offset, left = [], rng.randint(0, 2), rows
+        while left and len(features) < 4:
+            size = rng.randint(1, left) if rng.random() < 0.6 else left
+            if rng.random() < 0.15:
+                break
+            features.append(wide_feature(f"item {size} {rng.randint(0, 2)}", offset, size))
+            offset += size + rng.randint(0, 1)
+            left -= size
+        prompt = [number, *[rng.randint(0, 1)] * (offset + rng.randint(0, 4))]
+        requests.append(
+            make_request(
+                f"r{number}", prompt, features, max_tokens=rng.randint(1, 6), arrival=number, ready=()
+            )
+        )
+    return requests
+
+
+def serve(engine: TightEngine, rng: random.Random, requests: list[EngineRequest], *, limit: int) -> bool:
+    """Whether all requests end within `limit` steps, under losses, cancels and a slow encoder."""
+    waiting = list(requests)
+    for _ in range(limit):
+        if waiting and rng.random() < 0.5:
+            engine.add(waiting.pop(0))
+        if rng.random() < 0.05:
+            engine.transport.plans.clear()
+        if rng.random() < 0.03:
+            engine.scheduler.cancel([f"r{rng.randrange(len(requests))}"], "proxy")
+        if rng.random() < 0.5:
+            engine.encode_what_was_asked_for()
+        engine.step()
+        if not waiting and engine.idle:
+            return True
+    return False
