@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
+from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorWorker, EncoderOutput, FailedLoad
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
 from triptych.pd_worker.decode_view import DecodeView
@@ -37,6 +37,8 @@ class ModelRunner:
         geometry = decoder.geometry
         self._decoder = decoder
         self._connector = connector
+        #: What orders that failed were to free; the next step sees to it.
+        self._undone: list[ECConnectorMetadata] = []
         self.encoder_cache: dict[str, EncoderOutput] = {}
         sizes = {
             "num_layers": geometry.num_layers,
@@ -79,7 +81,7 @@ class ModelRunner:
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
-        self._start_transfers(scheduled)
+        failed = self._start_transfers(scheduled)
         output = ModelRunnerOutput()
         try:
             if scheduled.swap_out or scheduled.swap_in:
@@ -92,13 +94,26 @@ class ModelRunner:
             log.exception("step %d failed", scheduled.step)
             output.error = error
         output.ec_connector_output = self._connector.get_finished()
+        output.ec_connector_output.failed.extend(FailedLoad(key, "not started") for key in failed)
+        output.ec_connector_output.generations.update(failed)
         return output
 
-    def _start_transfers(self, scheduled: SchedulerOutput) -> None:
+    def _start_transfers(self, scheduled: SchedulerOutput) -> dict[str, int]:
+        """The generations of the loads that could not even be started, by mm_hash: they have failed."""
         for key in scheduled.evicted:
             self.encoder_cache.pop(key, None)
-        if scheduled.ec_connector_metadata is not None:
-            self._connector.start_load_caches(scheduled.ec_connector_metadata, self.encoder_cache)
+        metadata = scheduled.ec_connector_metadata
+        if metadata is None:
+            return {}
+        try:
+            for order in (*self._undone, metadata):
+                self._connector.start_load_caches(order, self.encoder_cache)
+        except Exception:
+            log.exception("the transfers of step %d failed", scheduled.step)
+            self._undone.append(metadata.without_loads())
+            return dict(metadata.loads())
+        self._undone.clear()
+        return {}
 
     @torch.inference_mode()
     def _swap(self, scheduled: SchedulerOutput) -> None:

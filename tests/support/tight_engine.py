@@ -7,11 +7,16 @@ import dataclasses
 import random
 from dataclasses import dataclass, field
 
+import torch
+
 from support.engine_requests import ModellessEngine, make_feature, make_request
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
+from triptych.ec_connector.device_copy import DeviceCopier
+from triptych.ec_connector.host_memory import HostMemory
+from triptych.ec_connector.pinned_memory import PinnedMemory, PinnedPool
 from triptych.ec_connector.redis_connector import RedisConnectorWorker
 from triptych.ec_connector.store import Loaded, LoadResult, Missing
-from triptych.pd_worker.outputs import ItemMissing, RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.outputs import ItemMissing, ModelRunnerOutput, RequestAdmitted, SchedulerOutput
 from triptych.pd_worker.request import EngineRequest
 from triptych.types import ItemPlan, MMFeature
 
@@ -32,11 +37,30 @@ class ServerlessStore:
         if self.plans.get(plan.mm_hash) != plan:
             return Missing("no such key")
         body = into(plan.nbytes)
+        half, mark = plan.nbytes // 2, mark_of(plan)
+        body.write(0, mark * half)
         await asyncio.sleep(0)
+        body.write(half, mark * (plan.nbytes - half))
         return Loaded(body)
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def mark_of(plan: ItemPlan) -> bytes:
+    """The byte that an item's values are made of."""
+    return bytes([int(plan.mm_hash[:2], 16)])
+
+
+class CopyingDevice(DeviceCopier):
+    """As a device with memory of its own, on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    def to_device(self, pieces, plan):  # type: ignore[no-untyped-def]
+        assert len(pieces) <= 1 or sum(piece.numel() for piece in pieces) == plan.nbytes
+        return super().to_device([torch.cat([*pieces, torch.empty(0, dtype=torch.uint8)])], plan)
 
 
 @dataclass
@@ -47,6 +71,10 @@ class TightEngine(ModellessEngine):
     """
 
     known: dict[str, ItemPlan] = field(default_factory=dict)
+    #: Host copies in one pool, as for a device.
+    pooled: bool = False
+    #: Host copies that a pool had no single piece for.
+    scattered: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +84,21 @@ class TightEngine(ModellessEngine):
         self.transport = ServerlessStore()
         self.worker._store = self.transport  # type: ignore[attr-defined]
         self._seen = 0
+        if self.pooled:
+            pool = PinnedPool(PinnedMemory(self.capacity, lock=False))
+            self.worker._memory = HostMemory(self.capacity, pool)  # type: ignore[attr-defined]
+            self.worker._copier = CopyingDevice()  # type: ignore[assignment]
+            self._count_pieces(pool)
+
+    def _count_pieces(self, pool: PinnedPool) -> None:
+        take = pool.take
+
+        def counting(nbytes: int) -> list[torch.Tensor]:
+            pieces = take(nbytes)
+            self.scattered += len(pieces) > 1
+            return pieces
+
+        pool.take = counting  # type: ignore[method-assign]
 
     def turn(self, count: int = 3) -> None:
         for _ in range(count):
@@ -87,6 +130,14 @@ class TightEngine(ModellessEngine):
             self.transport.plans[plan.mm_hash] = plan
         self.scheduler.mark_ready([plan.mm_hash for plan in plans], self.now)
 
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        result = super().run(output)
+        for rows in (rows for chunk in output.chunks for rows in chunk.rows):
+            entry = self.resident[rows.mm_hash]
+            part = entry.data[rows.first : rows.first + rows.count].contiguous().view(torch.uint8)
+            assert (part == mark_of(entry.plan)[0]).all(), "the rows are another item's"
+        return result
+
     def step(self, *, error: Exception | None = None) -> SchedulerOutput:
         output = super().step(error=error)
         self.now += 0.01
@@ -115,14 +166,13 @@ def wide_feature(name: str, offset: int, rows: int) -> MMFeature:
 
 
 def tight_requests(rng: random.Random, rows: int, count: int) -> list[EngineRequest]:
-    """Requests whose items fill a cache of `rows` rows, most of them to the last byte; some share items."""
+    """Requests whose items fill a cache of `rows` rows, half of them alone and to the last byte; some share items."""
     requests = []
     for number in range(count):
-        features, offset, left = [], rng.randint(0, 2), rows
+        features, offset = [], rng.randint(0, 2)
+        left = rows if rng.random() < 0.5 else rng.randint(1, rows // 2)
         while left and len(features) < 4:
             size = rng.randint(1, left) if rng.random() < 0.6 else left
-            if rng.random() < 0.15:
-                break
             features.append(wide_feature(f"item {size} {rng.randint(0, 2)}", offset, size))
             offset += size + rng.randint(0, 1)
             left -= size

@@ -18,12 +18,13 @@ STORE = "memory://tight"
 LIMIT = 400
 
 
-def run(seed: int, rows: int) -> tuple[bool, TightEngine]:
+def run(seed: int, rows: int, *, pooled: bool = False) -> tuple[bool, TightEngine]:
     """Whether all of the seed's requests end, in a memory of `rows` rows."""
     rng = random.Random(seed)
     engine = TightEngine(
         STORE,
         capacity=rows * ROW_BYTES,
+        pooled=pooled,
         num_blocks=rng.randint(10, 20),
         max_model_len=40,
         budget=rng.choice([3, 8, 16]),
@@ -39,12 +40,21 @@ def run(seed: int, rows: int) -> tuple[bool, TightEngine]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 30), rows=st.integers(6, 14))
-def test_requests_that_fill_the_memory_to_the_last_byte_all_end(seed: int, rows: int) -> None:
-    ended, engine = run(seed, rows)
+@given(seed=st.integers(0, 1 << 30), rows=st.integers(6, 14), pooled=st.booleans())
+def test_requests_that_fill_the_memory_to_the_last_byte_all_end(seed: int, rows: int, pooled: bool) -> None:
+    ended, engine = run(seed, rows, pooled=pooled)
     assert ended, "requests wait for ever"
     assert len(finished(engine)) == 8
     assert engine.cache.used <= engine.cache.capacity
+
+
+def test_a_pool_in_many_pieces_is_used_to_the_last_byte() -> None:
+    scattered = 0
+    for seed in range(40):
+        ended, engine = run(seed, 6 + seed % 9, pooled=True)
+        assert ended, f"seed {seed} waits for ever"
+        scattered += engine.scattered
+    assert scattered, "no item was in more than one piece"
 
 
 def test_without_reservations_requests_wait_for_each_other_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
