@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,9 +12,10 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
 from triptych.pd_worker.decode_view import DecodeView
 from triptych.pd_worker.finite import check_projection, spoiled_chunks
+from triptych.pd_worker.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.logprobs import raw_logprobs
 from triptych.pd_worker.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.paged_kv_cache import PagedKVCache, copy_blocks
+from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.sampler import SamplerInput, sample
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,7 @@ class ModelRunner:
             num_blocks=num_blocks, dtype=decoder.dtype, device=decoder.device, **sizes
         )
         #: Where preempted requests wait, with --preemption swap.
-        self.host_cache = PagedKVCache(
-            num_blocks=num_host_blocks, dtype=decoder.dtype, device=torch.device("cpu"), **sizes
-        )
+        self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
         self.use_view(view_memory)
         self._builder = BatchBuilder(
             self.kv_cache,
@@ -83,16 +82,18 @@ class ModelRunner:
         """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
         failed = self._start_transfers(scheduled)
         output = ModelRunnerOutput()
+        self._swap(scheduled, output)
+        chunks = scheduled.computable(swapped_in=output.swapped_in)
         try:
-            if scheduled.swap_out or scheduled.swap_in:
-                self._swap(scheduled)
             for projection in scheduled.projections:
                 self._project(projection)
-            if scheduled.chunks:
-                self._compute(scheduled.chunks, output)
+            if chunks:
+                self._compute(chunks, output)
         except Exception as error:
             log.exception("step %d failed", scheduled.step)
             output.error = error
+        if scheduled.swap_out:
+            output.swapped_out = output.swapped_out and self._done(self.host_cache.wait)
         output.ec_connector_output = self._connector.get_finished()
         output.ec_connector_output.failed.extend(FailedLoad(key, "not started") for key in failed)
         output.ec_connector_output.generations.update(failed)
@@ -116,10 +117,20 @@ class ModelRunner:
         return {}
 
     @torch.inference_mode()
-    def _swap(self, scheduled: SchedulerOutput) -> None:
-        """What goes out leaves its blocks to what comes in."""
-        copy_blocks(self.kv_cache, self.host_cache, scheduled.swap_out)
-        copy_blocks(self.host_cache, self.kv_cache, scheduled.swap_in)
+    def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
+        kv, host = self.kv_cache, self.host_cache
+        output.swapped_out = self._done(lambda: copy_blocks(kv, host, scheduled.swap_out))
+        output.swapped_in = self._done(lambda: copy_blocks(host, kv, scheduled.swap_in))
+
+    def _done(self, copy: Callable[[], None]) -> bool:
+        """Whether the copies succeed."""
+        try:
+            copy()
+        except Exception:
+            log.exception("a swap failed: its requests are computed again")
+            return False
+        return True
 
     @torch.inference_mode()
     def _project(self, projection: Projection) -> None:

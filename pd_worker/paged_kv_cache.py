@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from triptych.pd_worker.outputs import BlockCopy
-
 
 class PagedKVCache:
     """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] each."""
@@ -50,13 +48,3 @@ class PagedKVCache:
         """Zeros at `slots` [T] of all layers."""
         for tensor in (*self.keys, *self.values):
             tensor.flatten(0, 1).index_fill_(0, slots, 0)
-
-
-def copy_blocks(source: PagedKVCache, target: PagedKVCache, copies: Sequence[BlockCopy]) -> None:
-    """Copies blocks of all layers from one cache to another, whatever their devices."""
-    if not copies:
-        return
-    taken = torch.tensor([copy.source for copy in copies], device=source.keys[0].device)
-    given = torch.tensor([copy.target for copy in copies], device=target.keys[0].device)
-    for one, other in zip((*source.keys, *source.values), (*target.keys, *target.values), strict=True):
-        other.index_copy_(0, given, one.index_select(0, taken).to(other.device))

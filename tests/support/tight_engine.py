@@ -166,11 +166,11 @@ def wide_feature(name: str, offset: int, rows: int) -> MMFeature:
 
 
 def tight_requests(rng: random.Random, rows: int, count: int) -> list[EngineRequest]:
-    """Requests whose items fill a cache of `rows` rows, half of them alone and to the last byte; some share items."""
+    """Requests whose items fill a cache of `rows` rows, most of them alone and to the last byte; some share items."""
     requests = []
     for number in range(count):
         features, offset = [], rng.randint(0, 2)
-        left = rows if rng.random() < 0.5 else rng.randint(1, rows // 2)
+        left = rows if rng.random() < 0.7 else rng.randint(1, rows // 2)
         while left and len(features) < 4:
             size = rng.randint(1, left) if rng.random() < 0.6 else left
             features.append(wide_feature(f"item {size} {rng.randint(0, 2)}", offset, size))

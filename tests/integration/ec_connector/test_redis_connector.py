@@ -153,7 +153,9 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
 def test_an_item_above_the_host_memory_fails_at_once_and_says_so(
     store: EmbeddingStore, store_url: str
 ) -> None:
-    worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=make_plan().nbytes - 1))
+    worker = RedisConnectorWorker(
+        ECTransferConfig(store_url=store_url, host_buffer_bytes=make_plan().nbytes - 1)
+    )
     try:
         worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(make_plan(), 1),)), {})
         (failure,) = wait_for(worker, lambda out: out.failed).failed

@@ -50,7 +50,7 @@ def test_requests_that_fill_the_memory_to_the_last_byte_all_end(seed: int, rows:
 
 def test_a_pool_in_many_pieces_is_used_to_the_last_byte() -> None:
     scattered = 0
-    for seed in range(40):
+    for seed in range(60):
         ended, engine = run(seed, 6 + seed % 9, pooled=True)
         assert ended, f"seed {seed} waits for ever"
         scattered += engine.scattered
@@ -69,7 +69,7 @@ def test_without_reservations_requests_wait_for_each_other_for_ever(monkeypatch:
             self.capacity = capacity
 
     monkeypatch.setattr(Admission, "reserve", promise_to_all)
-    stuck = [seed for seed in range(40) if not run(seed, 6 + seed % 9)[0]]
+    stuck = [seed for seed in range(60) if not run(seed, 6 + seed % 9)[0]]
     assert len(stuck) >= 3, f"only seeds {stuck} wait for ever"
 
 
