@@ -250,4 +250,4 @@ class ECConnectorWorker(ECConnectorBase):
 
     @abstractmethod
     def get_finished(self) -> ECConnectorOutput:
-        """Drains what has finished; called by the thread that starts loads. A key that is not there is no error."""
+        """Drains what has finished; for the thread that starts loads. A missing key is no error."""

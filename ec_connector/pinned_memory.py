@@ -1,4 +1,4 @@
-"""Page-locked host memory, from which a device copies beside its work: locked once, at start, never in a step.
+"""Page-locked host memory, from which a device copies beside its work: locked once, at start.
 
 To lock pages takes milliseconds and stops the whole device; torch's own allocator of such memory does it when
 a size comes for the first time, and rounds every size up to a power of two.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,13 +20,17 @@ class PinnedMemory:
         self.bytes = torch.empty(nbytes, dtype=torch.uint8)
         self._locked = lock and nbytes > 0
         if self._locked:
-            _check(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), nbytes, 0))
+            _check(_driver().cudaHostRegister(self.bytes.data_ptr(), nbytes, 0))
 
     def close(self) -> None:
         """Unlocks the pages; no copy may be under way. Idempotent."""
         if self._locked:
             self._locked = False
-            _check(torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr()))
+            _check(_driver().cudaHostUnregister(self.bytes.data_ptr()))
+
+
+def _driver() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _check(status: object) -> None:
@@ -34,7 +39,7 @@ def _check(status: object) -> None:
 
 
 class PinnedPool:
-    """Hands out parts of one memory. A part may be in several pieces, so that what is free can all be used."""
+    """Parts of one memory. A part may be in several pieces, so that what is free can all be used."""
 
     def __init__(self, memory: PinnedMemory) -> None:
         self._memory = memory
@@ -47,7 +52,7 @@ class PinnedPool:
         return sum(stop - start for start, stop in self._free)
 
     def take(self, nbytes: int) -> list[torch.Tensor]:
-        """`nbytes` in one piece where some stretch is long enough, else in few; MemoryError: too little is free."""
+        """`nbytes` in one piece where a stretch is long enough, else in few; MemoryError above what is free."""
         if nbytes > self.num_free:
             raise MemoryError(f"{nbytes} bytes of pinned memory were asked for, {self.num_free} are free")
         fitting = [stretch for stretch in self._free if stretch[1] - stretch[0] >= nbytes]

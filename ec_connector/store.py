@@ -371,7 +371,7 @@ def _parts_of(mm_hash: str, write_id: str, body: memoryview) -> list[tuple[str, 
 
 
 def _behind_a_head(nbytes: int, body: Sequence[Received]) -> ScatterBuffer:
-    """Memory for a value of `nbytes`: what goes before the body, then the body. BulkRefused: none is there."""
+    """Memory for a value of `nbytes`: its head, then the body. BulkRefused where there is no such head."""
     head = nbytes - sum(len(memory) for memory in body)
     if not 0 <= head <= codec.HEAD_BYTES:
         raise BulkRefused(f"the value has {nbytes} bytes, no head and body of this item")
