@@ -52,7 +52,7 @@ class PinnedPool:
         return sum(stop - start for start, stop in self._free)
 
     def take(self, nbytes: int) -> list[torch.Tensor]:
-        """`nbytes` in one piece where a stretch is long enough, else in few; MemoryError above what is free."""
+        """`nbytes` in one piece where a stretch is long enough, else in few. MemoryError: too few."""
         if nbytes > self.num_free:
             raise MemoryError(f"{nbytes} bytes of pinned memory were asked for, {self.num_free} are free")
         fitting = [stretch for stretch in self._free if stretch[1] - stretch[0] >= nbytes]

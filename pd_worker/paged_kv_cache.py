@@ -26,6 +26,10 @@ class PagedKVCache:
         # Zeros: what a gather reads must never be NaN, masked or not.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        #: Keys of other dtypes are far from the end of their range.
+        self._may_overflow = dtype == torch.float16
+        #: Which tokens of the batch have had finite keys and values in all layers so far; None: not watched.
+        self.finite: torch.Tensor | None = None
 
     @property
     def token_bytes(self) -> int:
@@ -39,8 +43,15 @@ class PagedKVCache:
         slots = (first + torch.arange(self.block_size)).flatten()[:count]
         return slots.to(self.keys[0].device)
 
+    def watch(self, num_tokens: int) -> None:
+        """Begins a batch: `finite` is about its tokens from now on."""
+        if self._may_overflow:
+            self.finite = torch.ones(num_tokens, dtype=torch.bool, device=self.keys[0].device)
+
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores key and value [T, num_kv_heads, head_dim] at `slots` [T]."""
+        if self.finite is not None and len(self.finite) == len(key):
+            self.finite &= (key.isfinite() & value.isfinite()).flatten(1).all(-1)
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
 

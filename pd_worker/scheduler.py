@@ -158,7 +158,7 @@ class Scheduler:
         if result.error is not None:
             self._fail_step(output)
             return self._take_events()
-        self._end_projections(output)
+        self._end_projections(output, result)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.spoiled:
@@ -210,10 +210,15 @@ class Scheduler:
         for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output), *restored]:
             self._finish(state, FinishReason.ERROR, error)
 
-    def _end_projections(self, output: SchedulerOutput) -> None:
+    def _end_projections(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """The tables are written: whoever waits for one needs the item's embedding no more."""
         if not output.made_tables:
             return
+        for state in self._awaiting(output):
+            if any(feature.mm_hash in result.unprojected for feature in state.features):
+                error = InternalError("an item of this request has no finite keys and values in the model")
+                self._finish(state, FinishReason.ERROR, error)
+        self.items.tables_lost(result.unprojected)
         self.items.tables_made(output)
         for state in self._awaiting(output):
             self.items.consume(state)

@@ -166,7 +166,7 @@ def wide_feature(name: str, offset: int, rows: int) -> MMFeature:
 
 
 def tight_requests(rng: random.Random, rows: int, count: int) -> list[EngineRequest]:
-    """Requests whose items fill a cache of `rows` rows, most of them alone and to the last byte; some share items."""
+    """Requests of which most fill a cache of `rows` rows alone, to the last byte; some share items."""
     requests = []
     for number in range(count):
         features, offset = [], rng.randint(0, 2)

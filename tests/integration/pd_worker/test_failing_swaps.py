@@ -1,4 +1,4 @@
-"""Every copy of a preempted request's blocks fails in turn: it is computed again, and all answers are right."""
+"""Every copy of a preempted request's blocks fails in turn: it is recomputed, and all answers are right."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from triptych.config import MIB
 from triptych.ec_connector.base import EncoderOutput
 from triptych.errors import InternalError
 from triptych.pd_worker.outputs import RequestFinished
+from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 SPOILED = Prompt("What is this?", ((1, 96, 64),))
 OTHERS = [
@@ -54,3 +55,74 @@ def test_others_beside_it_and_after_it_in_its_blocks_are_exact(
         cell.assert_at_rest()
         cache = cell.engine.runner.kv_cache
         assert all(tensor.isfinite().all() for tensor in (*cache.keys, *cache.values))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None], ids=["nan", "inf", "-inf throughout"])
+def test_logits_that_leave_no_token_end_their_own_request_alone(
+    checkpoint: Checkpoint, bad: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {prompt: reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS}
+    logits, spoiled = checkpoint.decoder.logits, False
+
+    def spoil_one(hidden: torch.Tensor) -> torch.Tensor:
+        """One row of the first step that has some."""
+        nonlocal spoiled
+        values = logits(hidden)
+        if len(values) > 1 and not spoiled:
+            spoiled = True
+            if bad is None:
+                values[-1] = -torch.inf
+            else:
+                values[-1, 5] = bad
+        return values
+
+    monkeypatch.setattr(checkpoint.decoder, "logits", spoil_one)
+    with engine_cell(checkpoint) as cell:
+        requests = {
+            prompt: cell.request(prompt, reference(checkpoint.path, prompt, 8).prompt_token_ids, 8)
+            for prompt in OTHERS
+        }
+        for request in requests.values():
+            cell.engine.submit(request)
+        errors = []
+        for prompt, request in requests.items():
+            error = cell.wait(request.request_id, RequestFinished).error
+            if error is None:
+                assert cell.tokens(request.request_id) == expected[prompt]
+            else:
+                errors.append(error)
+        assert len(errors) == 1, "two rows were computed together, and one was spoiled"
+        assert isinstance(errors[0], InternalError) and "NaN, infinite" in str(errors[0])
+        cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
+def test_a_key_that_overflows_in_half_precision_ends_its_request_and_leaves_the_cache(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = Checkpoint.open("qwen3_vl", dtype=torch.float16)
+    write, spoiled = PagedKVCache.write, False
+
+    def overflow(
+        self: PagedKVCache, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """One number of the last key of the first prefill."""
+        nonlocal spoiled
+        if len(key) > 4 and not spoiled:
+            spoiled = True
+            key = key.clone()
+            key[-1, 0, 0] = bad
+        write(self, layer, slots, key, value)
+
+    with engine_cell(half, prefix_caching=False) as cell:
+        alone = cell.answer([OTHERS[0]], 8)
+        monkeypatch.setattr(PagedKVCache, "write", overflow)
+        request = cell.request(
+            OTHERS[0], reference(half.path, OTHERS[0], 8).prompt_token_ids, 8, publish=False
+        )
+        cell.engine.submit(request)
+        assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
+        cache = cell.engine.runner.kv_cache
+        assert all(tensor.isfinite().all() for tensor in (*cache.keys, *cache.values))
+        assert cell.answer([OTHERS[0]], 8) == alone
+        cell.assert_at_rest()
