@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.checkpoints import build_checkpoint
+from support.encdec_batches import varied
+from support.encdec_cell import EncDecCheckpoint
 from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from triptych.config import MIB
 from triptych.ec_connector.base import EncoderOutput
@@ -132,4 +135,24 @@ def test_a_key_that_overflows_in_half_precision_ends_its_request_and_leaves_the_
         cache = cell.engine.runner.kv_cache
         assert all(tensor.isfinite().all() for tensor in (*cache.keys, *cache.values))
         assert cell.answer([OTHERS[0]], 8) == alone
+        cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_projection_that_fails_ends_the_requests_on_its_item_alone(bad: float) -> None:
+    bart = EncDecCheckpoint.open(build_checkpoint("bart"))
+    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
+    inputs, expected = zip(*varied(bart, "bart", 3), strict=True)
+    with engine_cell(bart, max_model_len=128) as cell:
+        requests = [bart.request(cell, each, prompt, 64) for each in inputs]
+        [victim] = requests[1].features
+        entry = cell.store[victim.mm_hash]
+        cell.store[victim.mm_hash] = EncoderOutput(victim.plan, torch.full_like(entry.data, bad))
+        for request in requests:
+            cell.engine.submit(request)
+        errors = [cell.wait(request.request_id, RequestFinished).error for request in requests]
+        assert isinstance(errors[1], InternalError) and "finite" in str(errors[1])
+        assert [errors[0], errors[2]] == [None, None]
+        for index in (0, 2):
+            assert cell.tokens(requests[index].request_id) == expected[index].token_ids
         cell.assert_at_rest()
