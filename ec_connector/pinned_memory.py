@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+#: cudaHostRegisterPortable: locked for all devices.
+_PORTABLE = 1
+
 
 class PinnedMemory:
     """`nbytes` of host memory, page-locked for CUDA until `close`; ordinary memory where `lock` is False."""
@@ -20,22 +23,24 @@ class PinnedMemory:
         self.bytes = torch.empty(nbytes, dtype=torch.uint8)
         self._locked = lock and nbytes > 0
         if self._locked:
-            _check(_driver().cudaHostRegister(self.bytes.data_ptr(), nbytes, 0))
+            status = int(_driver().cudaHostRegister(self.bytes.data_ptr(), nbytes, _PORTABLE))
+            if status:
+                raise RuntimeError(
+                    f"{nbytes} bytes of host memory cannot be page-locked (CUDA error {status}): lower "
+                    "--encoder-cache-memory or --swap-memory"
+                )
 
     def close(self) -> None:
         """Unlocks the pages; no copy may be under way. Idempotent."""
         if self._locked:
             self._locked = False
-            _check(_driver().cudaHostUnregister(self.bytes.data_ptr()))
+            status = int(_driver().cudaHostUnregister(self.bytes.data_ptr()))
+            if status:
+                raise RuntimeError(f"host memory cannot be unlocked (CUDA error {status})")
 
 
 def _driver() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _check(status: object) -> None:
-    """RuntimeError with CUDA's reason."""
-    torch.cuda.check_error(int(status))  # type: ignore[call-overload]
 
 
 class PinnedPool:
