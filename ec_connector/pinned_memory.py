@@ -7,7 +7,8 @@ a size comes for the first time, and rounds every size up to a power of two.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,22 +22,32 @@ class PinnedMemory:
 
     def __init__(self, nbytes: int, *, lock: bool) -> None:
         self.bytes = torch.empty(nbytes, dtype=torch.uint8)
-        self._locked = lock and nbytes > 0
-        if self._locked:
+        self._unlock: Callable[[], object] = _nothing
+        if lock and nbytes:
             status = int(_driver().cudaHostRegister(self.bytes.data_ptr(), nbytes, _PORTABLE))
             if status:
                 raise RuntimeError(
                     f"{nbytes} bytes of host memory cannot be page-locked (CUDA error {status}): lower "
                     "--encoder-cache-memory or --swap-memory"
                 )
+            # It is unlocked before it is freed, whoever forgets to close it; a process that ends need not.
+            unlock = weakref.finalize(self, _unlock, self.bytes)
+            unlock.atexit = False
+            self._unlock = unlock
 
     def close(self) -> None:
         """Unlocks the pages; no copy may be under way. Idempotent."""
-        if self._locked:
-            self._locked = False
-            status = int(_driver().cudaHostUnregister(self.bytes.data_ptr()))
-            if status:
-                raise RuntimeError(f"host memory cannot be unlocked (CUDA error {status})")
+        self._unlock()
+
+
+def _nothing() -> None:
+    """Ordinary memory is not unlocked."""
+
+
+def _unlock(memory: torch.Tensor) -> None:
+    status = int(_driver().cudaHostUnregister(memory.data_ptr()))
+    if status:
+        raise RuntimeError(f"host memory cannot be unlocked (CUDA error {status})")
 
 
 def _driver() -> Any:

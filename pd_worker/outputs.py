@@ -111,7 +111,7 @@ class SchedulerOutput:
 
     def computable(self, *, swapped_in: bool) -> list[ScheduledChunk]:
         """The chunks that can be computed, without those that need what should have come back and has not."""
-        if swapped_in:
+        if swapped_in or not self.swap_in:
             return self.chunks
         keys = set(self.restored)
         return [

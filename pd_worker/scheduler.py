@@ -179,9 +179,9 @@ class Scheduler:
 
     def _end_swaps(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """What copies have failed is computed again; host blocks may be read only if none has."""
-        failed = set(self._swapper.end_out(written=result.swapped_out))
-        for state in [state for state in self._waiting if state.request_id in failed]:
-            self._wait_again(state)
+        if failed := set(self._swapper.end_out(written=result.swapped_out)):
+            for state in [state for state in self._waiting if state.request_id in failed]:
+                self._wait_again(state)
         if result.swapped_in or not output.swap_in:
             return
         keys = set(output.restored)

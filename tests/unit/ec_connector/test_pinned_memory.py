@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -84,6 +85,13 @@ def test_exactly_the_bytes_asked_for_are_locked_once_and_unlocked_once(monkeypat
     pool.close()
     at = memory.bytes.data_ptr()
     assert driver.calls == [("lock", (at, 12345, 1)), ("unlock", (at,))]
+
+
+def test_memory_that_nobody_closes_is_unlocked_before_it_is_freed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    driver = fake_driver(monkeypatch, Driver())
+    at = PinnedMemory(4096, lock=True).bytes.data_ptr()
+    gc.collect()
+    assert driver.calls == [("lock", (at, 4096, 1)), ("unlock", (at,))]
 
 
 def test_memory_that_cannot_be_locked_is_an_error_at_start(monkeypatch) -> None:  # type: ignore[no-untyped-def]

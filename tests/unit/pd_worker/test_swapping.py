@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.engine_requests import WIDTH, ModellessEngine, make_cross, make_feature, make_request, publish
 from triptych.ec_connector.memory_connector import memory_store
 from triptych.pd_worker.outputs import RequestFinished, SchedulerOutput
+from triptych.pd_worker.swap_manager import SwapManager
 from triptych.types import FinishReason, MMFeature
 
 STORE = "memory://swap"
@@ -138,6 +139,28 @@ def test_a_failed_step_ends_what_it_was_to_bring_back() -> None:
     assert output.swap_in
     assert FinishReason.ERROR in reasons(engine)
     engine.assert_at_rest()
+
+
+def test_host_blocks_can_be_read_once_their_copy_is_confirmed_and_not_before() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    assert len(swap.out("a", [1, 2], 7, plan, [3, 4]) or ()) == 4
+    assert swap.is_leaving("a") and swap.has_table(plan) and not swap.table_is_written(plan)
+    with pytest.raises(AssertionError, match="confirmed"):
+        swap.back("a", [5, 6])
+    with pytest.raises(AssertionError, match="confirmed"):
+        swap.table_back(plan.mm_hash, [5, 6])
+
+
+def test_what_is_confirmed_stays_when_a_later_copy_fails() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    swap.out("a", [1, 2], 7)
+    swap.commit()
+    swap.out("b", [3], 4, plan, [4, 5])
+    assert swap.fail() == ["b"]
+    assert (swap.tokens("a"), swap.tokens("b"), swap.has_table(plan), swap.num_used) == (7, 0, False, 2)
+    assert swap.fail() == []
+    assert [copy.target for copy in swap.back("a", [8, 9])] == [8, 9]
+    assert swap.num_used == 0
 
 
 def failing_at(n: int) -> tuple[list[int], Callable[[], bool]]:
