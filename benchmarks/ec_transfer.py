@@ -20,7 +20,7 @@ import redis
 import redis.asyncio
 
 from triptych.ec_connector import keys
-from triptych.ec_connector.store import EmbeddingStore, Loaded, SaveResult, buffer_bytes
+from triptych.ec_connector.store import EmbeddingStore, Loaded, SaveResult
 from triptych.goodput.machine import chip
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import ItemPlan
@@ -42,7 +42,7 @@ class Transfers:
         self.store, self.client = store, client
         self.plans = [plan_of(f"item {n}") for n in range(_AT_ONCE)]
         self.body = os.urandom(self.plans[0].nbytes)
-        self.buffers = [memoryview(bytearray(buffer_bytes(plan))) for plan in self.plans]
+        self.buffers = [memoryview(bytearray(plan.nbytes)) for plan in self.plans]
         for buffer in self.buffers:
             buffer[:] = bytes(len(buffer))
         self.array = np.frombuffer(self.body, np.uint8)
@@ -58,7 +58,7 @@ class Transfers:
         np.copyto(self.target, self.array)
 
     async def load(self, n: int = 0) -> None:
-        result = await self.store.load(self.plans[n], lambda nbytes: self.buffers[n][:nbytes])
+        result = await self.store.load(self.plans[n], lambda nbytes: self.buffers[n])
         if not isinstance(result, Loaded):
             raise RuntimeError(result.reason)
 

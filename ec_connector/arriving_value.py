@@ -9,13 +9,14 @@ from __future__ import annotations
 import xxhash
 
 from triptych.ec_connector.codec import CHECKSUM_SPAN, HEAD_BYTES, Damage, Head, decode_head
+from triptych.ec_connector.scatter import Received, scattered
 
 
 class ArrivingValue:
-    """One value in `buffer`, which is as long as the value."""
+    """One value in `memory`, which is as long as the value."""
 
-    def __init__(self, buffer: memoryview, *, mm_hash: str, namespace: str) -> None:
-        self._buffer = buffer
+    def __init__(self, memory: Received, *, mm_hash: str, namespace: str) -> None:
+        self._buffer = scattered(memory)
         self._mm_hash = mm_hash
         self._namespace = namespace
         self._head: Head | Damage | None = None
@@ -23,20 +24,21 @@ class ArrivingValue:
         self._hashed = 0
 
     def feed(self, filled: int) -> None:
-        """The first `filled` bytes of the buffer have arrived."""
+        """The first `filled` bytes have arrived."""
         if self._head is None and filled >= min(HEAD_BYTES, len(self._buffer)):
             self._head = self._read_head()
         if isinstance(self._head, Head) and filled > self._hashed:
-            self._state.update(self._buffer[self._hashed : filled])
+            for piece in self._buffer.between(self._hashed, filled):
+                self._state.update(piece)
             self._hashed = filled
 
     def _read_head(self) -> Head | Damage:
-        head = decode_head(self._buffer, mm_hash=self._mm_hash, namespace=self._namespace)
+        head = decode_head(self._buffer.read(0, HEAD_BYTES), mm_hash=self._mm_hash, namespace=self._namespace)
         if isinstance(head, Head):
             if len(self._buffer) != head.body_offset + (0 if head.parts else head.plan.nbytes):
                 return Damage("the body is cut off or too long")
             start, stop = CHECKSUM_SPAN
-            self._state.update(self._buffer[:start])
+            self._state.update(self._buffer.read(0, start))
             self._hashed = stop
         return head
 

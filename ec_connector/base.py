@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -85,6 +85,14 @@ class ECConnectorMetadata(ABC):
     """What the scheduler role tells the worker role in one step; crosses processes as msgpack."""
 
     step: int
+
+    def loads(self) -> Iterable[tuple[str, int]]:
+        """(mm_hash, generation) of what the worker role is to load: what fails if the whole order fails."""
+        return ()
+
+    def without_loads(self) -> Self:
+        """What remains of an order that could not be carried out: what it was to free. Safe to repeat."""
+        return self
 
     @abstractmethod
     def to_bytes(self) -> bytes: ...
@@ -228,7 +236,8 @@ class ECConnectorWorker(ECConnectorBase):
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
         """Starts the step's fetches and moves landed host copies into `encoder_cache`. Does not wait.
 
-        A producer's fetches are reported as failed.
+        An item whose fetch or move fails is reported as failed, alone; so are a producer's fetches. An entry
+        is in `encoder_cache` only once it is whole.
         """
 
     @abstractmethod
@@ -241,4 +250,4 @@ class ECConnectorWorker(ECConnectorBase):
 
     @abstractmethod
     def get_finished(self) -> ECConnectorOutput:
-        """Drains what has finished. Never raises for a key that is not there."""
+        """Drains what has finished; for the thread that starts loads. A missing key is no error."""

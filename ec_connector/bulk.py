@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar, cast
 
 from triptych.ec_connector.address import StoreAddress, command, open_socket
+from triptych.ec_connector.scatter import Received, ScatterBuffer, scattered
 
 _LINE_BYTES = 512
 
-Into = Callable[[int], memoryview]
+Into = Callable[[int], Received]
 Progress = Callable[[int], None]
 
 
@@ -46,14 +47,15 @@ class BulkReader(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._scratch = memoryview(bytearray(_LINE_BYTES))
         self._transport: asyncio.Transport | None = None
-        self._reply: asyncio.Future[memoryview | bytes | None] | None = None
+        self._reply: asyncio.Future[Received | bytes | None] | None = None
         self._into: Into | None = None
         self._progress: Progress = _unobserved
         self._reset()
 
     def _reset(self) -> None:
         self._line = b""
-        self._body: memoryview | None = None
+        self._memory: Received = memoryview(b"")
+        self._body: ScatterBuffer | None = None
         self._filled = 0
         self._untouched = True
 
@@ -78,8 +80,8 @@ class BulkReader(asyncio.BufferedProtocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing() and self._reply is None
 
-    async def get(self, key: str, into: Into, progress: Progress | None = None) -> memoryview | None:
-        """The value in the buffer that `into(nbytes)` gives; None if there is no such key.
+    async def get(self, key: str, into: Into, progress: Progress | None = None) -> Received | None:
+        """The memory that `into(nbytes)` gave, with the value in it; None if there is no such key.
 
         `progress` is told how many bytes are there, as they come; it must not raise.
         `into` may raise a BulkError to refuse the size. Any failure closes the connection.
@@ -91,7 +93,7 @@ class BulkReader(asyncio.BufferedProtocol):
             raise BulkRefused("GET was answered by a status")
         return reply
 
-    async def _exchange(self, frame: bytes, into: Into | None) -> memoryview | bytes | None:
+    async def _exchange(self, frame: bytes, into: Into | None) -> Received | bytes | None:
         if self._transport is None or not self.usable:
             raise BulkLost("the connection is closed", untouched=True)
         self._reset()
@@ -105,6 +107,7 @@ class BulkReader(asyncio.BufferedProtocol):
             raise
         finally:
             self._reply = None
+            self._memory = memoryview(b"")
             self._body = None
             self._into = None
 
@@ -121,7 +124,7 @@ class BulkReader(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is not None and self._filled < len(self._body):
-            return self._body[self._filled :]
+            return self._body.rest(self._filled)
         return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -148,7 +151,7 @@ class BulkReader(asyncio.BufferedProtocol):
                 return
         assert self._body is not None
         head = data[: len(self._body) - self._filled]
-        self._body[self._filled : self._filled + len(head)] = head
+        self._body.write(self._filled, head)
         self._filled += len(head)
         if head:
             self._progress(self._filled)
@@ -161,10 +164,11 @@ class BulkReader(asyncio.BufferedProtocol):
         kind, text = line[:1], line[1:]
         if kind == b"$" and text.isdigit() and self._into is not None:
             try:
-                self._body = self._into(int(text))
+                self._memory = self._into(int(text))
             except BulkError as error:
                 self._fail(error)
             else:
+                self._body = scattered(self._memory)
                 if len(self._body) == int(text):
                     return True
                 self._fail(BulkRefused("the buffer is not of the value's size"))
@@ -178,11 +182,11 @@ class BulkReader(asyncio.BufferedProtocol):
 
     def _finish(self) -> None:
         if self._line == b"\r\n":
-            self._succeed(self._body)
+            self._succeed(self._memory)
         else:
             self._fail(BulkRefused("bytes after the value"))
 
-    def _succeed(self, value: memoryview | bytes | None) -> None:
+    def _succeed(self, value: Received | bytes | None) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(value)
 

@@ -1,15 +1,19 @@
-"""Host memory of the worker role: a byte budget, and tensors that the socket receives into."""
+"""Host memory of the worker role: a byte budget, and the memory that the socket receives into.
+
+An item takes `ItemPlan.nbytes` here, exactly what admission and the encoder cache count for it: no header and
+no rounding, so that items whose sum is the limit are here together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
-from triptych.types import ItemPlan
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+from triptych.ec_connector.pinned_memory import PinnedPool
+from triptych.ec_connector.scatter import ScatterBuffer
 
 
 class HostBudget:
@@ -54,21 +58,48 @@ class HostBudget:
 
 
 class HostBuffer:
-    """Memory for one load; `tensor` shares it. Pinned for CUDA, where only such memory copies beside work."""
+    """Memory for one item: uint8 tensors that hold its bytes one after the other."""
 
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._memory = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
+        self.pieces = pieces
 
-    def into(self, nbytes: int) -> memoryview:
-        """New memory of exactly `nbytes`."""
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
-        return self._memory.numpy().data
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.numel() for piece in self.pieces)
 
-    def tensor(self, plan: ItemPlan, offset: int) -> torch.Tensor:
-        """[rows, width] over the bytes from `offset` on, without a copy."""
-        flat = self._memory[offset : offset + plan.nbytes]
-        return flat.view(_DTYPES[plan.dtype]).view(plan.rows, plan.width)
+    def memory(self) -> ScatterBuffer:
+        """The same memory, to receive into."""
+        return ScatterBuffer([piece.numpy().data for piece in self.pieces])
+
+
+class HostMemory:
+    """Buffers within `limit` bytes: of the pool where there is one, else of ordinary memory, one piece each.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, limit: int, pool: PinnedPool | None = None) -> None:
+        self.budget = HostBudget(limit)
+        self._pool = pool
+
+    async def take(self, nbytes: int) -> HostBuffer:
+        """Waits until there is room. MemoryError or RuntimeError when the machine has none."""
+        await self.budget.take(nbytes)
+        try:
+            return HostBuffer(self._pool.take(nbytes) if self._pool is not None else [_plain(nbytes)])
+        except BaseException:
+            self.budget.give(nbytes)
+            raise
+
+    def give(self, buffer: HostBuffer) -> None:
+        """Returns a buffer that nobody reads or writes any more."""
+        if self._pool is not None:
+            self._pool.give(buffer.pieces)
+        self.budget.give(buffer.nbytes)
+
+
+def _plain(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -122,6 +122,8 @@ class LoadTable:
         entry = self._current(mm_hash, generation)
         if entry is None or entry.state not in (_State.LOADING, _State.HIT):
             return
+        # Else the memory of a host copy that could not be used would be kept for as long as the key is held.
+        self._drops.append(HostCopy(mm_hash, entry.generation))
         if entry.marked_again:
             self._begin(mm_hash, entry)
         else:

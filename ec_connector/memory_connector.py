@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+
+import torch
 
 from triptych.ec_connector.base import (
     ECConnectorMetadata,
@@ -17,6 +20,9 @@ from triptych.ec_connector.memory_store import DEFAULT_BYTES, MemoryStore
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.reports import Reports
 from triptych.ec_connector.table_scheduler import TableScheduler
+from triptych.log import short
+
+log = logging.getLogger(__name__)
 
 #: One store per `store_url`, shared by all connectors of this process.
 _STORES: dict[str, MemoryStore] = {}
@@ -70,11 +76,20 @@ class MemoryConnectorWorker(ECConnectorWorker):
             if entry is None:
                 self._reports.failed(copy, "its host copy is gone")
                 return
-            data, wait = self._copier.to_device(entry.data)
-            if wait is not None:
-                wait()
-            encoder_cache[copy.mm_hash] = entry if data is entry.data else EncoderOutput(entry.plan, data)
+            try:
+                encoder_cache[copy.mm_hash] = self._on_device(entry)
+            except Exception as error:
+                log.exception("copy of %s to the device failed", short(copy.mm_hash))
+                self._reports.failed(copy, f"copy to the device failed: {error}")
+                return
         self._reports.loaded(copy)
+
+    def _on_device(self, entry: EncoderOutput) -> EncoderOutput:
+        data, wait = self._copier.to_device([entry.data.reshape(-1).view(torch.uint8)], entry.plan)
+        if wait is None:
+            return entry
+        wait()
+        return EncoderOutput(entry.plan, data)
 
     def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
         if not self.config.is_producer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Self
 
 import msgpack
@@ -38,6 +38,13 @@ class TransferMetadata(ECConnectorMetadata):
     fetches: tuple[Fetch, ...] = ()
     moves: tuple[HostCopy, ...] = ()
     drops: tuple[HostCopy, ...] = ()
+
+    def loads(self) -> Iterable[tuple[str, int]]:
+        fetches = ((fetch.plan.mm_hash, fetch.generation) for fetch in self.fetches)
+        return (*fetches, *((copy.mm_hash, copy.generation) for copy in self.moves))
+
+    def without_loads(self) -> Self:
+        return replace(self, fetches=(), moves=())
 
     def to_bytes(self) -> bytes:
         return bytes(

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from triptych.ec_connector.base import (
     EncoderOutput,
 )
 from triptych.ec_connector.device_copy import DeviceCopier
-from triptych.ec_connector.host_memory import HostBudget, HostBuffer, bytes_of
+from triptych.ec_connector.host_memory import HostBuffer, HostMemory, bytes_of
 from triptych.ec_connector.loop_thread import LoopThread
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.pinned_memory import PinnedMemory, PinnedPool
 from triptych.ec_connector.reports import Reports
-from triptych.ec_connector.store import EmbeddingStore, Missing, StoreUnavailable, buffer_bytes
+from triptych.ec_connector.store import EmbeddingStore, Missing, StoreUnavailable
 from triptych.ec_connector.table_scheduler import TableScheduler
 from triptych.errors import TriptychError
 from triptych.log import short
@@ -48,7 +50,11 @@ class _Load:
     plan: ItemPlan
     task: Future[None] | None = None
     #: The host copy, once it has landed.
-    tensor: torch.Tensor | None = None
+    host: HostBuffer | None = None
+    #: Copies to the device that read the host copy.
+    moving: int = 0
+    #: Nobody needs the host copy any more.
+    dropped: bool = False
 
 
 class RedisConnectorWorker(ECConnectorWorker):
@@ -66,11 +72,17 @@ class RedisConnectorWorker(ECConnectorWorker):
         super().__init__(config, on_progress)
         self._reports = Reports(self.on_progress)
         self._copier = DeviceCopier(config.device)
-        self._budget = HostBudget(config.host_buffer_bytes)
+        self._pool: PinnedPool | None = None
+        if self._copier.is_cuda and config.is_consumer:
+            self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, lock=True))
+        self._memory = HostMemory(config.host_buffer_bytes, self._pool)
         self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
         self._saves: dict[str, Future[None]] = {}
         self._moves: set[Future[None]] = set()
+        #: Items that are whole on the device and not in the encoder cache yet.
+        self._arrived: deque[tuple[HostCopy, EncoderOutput]] = deque()
+        self._encoder_cache: EncoderCacheMap = {}
         self._store: EmbeddingStore | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -79,6 +91,7 @@ class RedisConnectorWorker(ECConnectorWorker):
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
         if not isinstance(metadata, TransferMetadata):
             raise TypeError(f"this connector takes TransferMetadata, not {type(metadata).__name__}")
+        self._encoder_cache = encoder_cache
         for copy in metadata.drops:
             self._drop(copy)
         for fetch in metadata.fetches:
@@ -99,20 +112,29 @@ class RedisConnectorWorker(ECConnectorWorker):
             self._end(load)
 
     def _end(self, load: _Load) -> None:
-        if load.tensor is not None:
-            load.tensor = None
-            self._give_back(load.plan)
-        elif load.task is not None:
+        """The load is in the table no more."""
+        with self._lock:
+            load.dropped = True
+        if load.host is None and load.task is not None:
             load.task.cancel()
+        self._release(load)
 
-    def _give_back(self, plan: ItemPlan) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and its budget with it
-            self._loop.loop.call_soon_threadsafe(self._budget.give, buffer_bytes(plan))
+    def _release(self, load: _Load) -> None:
+        """Gives the host copy's memory back once it is dropped and no copy to the device reads it."""
+        with self._lock:
+            if not load.dropped or load.moving or load.host is None:
+                return
+            host, load.host = load.host, None
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its memory with it
+            self._loop.loop.call_soon_threadsafe(self._memory.give, host)
 
     def _begin(self, fetch: Fetch) -> None:
         load = _Load(HostCopy(fetch.plan.mm_hash, fetch.generation), fetch.plan)
         if not self.config.is_consumer:
             self._reports.not_loaded_by_a_producer(load.copy)
+            return
+        if self._closed:
+            self._reports.failed(load.copy, "the connector is shut down")
             return
         with self._lock:
             before = self._loads.pop(fetch.plan.mm_hash, None)
@@ -128,25 +150,28 @@ class RedisConnectorWorker(ECConnectorWorker):
         return self._loop.submit(work)
 
     async def _fetch(self, load: _Load) -> None:
-        """Brings one item into host memory. Its room is kept with the copy, and given back otherwise."""
-        need = buffer_bytes(load.plan)
-        if need > self._budget.limit:
-            self._fail(load, f"needs {need} bytes of host memory, the limit is {self._budget.limit}")
+        """Brings one item into host memory. Its memory is kept with the copy, and given back otherwise."""
+        need, limit = load.plan.nbytes, self._memory.budget.limit
+        if need > limit:
+            self._fail(load, f"needs {need} bytes of host memory, the limit is {limit}")
             return
-        await self._budget.take(need)
+        try:
+            buffer = await self._memory.take(need)
+        except (MemoryError, RuntimeError) as error:
+            self._fail(load, f"no host memory: {error}")
+            return
         kept = False
         try:
-            kept = await self._receive(load)
+            kept = await self._receive(load, buffer)
         finally:
             if not kept:
-                self._budget.give(need)
+                self._memory.give(buffer)
 
-    async def _receive(self, load: _Load) -> bool:
+    async def _receive(self, load: _Load, buffer: HostBuffer) -> bool:
         began = time.perf_counter()
-        buffer = HostBuffer(self._copier.is_cuda)
         try:
             async with asyncio.timeout(self.config.load_timeout):
-                result = await (await self._connected()).load(load.plan, buffer.into)
+                result = await (await self._connected()).load(load.plan, lambda nbytes: buffer.memory())
         except StoreUnavailable as error:
             return self._fail(load, str(error))
         except TimeoutError:
@@ -159,7 +184,7 @@ class RedisConnectorWorker(ECConnectorWorker):
         with self._lock:
             if self._loads.get(load.plan.mm_hash) is not load:
                 return False
-            load.tensor = buffer.tensor(load.plan, result.offset)
+            load.host = buffer
         self._reports.fetched(load.copy, time.perf_counter() - began)
         return True
 
@@ -178,28 +203,48 @@ class RedisConnectorWorker(ECConnectorWorker):
             return
         with self._lock:
             load = self._loads.get(copy.mm_hash)
-            host = load.tensor if load is not None and load.copy == copy else None
+            host = load.host if load is not None and load.copy == copy else None
+            if load is not None and host is not None:
+                load.moving += 1
         if load is None or host is None:
             self._reports.failed(copy, "its host copy is gone")
             return
-        tensor, wait = self._copier.to_device(host)
-        encoder_cache[copy.mm_hash] = EncoderOutput(load.plan, tensor)
-        if wait is None:
+        try:
+            tensor, wait = self._copier.to_device(host.pieces, load.plan)
+            output = EncoderOutput(load.plan, tensor)
+            if wait is not None:
+                moving = self._submit(self._finish_move(load, output, wait))
+                self._moves.add(moving)
+                moving.add_done_callback(self._moves.discard)
+                return
+        except Exception as error:
+            self._not_moved(load, error)
+        else:
+            encoder_cache[copy.mm_hash] = output
             self._reports.loaded(copy)
-            return
-        moving = self._submit(self._finish_move(copy, host, wait))
-        self._moves.add(moving)
-        moving.add_done_callback(self._moves.discard)
+        self._moved(load)
 
-    async def _finish_move(self, copy: HostCopy, host: torch.Tensor, wait: Callable[[], None]) -> None:
-        """Tells of the move when the device has it; `host` lives until then."""
+    async def _finish_move(self, load: _Load, output: EncoderOutput, wait: Callable[[], None]) -> None:
+        """Waits until the device has it; only then is it in the encoder cache, and only there its tensor."""
         try:
             await asyncio.to_thread(wait)
-        except RuntimeError as error:
-            log.exception("copy of %s to the device failed", short(copy.mm_hash))
-            self._reports.failed(copy, f"copy to the device failed: {error}")
+        except Exception as error:
+            self._not_moved(load, error)
         else:
-            self._reports.loaded(copy)
+            self._arrived.append((load.copy, output))
+            self.on_progress()
+        finally:
+            self._moved(load)
+
+    def _not_moved(self, load: _Load, error: Exception) -> None:
+        log.error("copy of %s to the device failed", short(load.plan.mm_hash), exc_info=error)
+        self._reports.failed(load.copy, f"copy to the device failed: {error}")
+
+    def _moved(self, load: _Load) -> None:
+        """A copy to the device has ended, however it did."""
+        with self._lock:
+            load.moving -= 1
+        self._release(load)
 
     def save_caches(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = "") -> None:
         if not self.config.is_producer:
@@ -209,8 +254,13 @@ class RedisConnectorWorker(ECConnectorWorker):
         with self._lock:
             if mm_hash in self._saves:
                 return
-            host, wait = self._copier.to_host(entry.data)
-            saving = self._submit(self._save(entry, host, wait, damaged_digest))
+            try:
+                host = self._copier.to_host(entry.data)
+            except Exception as error:
+                log.exception("copy of %s to the host failed", short(mm_hash))
+                self._reports.unsaved(mm_hash, f"copy to the host failed: {error}")
+                return
+            saving = self._submit(self._save(entry, host, damaged_digest))
             self._saves[mm_hash] = saving
         saving.add_done_callback(lambda done: self._forget_save(mm_hash, done))
 
@@ -220,14 +270,10 @@ class RedisConnectorWorker(ECConnectorWorker):
             if done is None or self._saves.get(mm_hash) is done:
                 self._saves.pop(mm_hash, None)
 
-    async def _save(
-        self, entry: EncoderOutput, host: torch.Tensor, wait: Callable[[], None] | None, damaged_digest: str
-    ) -> None:
+    async def _save(self, entry: EncoderOutput, host: torch.Tensor, damaged_digest: str) -> None:
         mm_hash = entry.plan.mm_hash
         try:
             async with asyncio.timeout(self.config.save_timeout):
-                if wait is not None:
-                    await asyncio.to_thread(wait)
                 store = await self._connected()
                 await store.save(
                     entry.plan, bytes_of(host), ttl=self.config.ttl, damaged_digest=damaged_digest
@@ -255,12 +301,16 @@ class RedisConnectorWorker(ECConnectorWorker):
             return self._store
 
     def get_finished(self) -> ECConnectorOutput:
+        while self._arrived:
+            copy, output = self._arrived.popleft()
+            self._encoder_cache[copy.mm_hash] = output
+            self._reports.loaded(copy)
         return self._reports.drain()
 
     @property
     def host_bytes(self) -> int:
         """Bytes that host copies, landed or under way, take."""
-        return self._budget.used
+        return self._memory.budget.used
 
     def shutdown(self) -> None:
         if self._closed:
@@ -273,6 +323,9 @@ class RedisConnectorWorker(ECConnectorWorker):
             if task is not None:
                 task.cancel()
         self._loop.stop(self._disconnect())
+        if self._pool is not None:
+            self._copier.drain()
+            self._pool.close()
 
     async def _disconnect(self) -> None:
         async with self._connecting:

@@ -26,6 +26,7 @@ from triptych.ec_connector.bulk import (
 from triptych.ec_connector.bulk_writer import BulkWriter
 from triptych.ec_connector.codec import Buffer, Damage, Head
 from triptych.ec_connector.control import Control, StoreFull, StoreUnavailable
+from triptych.ec_connector.scatter import Received, ScatterBuffer, scattered
 from triptych.errors import ConfigError
 from triptych.log import short
 from triptych.types import ItemPlan
@@ -99,10 +100,9 @@ class SaveResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A verified value. `body` are the tensor's bytes, `offset` bytes into the buffer that was asked for."""
+    """A verified value. `body` is the memory that was asked for, with the tensor's bytes in it."""
 
-    body: memoryview
-    offset: int
+    body: Received
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,6 @@ class StoreMemory:
     max_bytes: int
     used_bytes: int
     policy: str
-
-
-def buffer_bytes(plan: ItemPlan) -> int:
-    """The most bytes that a load of this item asks `into` for."""
-    return plan.nbytes + codec.HEAD_BYTES
 
 
 class EmbeddingStore:
@@ -243,21 +238,22 @@ class EmbeddingStore:
             raise StoreUnavailable(f"store {self.address.label} refused a value: {error}") from error
 
     async def load(self, plan: ItemPlan, into: Into) -> LoadResult:
-        """The item's verified body, received into the buffer that `into(nbytes)` gives.
+        """The item's verified body, received into the memory that `into(plan.nbytes)` gives.
 
-        `into` is asked for at most `buffer_bytes(plan)` and may be asked again after a broken connection.
-        A value that is gone, damaged, or not of this plan is Missing, never an exception;
-        StoreUnavailable when the store is down.
+        `into` may be asked again after a broken connection. A value that is gone, damaged, or not of this
+        plan is Missing, never an exception; StoreUnavailable when the store is down.
         """
         key = keys.embedding(plan.mm_hash)
         split = codec.part_count(plan.nbytes) > 0
-        most = codec.HEAD_BYTES if split else buffer_bytes(plan)
+        most = codec.HEAD_BYTES + (0 if split else plan.nbytes)
         arriving: list[ArrivingValue] = []
+        body: list[Received] = []
 
-        def begin(nbytes: int) -> memoryview:
-            buffer = _plain_buffer(nbytes) if split else into(nbytes)
-            arriving[:] = [ArrivingValue(buffer, mm_hash=plan.mm_hash, namespace=plan.namespace)]
-            return buffer
+        def begin(nbytes: int) -> ScatterBuffer:
+            body[:] = [into(plan.nbytes)] if not split and nbytes > plan.nbytes else []
+            memory = _behind_a_head(nbytes, body)
+            arriving[:] = [ArrivingValue(memory, mm_hash=plan.mm_hash, namespace=plan.namespace)]
+            return memory
 
         try:
             value = await self._get(key, most, begin, lambda filled: arriving[0].feed(filled))
@@ -267,28 +263,31 @@ class EmbeddingStore:
             return Missing("no such key")
         head = _fitting(plan, arriving[0].result())
         if isinstance(head, Damage):
-            return Missing(head.reason, codec.damage_digest(value))
-        if split:
-            return await self._load_parts(plan, head, into)
-        return Loaded(value[head.body_offset :], head.body_offset)
+            return Missing(head.reason, codec.damage_digest(scattered(value).read(0, codec.HEAD_BYTES)))
+        return await self._load_parts(plan, head, into) if split else Loaded(body[0])
 
     async def _load_parts(self, plan: ItemPlan, head: Head, into: Into) -> LoadResult:
         digest = codec.damage_digest(head.raw)
-        body = into(plan.nbytes)
-        for name, piece in _parts_of(plan.mm_hash, head.write_id, body):
+        memory = into(plan.nbytes)
+        body = scattered(memory)
+        for index in range(head.parts):
+            start = index * codec.PART_BYTES
+            piece = ScatterBuffer(list(body.between(start, start + codec.PART_BYTES)))
             try:
-                part = await self._get(name, len(piece), _exactly(piece))
+                part = await self._get(
+                    keys.part(plan.mm_hash, head.write_id, index), len(piece), _exactly(piece)
+                )
             except (ValueTooLarge, BulkRefused) as error:
                 return Missing(f"a part is damaged: {error}", digest)
             if part is None:
                 return Missing("a part is gone", digest)
-        damage = await _off_loop(len(body), lambda: codec.verify(head, [body]))
-        return Loaded(body, 0) if damage is None else Missing(damage.reason, digest)
+        damage = await _off_loop(len(body), lambda: codec.verify(head, body.pieces))
+        return Loaded(memory) if damage is None else Missing(damage.reason, digest)
 
     async def _get(
         self, key: str, most: int, into: Into, progress: Progress | None = None
-    ) -> memoryview | None:
-        def checked(nbytes: int) -> memoryview:
+    ) -> Received | None:
+        def checked(nbytes: int) -> Received:
             if nbytes > most:
                 raise ValueTooLarge(f"the value has {nbytes} bytes, at most {most} were expected")
             return into(nbytes)
@@ -371,12 +370,17 @@ def _parts_of(mm_hash: str, write_id: str, body: memoryview) -> list[tuple[str, 
     ]
 
 
-def _plain_buffer(nbytes: int) -> memoryview:
-    return memoryview(bytearray(nbytes))
+def _behind_a_head(nbytes: int, body: Sequence[Received]) -> ScatterBuffer:
+    """Memory for a value of `nbytes`: its head, then the body. BulkRefused where there is no such head."""
+    head = nbytes - sum(len(memory) for memory in body)
+    if not 0 <= head <= codec.HEAD_BYTES:
+        raise BulkRefused(f"the value has {nbytes} bytes, no head and body of this item")
+    pieces = [piece for memory in body for piece in scattered(memory).pieces]
+    return ScatterBuffer([memoryview(bytearray(head)), *pieces])
 
 
-def _exactly(piece: memoryview) -> Into:
-    def into(nbytes: int) -> memoryview:
+def _exactly(piece: ScatterBuffer) -> Into:
+    def into(nbytes: int) -> Received:
         if nbytes != len(piece):
             raise ValueTooLarge(f"a part has {nbytes} bytes, not {len(piece)}")
         return piece

@@ -28,6 +28,8 @@ class TableState(enum.Enum):
     READY = enum.auto()
     #: A copy is in host memory.
     SWAPPED = enum.auto()
+    #: Its copy is on the way to host memory: nobody can read it in this step.
+    LEAVING = enum.auto()
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class _Table:
 
 class CrossKVManager:
     """ABSENT --begin--> PENDING --commit--> READY; `fail` takes PENDING back; SWAPPED --restore--> READY.
+
+    A restored table is READY for the step that restores it, and taken back by `fail` if its copies fail.
 
     A table belongs to the requests that refer to it. When the last one lets go its blocks are free, and the
     table can be found until the first of them is taken for something else.
@@ -76,8 +80,9 @@ class CrossKVManager:
         last = self._pool.find(_digest(plan_identity(plan), self.blocks_for(plan) - 1))
         if last is not None:
             return TableState.READY
-        swapped = self._swap is not None and self._swap.has_table(plan)
-        return TableState.SWAPPED if swapped else TableState.ABSENT
+        if self._swap is None or not self._swap.has_table(plan):
+            return TableState.ABSENT
+        return TableState.SWAPPED if self._swap.table_is_written(plan) else TableState.LEAVING
 
     def cost(self, plan: ItemPlan) -> int:
         """Free blocks that a reference to the table takes out of the pool."""

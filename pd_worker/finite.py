@@ -12,14 +12,20 @@ from collections.abc import Sequence
 import torch
 
 
-def spoiled_chunks(hidden: torch.Tensor, counts: Sequence[int]) -> list[int]:
+def spoiled_chunks(
+    hidden: torch.Tensor, counts: Sequence[int], written: torch.Tensor | None = None
+) -> list[int]:
     """Indices of the chunks, of `counts` tokens each, in whose rows of `hidden` [T, hidden] are other things.
 
-    A key or value that is no number makes its own token's row none, since the token attends to itself.
+    A value that is no number makes its own token's row none, since the token attends to itself. A key need
+    not: with a score of -inf the token does not. `written` [T], where keys may overflow, says whose were
+    finite.
     """
-    if math.isfinite(float(hidden.sum(dtype=torch.float32))):
+    if math.isfinite(float(hidden.sum(dtype=torch.float32))) and (written is None or bool(written.all())):
         return []
     finite = hidden.isfinite().all(-1)
+    if written is not None:
+        finite &= written
     return [index for index, part in enumerate(torch.split(finite, list(counts))) if not part.all()]
 
 

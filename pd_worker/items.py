@@ -106,6 +106,15 @@ class ItemTracker:
             and self.cross.state(feature.plan) is not TableState.ABSENT
         )
 
+    def table_is_leaving(self, state: RequestState) -> bool:
+        """The request's cross table is on its way to host memory, where nobody can read it yet."""
+        feature = state.request.cross
+        return (
+            self.cross is not None
+            and feature is not None
+            and self.cross.state(feature.plan) is TableState.LEAVING
+        )
+
     def cross_cost(self, state: RequestState) -> int:
         """Free blocks that the request's cross table takes when it starts."""
         feature = state.request.cross
@@ -141,6 +150,12 @@ class ItemTracker:
         if self.cross is not None:
             for mm_hash in output.made_tables:
                 self.cross.commit(mm_hash)
+
+    def tables_lost(self, keys: Iterable[str]) -> None:
+        """These tables could not be written: nobody refers to them any more."""
+        if self.cross is not None:
+            for mm_hash in keys:
+                self.cross.fail(mm_hash)
 
     def drop_table(self, state: RequestState) -> None:
         """Takes the reference to the cross table back. Idempotent."""

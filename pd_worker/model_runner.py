@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
+from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorWorker, EncoderOutput, FailedLoad
+from triptych.errors import InternalError
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
 from triptych.pd_worker.decode_view import DecodeView
 from triptych.pd_worker.finite import check_projection, spoiled_chunks
+from triptych.pd_worker.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.logprobs import raw_logprobs
 from triptych.pd_worker.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.paged_kv_cache import PagedKVCache, copy_blocks
+from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.sampler import SamplerInput, sample
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,8 @@ class ModelRunner:
         geometry = decoder.geometry
         self._decoder = decoder
         self._connector = connector
+        #: What orders that failed were to free; the next step sees to it.
+        self._undone: list[ECConnectorMetadata] = []
         self.encoder_cache: dict[str, EncoderOutput] = {}
         sizes = {
             "num_layers": geometry.num_layers,
@@ -48,9 +53,7 @@ class ModelRunner:
             num_blocks=num_blocks, dtype=decoder.dtype, device=decoder.device, **sizes
         )
         #: Where preempted requests wait, with --preemption swap.
-        self.host_cache = PagedKVCache(
-            num_blocks=num_host_blocks, dtype=decoder.dtype, device=torch.device("cpu"), **sizes
-        )
+        self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
         self.use_view(view_memory)
         self._builder = BatchBuilder(
             self.kv_cache,
@@ -79,32 +82,60 @@ class ModelRunner:
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
-        self._start_transfers(scheduled)
+        failed = self._start_transfers(scheduled)
         output = ModelRunnerOutput()
+        self._swap(scheduled, output)
+        chunks = scheduled.computable(swapped_in=output.swapped_in)
         try:
-            if scheduled.swap_out or scheduled.swap_in:
-                self._swap(scheduled)
-            for projection in scheduled.projections:
-                self._project(projection)
-            if scheduled.chunks:
-                self._compute(scheduled.chunks, output)
+            output.unprojected = frozenset(
+                projection.mm_hash
+                for projection in scheduled.projections
+                if not self._succeeds("a projection", partial(self._project, projection))
+            )
+            if chunks:
+                self._compute(chunks, output)
         except Exception as error:
             log.exception("step %d failed", scheduled.step)
             output.error = error
+        if scheduled.swap_out:
+            output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
         output.ec_connector_output = self._connector.get_finished()
+        output.ec_connector_output.failed.extend(FailedLoad(key, "not started") for key in failed)
+        output.ec_connector_output.generations.update(failed)
         return output
 
-    def _start_transfers(self, scheduled: SchedulerOutput) -> None:
+    def _start_transfers(self, scheduled: SchedulerOutput) -> dict[str, int]:
+        """The generations of the loads that could not even be started, by mm_hash: they have failed."""
         for key in scheduled.evicted:
             self.encoder_cache.pop(key, None)
-        if scheduled.ec_connector_metadata is not None:
-            self._connector.start_load_caches(scheduled.ec_connector_metadata, self.encoder_cache)
+        metadata = scheduled.ec_connector_metadata
+        if metadata is None:
+            return {}
+        try:
+            for order in (*self._undone, metadata):
+                self._connector.start_load_caches(order, self.encoder_cache)
+        except Exception:
+            log.exception("the transfers of step %d failed", scheduled.step)
+            self._undone.append(metadata.without_loads())
+            return dict(metadata.loads())
+        self._undone.clear()
+        return {}
 
     @torch.inference_mode()
-    def _swap(self, scheduled: SchedulerOutput) -> None:
-        """What goes out leaves its blocks to what comes in."""
-        copy_blocks(self.kv_cache, self.host_cache, scheduled.swap_out)
-        copy_blocks(self.host_cache, self.kv_cache, scheduled.swap_in)
+    def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
+        kv, host = self.kv_cache, self.host_cache
+        output.swapped_out = self._succeeds("a swap", lambda: copy_blocks(kv, host, scheduled.swap_out))
+        output.swapped_in = self._succeeds("a swap", lambda: copy_blocks(host, kv, scheduled.swap_in))
+
+    def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
+        """Whether this part of the step can be done; the others go on without it."""
+        try:
+            work()
+        except Exception:
+            log.exception("%s failed", what)
+            return False
+        return True
 
     @torch.inference_mode()
     def _project(self, projection: Projection) -> None:
@@ -123,8 +154,10 @@ class ModelRunner:
         ordered, view = self._arrange(in_batch_order(chunks))
         batch = self._builder.build(ordered, self.encoder_cache, view)
         embeds = self._decoder.embed(batch.token_ids)
+        self.kv_cache.watch(len(batch.token_ids))
         hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
-        if spoiled := spoiled_chunks(hidden, [chunk.count for chunk in ordered]):
+        counts = [chunk.count for chunk in ordered]
+        if spoiled := spoiled_chunks(hidden, counts, self.kv_cache.finite):
             hidden = self._forget(spoiled, ordered, batch, hidden)
             gone = {id(ordered[index]) for index in spoiled}
             output.spoiled = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
@@ -135,9 +168,10 @@ class ModelRunner:
         tokens = sample(logits, inputs)
         place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
         places = [place[id(chunk)] for chunk in batch.sampling]
-        output.sampled = [token for _, token in sorted(zip(places, tokens, strict=True))]
-        _add_logprobs(output, logits, tokens, inputs, places)
-        _add_errors(output, batch.sampling, places)
+        chosen = [0 if token is None else token for token in tokens]
+        output.sampled = [token for _, token in sorted(zip(places, chosen, strict=True))]
+        _add_logprobs(output, logits, chosen, inputs, places)
+        _add_errors(output, batch.sampling, tokens, places)
 
     def _arrange(self, ordered: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
         """The batch in the order of the view's rows, and the view; as it is where there is none for it."""
@@ -196,8 +230,18 @@ def _add_logprobs(
             output.logprobs[place] = logprobs
 
 
-def _add_errors(output: ModelRunnerOutput, chunks: Sequence[ScheduledChunk], places: Sequence[int]) -> None:
-    for place, chunk in zip(places, chunks, strict=True):
+def _add_errors(
+    output: ModelRunnerOutput,
+    chunks: Sequence[ScheduledChunk],
+    tokens: Sequence[int | None],
+    places: Sequence[int],
+) -> None:
+    for place, chunk, token in zip(places, chunks, tokens, strict=True):
         grammar = chunk.state.request.grammar
         if grammar is not None and grammar.error is not None:
             output.errors[place] = grammar.error
+        elif token is None:
+            log.warning("request %s: its logits leave no token", chunk.state.request.request_id)
+            output.errors[place] = InternalError(
+                "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
+            )

@@ -109,6 +109,18 @@ class SchedulerOutput:
         """Keys of the cross tables that this step writes."""
         return [*(projection.mm_hash for projection in self.projections), *self.restored]
 
+    def computable(self, *, swapped_in: bool) -> list[ScheduledChunk]:
+        """The chunks that can be computed, without those that need what should have come back and has not."""
+        if swapped_in or not self.swap_in:
+            return self.chunks
+        keys = set(self.restored)
+        return [
+            chunk
+            for chunk in self.chunks
+            if chunk.state.restored_in != self.step
+            and not any(feature.mm_hash in keys for feature in chunk.state.features)
+        ]
+
     @property
     def computes(self) -> bool:
         """The step has work for the decoder."""
@@ -127,12 +139,18 @@ class RawLogprobs:
 class ModelRunnerOutput:
     """What one step has computed and what the connector has finished."""
 
-    #: One token for every chunk that samples, in the chunks' order.
+    #: The step's copies to host memory are whole, or there were none: only then may the blocks be read.
+    swapped_out: bool = False
+    #: The same of those that come back. If they are not, chunks that need them are not computed.
+    swapped_in: bool = False
+    #: One token for every chunk that is computed and samples, in the chunks' order.
     sampled: list[int] = field(default_factory=list)
     #: By index into `sampled`: what requests that want them get, and why others can have no token.
     logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
     errors: dict[int, RequestError] = field(default_factory=dict)
-    #: Indices into the step's chunks that came out as no numbers: nothing of them is left in the KV cache.
+    #: Items whose cross tables could not be made.
+    unprojected: frozenset[str] = frozenset()
+    #: Indices into the computed chunks that came out as no numbers: nothing of them is left in the KV cache.
     spoiled: frozenset[int] = frozenset()
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None

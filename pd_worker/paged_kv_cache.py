@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from triptych.pd_worker.outputs import BlockCopy
-
 
 class PagedKVCache:
     """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] each."""
@@ -28,6 +26,10 @@ class PagedKVCache:
         # Zeros: what a gather reads must never be NaN, masked or not.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        #: Keys of other dtypes are far from the end of their range.
+        self._may_overflow = dtype == torch.float16
+        #: Which tokens of the batch have had finite keys and values in all layers so far; None: not watched.
+        self.finite: torch.Tensor | None = None
 
     @property
     def token_bytes(self) -> int:
@@ -41,8 +43,15 @@ class PagedKVCache:
         slots = (first + torch.arange(self.block_size)).flatten()[:count]
         return slots.to(self.keys[0].device)
 
+    def watch(self, num_tokens: int) -> None:
+        """Begins a batch: `finite` is about its tokens from now on."""
+        if self._may_overflow:
+            self.finite = torch.ones(num_tokens, dtype=torch.bool, device=self.keys[0].device)
+
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores key and value [T, num_kv_heads, head_dim] at `slots` [T]."""
+        if self.finite is not None and len(self.finite) == len(key):
+            self.finite &= (key.isfinite() & value.isfinite()).flatten(1).all(-1)
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
 
@@ -50,13 +59,3 @@ class PagedKVCache:
         """Zeros at `slots` [T] of all layers."""
         for tensor in (*self.keys, *self.values):
             tensor.flatten(0, 1).index_fill_(0, slots, 0)
-
-
-def copy_blocks(source: PagedKVCache, target: PagedKVCache, copies: Sequence[BlockCopy]) -> None:
-    """Copies blocks of all layers from one cache to another, whatever their devices."""
-    if not copies:
-        return
-    taken = torch.tensor([copy.source for copy in copies], device=source.keys[0].device)
-    given = torch.tensor([copy.target for copy in copies], device=target.keys[0].device)
-    for one, other in zip((*source.keys, *source.values), (*target.keys, *target.values), strict=True):
-        other.index_copy_(0, given, one.index_select(0, taken).to(other.device))

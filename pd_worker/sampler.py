@@ -52,18 +52,25 @@ class SamplerInput:
 
 
 @torch.no_grad()
-def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int]:
+def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
     """One token id per row of `logits` [N, V]. Does not change `logits`.
+
+    None where there is nothing to choose from: logits with NaN or +inf, or -inf for all tokens that may come.
+    One that is -inf, of the model or by a mask, only never comes.
 
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
     and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
     """
-    plain = [request.plain for request in requests]
-    best = logits.argmax(dim=-1).tolist() if any(plain) else []
-    return [
-        int(best[index]) if plain[index] else _sample_row(logits[index], request)
-        for index, request in enumerate(requests)
-    ]
+    best = logits.argmax(dim=-1)
+    # NaN counts as the largest.
+    usable = logits.gather(-1, best[:, None])[:, 0].isfinite().tolist()
+    tokens: list[int | None] = []
+    for index, (request, token) in enumerate(zip(requests, best.tolist(), strict=True)):
+        if not usable[index]:
+            tokens.append(None)
+        else:
+            tokens.append(int(token) if request.plain else _sample_row(logits[index], request))
+    return tokens
 
 
 def uniform(seed: int, position: int, choice: int = 0) -> float:
@@ -73,8 +80,8 @@ def uniform(seed: int, position: int, choice: int = 0) -> float:
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-def _sample_row(row: torch.Tensor, request: SamplerInput) -> int:
-    """The token of one row [V]."""
+def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
+    """The token of one row [V]; None where rules and masks leave none."""
     params = request.params
     row = row.to(torch.float32, copy=True)
     for rule in request.rules:
@@ -82,9 +89,14 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int:
     if params.penalises:
         penalise(row, params, request.prompt_ids, request.output_ids)
     _mask(row, request)
+    if not params.greedy:
+        row = row / params.temperature
+    best = int(row.argmax())
+    if not bool(row[best].isfinite()):
+        return None
     if params.greedy:
-        return int(row.argmax())
-    weights, ids = _candidates(row / params.temperature, params)
+        return best
+    weights, ids = _candidates(row, params)
     cumulative = weights.cumsum(dim=-1)
     last = cumulative.shape[0] - 1
     if params.top_p < 1:
@@ -98,7 +110,7 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int:
 def _mask(row: torch.Tensor, request: SamplerInput) -> None:
     """Takes out what may not come: what the form forbids, and what would end the output too early.
 
-    Where the form leaves nothing else, the output ends before `min_tokens`.
+    Where the form, or a rule, leaves nothing else, the output ends before `min_tokens`.
     """
     if request.allowed is not None:
         allowed = torch.from_numpy(request.allowed).to(row.device)
@@ -109,7 +121,7 @@ def _mask(row: torch.Tensor, request: SamplerInput) -> None:
         return
     kept = row[ending]
     row[ending] = -torch.inf
-    if request.allowed is not None and bool(row.max() == -torch.inf):
+    if bool(row.max() == -torch.inf):
         row[ending] = kept
 
 

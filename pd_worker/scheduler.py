@@ -154,12 +154,13 @@ class Scheduler:
             if isinstance(event, ItemMissing):
                 self._marks.drop(event.mm_hash)
         self._events += news
+        self._end_swaps(output, result)
         if result.error is not None:
             self._fail_step(output)
             return self._take_events()
-        self._end_projections(output)
+        self._end_projections(output, result)
         index = 0
-        for place, chunk in enumerate(output.chunks):
+        for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.spoiled:
                 error = InternalError("the model's output for this request is no number")
                 self._finish(chunk.state, FinishReason.ERROR, error)
@@ -176,6 +177,32 @@ class Scheduler:
             index += 1
         return self._take_events()
 
+    def _end_swaps(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """What copies have failed is computed again; host blocks may be read only if none has."""
+        if failed := set(self._swapper.end_out(written=result.swapped_out)):
+            for state in [state for state in self._waiting if state.request_id in failed]:
+                self._wait_again(state)
+        if result.swapped_in or not output.swap_in:
+            return
+        keys = set(output.restored)
+        lost = [
+            state
+            for state in self._running
+            if state.restored_in == output.step or any(f.mm_hash in keys for f in state.features)
+        ]
+        self.items.tables_lost(keys)
+        for state in lost:
+            self._running.remove(state)
+            self.kv.free(state.request_id)
+            self._wait_again(state)
+            bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
+
+    def _wait_again(self, state: RequestState, *, swapped: bool = False) -> None:
+        """The request has no blocks: it starts again, or goes on where it stopped if it is swapped."""
+        state.num_computed_tokens = 0
+        keeps_room = self.items.preempt(state, swapped=swapped)
+        state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
+
     def _fail_step(self, output: SchedulerOutput) -> None:
         """Ends all whose work was in the step."""
         error = InternalError("the engine failed to compute this request")
@@ -183,10 +210,15 @@ class Scheduler:
         for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output), *restored]:
             self._finish(state, FinishReason.ERROR, error)
 
-    def _end_projections(self, output: SchedulerOutput) -> None:
+    def _end_projections(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """The tables are written: whoever waits for one needs the item's embedding no more."""
         if not output.made_tables:
             return
+        for state in self._awaiting(output):
+            if any(feature.mm_hash in result.unprojected for feature in state.features):
+                error = InternalError("an item of this request has no finite keys and values in the model")
+                self._finish(state, FinishReason.ERROR, error)
+        self.items.tables_lost(result.unprojected)
         self.items.tables_made(output)
         for state in self._awaiting(output):
             self.items.consume(state)
@@ -278,10 +310,8 @@ class Scheduler:
         self._running.remove(state)
         swapped = self._swapper.take_out(state, output)
         self.kv.free(state.request_id)
-        state.num_computed_tokens = 0
         state.preemptions += 1
-        keeps_room = self.items.preempt(state, swapped=swapped)
-        state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
+        self._wait_again(state, swapped=swapped)
         bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
 
     def _prefill(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
@@ -303,6 +333,8 @@ class Scheduler:
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return
             if not state.admitted:
+                continue
+            if self._swapper.is_leaving(state):
                 continue
             prefix, num_computed = self._known_prefix(state)
             # Not the queue: whoever waits for an encoder holds nobody up.

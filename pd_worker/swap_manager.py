@@ -9,25 +9,31 @@ from triptych.pd_worker.outputs import BlockCopy
 from triptych.types import ItemPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Swapped:
     """A request's own blocks; they hold its first `num_tokens` tokens."""
 
     blocks: tuple[int, ...]
     num_tokens: int
+    #: Its copy is confirmed; before that nobody may read the blocks.
+    written: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _SwappedTable:
     """A cross table; it goes when the request that brought it comes in, or ends."""
 
     plan: ItemPlan
     blocks: tuple[int, ...]
     request_id: str
+    written: bool = False
 
 
 class SwapManager:
-    """`num_blocks` host blocks. What goes out is its request's, and ends with it or when it comes in."""
+    """`num_blocks` host blocks. What goes out is its request's, and ends with it or when it comes in.
+
+    ABSENT --out--> on its way --commit--> here --back--> ABSENT; `fail` takes what is on its way back.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -36,6 +42,8 @@ class SwapManager:
         self._tables: dict[str, _SwappedTable] = {}
         #: The cross table that a request has brought here.
         self._brought: dict[str, str] = {}
+        #: Requests whose copies are in the step's work.
+        self._leaving: list[str] = []
 
     @property
     def num_free(self) -> int:
@@ -46,14 +54,41 @@ class SwapManager:
         return self.num_blocks - len(self._free)
 
     def tokens(self, request_id: str) -> int:
-        """How many tokens of the request are here."""
+        """How many tokens of the request are here, or on their way."""
         swapped = self._requests.get(request_id)
         return 0 if swapped is None else swapped.num_tokens
 
+    def is_leaving(self, request_id: str) -> bool:
+        """The request is on its way here: its copies are not confirmed yet."""
+        swapped = self._requests.get(request_id)
+        return swapped is not None and not swapped.written
+
     def has_table(self, plan: ItemPlan) -> bool:
-        """A copy of the item's cross table is here."""
+        """A copy of the item's cross table is here, or on its way."""
         table = self._tables.get(plan.mm_hash)
         return table is not None and table.plan == plan
+
+    def table_is_written(self, plan: ItemPlan) -> bool:
+        """The copy of the item's cross table may be read."""
+        return self.has_table(plan) and self._tables[plan.mm_hash].written
+
+    def commit(self) -> None:
+        """The step's copies are whole: they may be read."""
+        for request_id in self._leaving:
+            if (swapped := self._requests.get(request_id)) is not None:
+                swapped.written = True
+            table = self._tables.get(self._brought.get(request_id, ""))
+            if table is not None and table.request_id == request_id:
+                table.written = True
+        self._leaving.clear()
+
+    def fail(self) -> list[str]:
+        """The step's copies are not whole: nothing of them is here. The requests that were on their way."""
+        lost = [request_id for request_id in self._leaving if request_id in self._requests]
+        for request_id in lost:
+            self.free(request_id)
+        self._leaving.clear()
+        return lost
 
     def out(
         self,
@@ -75,6 +110,7 @@ class SwapManager:
         copies = [BlockCopy(block, self._free.pop()) for block in (*blocks, *table)]
         targets = tuple(copy.target for copy in copies)
         self._requests[request_id] = _Swapped(targets[: len(blocks)], num_tokens)
+        self._leaving.append(request_id)
         if plan is not None and table:
             self._tables[plan.mm_hash] = _SwappedTable(plan, targets[len(blocks) :], request_id)
             self._brought[request_id] = plan.mm_hash
@@ -83,12 +119,14 @@ class SwapManager:
     def back(self, request_id: str, blocks: Sequence[int]) -> list[BlockCopy]:
         """The copies that bring the request's tokens into the first of `blocks`; its host blocks are free."""
         swapped = self._requests[request_id]
+        assert swapped.written, "only what is confirmed is read"
         self.free(request_id)
         return [BlockCopy(block, target) for block, target in zip(swapped.blocks, blocks, strict=False)]
 
     def table_back(self, mm_hash: str, blocks: Sequence[int]) -> list[BlockCopy]:
         """The copies that bring a cross table into `blocks`; its host blocks are free."""
         table = self._tables.pop(mm_hash)
+        assert table.written, "only what is confirmed is read"
         self._free.extend(table.blocks)
         return [BlockCopy(block, target) for block, target in zip(table.blocks, blocks, strict=True)]
 

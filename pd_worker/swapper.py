@@ -21,6 +21,21 @@ class Swapper:
         """How many of the request's tokens are in host memory."""
         return 0 if self._swap is None else self._swap.tokens(state.request_id)
 
+    def is_leaving(self, state: RequestState) -> bool:
+        """The request, or its cross table, is on its way to host memory and cannot come back in this step."""
+        return self._swap is not None and (
+            self._swap.is_leaving(state.request_id) or self._items.table_is_leaving(state)
+        )
+
+    def end_out(self, *, written: bool) -> list[str]:
+        """The step is over; the requests (their ids inside this worker) whose copies have failed."""
+        if self._swap is None:
+            return []
+        if not written:
+            return self._swap.fail()
+        self._swap.commit()
+        return []
+
     def take_out(self, state: RequestState, output: SchedulerOutput) -> bool:
         """Copies what is computed of a request that still has its blocks; False: it is computed again."""
         count = state.num_computed_tokens

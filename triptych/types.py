@@ -68,7 +68,10 @@ class ItemPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored tensor's body."""
+        """Bytes of the stored tensor's body, and the item's size wherever memory is counted.
+
+        Admission, encoder cache and host buffers agree on it to the byte: items whose sum is the limit fit.
+        """
         return self.rows * self.width * DTYPE_BYTES[self.dtype]
 
 

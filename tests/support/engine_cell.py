@@ -211,7 +211,9 @@ def engine_cell(
         "max_model_len": 512, "kv_memory": 4 * MIB, "encoder_cache_memory": 8 * MIB, **flags
     }  # fmt: skip
     config = PDConfig(model=str(checkpoint.path), device=str(checkpoint.decoder.device), **values)
-    transfers = ECTransferConfig(connector, url)
+    transfers = ECTransferConfig(
+        connector, url, device=config.device, host_buffer_bytes=config.encoder_cache_memory
+    )
     memory_store(url).clear()
     metrics = PDMetrics(MODEL_NAME)
     worker = ECConnectorFactory.create_connector(

@@ -22,6 +22,7 @@ from triptych.pd_worker.encoder_cache import EncoderCache
 from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.outputs import (
+    BlockCopy,
     EngineEvent,
     ModelRunnerOutput,
     RequestFinished,
@@ -135,6 +136,8 @@ class ModellessEngine:
     #: Host blocks for preempted requests; 0: they are recomputed.
     host_blocks: int = 0
     token: int = 7
+    #: Asked at each copy of blocks between device and host.
+    copy_fails: Callable[[], bool] = lambda: False
     now: float = 0.0
     events: list[EngineEvent] = field(default_factory=list)
     resident: dict[str, EncoderOutput] = field(default_factory=dict)
@@ -175,21 +178,36 @@ class ModellessEngine:
             self.resident.pop(key, None)
         assert output.ec_connector_metadata is not None
         self.worker.start_load_caches(output.ec_connector_metadata, self.resident)
-        for copy in output.swap_out:
-            self.host[copy.target] = dict(self.content[copy.source])
-        for copy in output.swap_in:
-            self.content[copy.target] = dict(self.host[copy.source])
+        swapped_out = self._copy(output.swap_out, self.content, self.host)
+        swapped_in = self._copy(output.swap_in, self.host, self.content)
+        chunks = output.computable(swapped_in=swapped_in)
         for projection in output.projections:
             assert self.resident[projection.mm_hash].data.shape[0] == projection.rows
             for index, block in enumerate(projection.block_ids):
                 self.content[block] = {0: (projection.mm_hash, index)}
-        for chunk in output.chunks:
+        for chunk in chunks:
             self._check_tables(chunk)
             for rows in chunk.rows:
                 data = self.resident[rows.mm_hash].data
                 assert data[rows.first : rows.first + rows.count].shape[0] == rows.count
-        sampled = [self.token for chunk in output.chunks if chunk.samples]
-        return ModelRunnerOutput(sampled=sampled, ec_connector_output=self.finished())
+        return ModelRunnerOutput(
+            swapped_out=swapped_out,
+            swapped_in=swapped_in,
+            sampled=[self.token for chunk in chunks if chunk.samples],
+            ec_connector_output=self.finished(),
+        )
+
+    def _copy(
+        self,
+        copies: Sequence[BlockCopy],
+        source: dict[int, dict[int, Any]],
+        target: dict[int, dict[int, Any]],
+    ) -> bool:
+        """Whether the blocks are copied; those of a failed copy hold what nobody may read."""
+        fails = bool(copies) and self.copy_fails()
+        for copy in copies:
+            target[copy.target] = {0: "spoiled"} if fails else dict(source[copy.source])
+        return not fails
 
     def _check_tables(self, chunk: ScheduledChunk) -> None:
         """The chunk finds its cross table and all tokens before it in its blocks, and writes its own."""

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from support.items import make_body, make_plan
 from support.transfers import mute_server, wait_for
 from triptych.ec_connector import keys
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
+from triptych.ec_connector.device_copy import DeviceCopier
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.redis_connector import RedisConnectorWorker
-from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing, buffer_bytes
+from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing
 from triptych.types import ItemPlan
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -122,17 +124,82 @@ def test_dropped_host_copies_give_their_memory_back(worker: RedisConnectorWorker
     worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
     wait_for(worker, lambda out: out.saved)
     loaded = fetch_and_move(worker, item.plan)
-    assert worker.host_bytes == buffer_bytes(item.plan)
+    assert worker.host_bytes == item.plan.nbytes
     worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), {})
     wait_for(worker, lambda _: worker.host_bytes == 0)
     assert torch.equal(loaded.data, item.data)
+
+
+class LateCopier(DeviceCopier):
+    """As a device whose copies end when the test says so, and fail when it says so."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+
+    def to_device(
+        self, pieces: Sequence[torch.Tensor], plan: ItemPlan
+    ) -> tuple[torch.Tensor, Callable[[], None]]:
+        whole = super().to_device(pieces, plan)[0]
+        copy = torch.zeros_like(whole)
+
+        def wait() -> None:
+            assert self.ended.wait(20)
+            if self.error is not None:
+                raise self.error
+            copy.copy_(whole)
+
+        return copy, wait
+
+
+def moving(worker: RedisConnectorWorker, item: EncoderOutput, cache: dict[str, EncoderOutput]) -> LateCopier:
+    """Begins the move of an item that is fetched; the copier that will end it."""
+    copier = LateCopier()
+    worker._copier = copier
+    worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
+    wait_for(worker, lambda out: out.saved)
+    worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), cache)
+    wait_for(worker, lambda out: out.fetched)
+    worker.start_load_caches(TransferMetadata(2, moves=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    return copier
+
+
+def test_an_item_is_in_the_cache_once_it_is_whole_and_its_host_copy_is_kept_until_then(
+    worker: RedisConnectorWorker,
+) -> None:
+    item, cache = entry(make_plan()), dict[str, EncoderOutput]()
+    copier = moving(worker, item, cache)
+    worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    assert worker.get_finished().loaded == []
+    assert not cache, "nobody can read what is not whole"
+    assert worker.host_bytes == item.plan.nbytes, "it is being read"
+    copier.ended.set()
+    wait_for(worker, lambda out: out.loaded)
+    assert torch.equal(cache[item.plan.mm_hash].data, item.data)
+    wait_for(worker, lambda _: worker.host_bytes == 0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), ValueError("of any kind")])
+def test_a_copy_that_fails_late_leaves_nothing_in_the_cache(
+    worker: RedisConnectorWorker, error: Exception
+) -> None:
+    item, cache = entry(make_plan()), dict[str, EncoderOutput]()
+    copier = moving(worker, item, cache)
+    copier.error = error
+    copier.ended.set()
+    (failure,) = wait_for(worker, lambda out: out.failed).failed
+    assert failure.mm_hash == item.plan.mm_hash and str(error) in failure.reason
+    assert not cache
+    worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    wait_for(worker, lambda _: worker.host_bytes == 0)
 
 
 def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
     store: EmbeddingStore, store_url: str
 ) -> None:
     items = [entry(make_plan(f"item {n}")) for n in range(3)]
-    limit = buffer_bytes(items[0].plan)
+    limit = items[0].plan.nbytes
     worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=limit))
     try:
         for item in items:
@@ -150,10 +217,28 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
         worker.shutdown()
 
 
+def test_items_whose_sum_is_the_host_memory_are_here_together(store: EmbeddingStore, store_url: str) -> None:
+    items = [entry(make_plan(f"item {n}", rows=1 + n)) for n in range(5)]
+    limit = sum(item.plan.nbytes for item in items)
+    worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=limit))
+    try:
+        for item in items:
+            worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
+        wait_for(worker, lambda out: len(out.saved) == 5)
+        fetches = tuple(Fetch(item.plan, n) for n, item in enumerate(items))
+        worker.start_load_caches(TransferMetadata(1, fetches=fetches), {})
+        wait_for(worker, lambda out: len(out.fetched) == 5)
+        assert worker.host_bytes == limit
+    finally:
+        worker.shutdown()
+
+
 def test_an_item_above_the_host_memory_fails_at_once_and_says_so(
     store: EmbeddingStore, store_url: str
 ) -> None:
-    worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=4096))
+    worker = RedisConnectorWorker(
+        ECTransferConfig(store_url=store_url, host_buffer_bytes=make_plan().nbytes - 1)
+    )
     try:
         worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(make_plan(), 1),)), {})
         (failure,) = wait_for(worker, lambda out: out.failed).failed

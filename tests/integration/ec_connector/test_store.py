@@ -13,6 +13,7 @@ from triptych.ec_connector import codec, keys
 from triptych.ec_connector.address import parse_store_url
 from triptych.ec_connector.leases import Lease, Leases
 from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.scatter import ScatterBuffer
 from triptych.ec_connector.store import (
     EmbeddingStore,
     Loaded,
@@ -30,10 +31,29 @@ async def test_a_saved_item_is_loaded_byte_for_byte(store: EmbeddingStore) -> No
     plan = make_plan(rows=1000, width=512)
     body = make_body(plan)
     assert await store.save(plan, body, ttl=60) is SaveResult.STORED
-    loaded = await store.load(plan, fresh_buffer)
+    memory = fresh_buffer(plan.nbytes)
+    asked: list[int] = []
+    loaded = await store.load(plan, lambda nbytes: asked.append(nbytes) or memory)  # type: ignore[func-returns-value]
     assert isinstance(loaded, Loaded)
     assert bytes(loaded.body) == body
-    assert loaded.offset % codec.ALIGNMENT == 0
+    assert loaded.body is memory
+    assert asked == [plan.nbytes], "the head of the value needs no room beside the item"
+
+
+@pytest.mark.parametrize("part_bytes", [codec.PART_BYTES, 5000], ids=["whole", "split"])
+@pytest.mark.parametrize("sizes", [(1, 6999), (3500, 3500), (7, 4993, 1, 1999)])
+async def test_a_value_is_received_into_memory_in_pieces(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, part_bytes: int, sizes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(codec, "PART_BYTES", part_bytes)
+    plan = make_plan(rows=50, width=35)
+    body = make_body(plan)
+    await store.save(plan, body, ttl=60)
+    memory = ScatterBuffer([fresh_buffer(size) for size in sizes])
+    loaded = await store.load(plan, lambda nbytes: memory)
+    assert isinstance(loaded, Loaded)
+    assert loaded.body is memory
+    assert b"".join(memory.pieces) == body
 
 
 async def test_an_item_without_rows_is_stored_too(store: EmbeddingStore) -> None:

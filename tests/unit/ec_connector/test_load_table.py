@@ -57,6 +57,35 @@ def with_a_hit(*holders: Request) -> TableScheduler:
     return role
 
 
+def test_a_host_copy_that_could_not_be_used_is_dropped_at_once() -> None:
+    one = request("r1", A)
+    role = with_a_hit(one)
+    role.update_state_after_alloc(one, 0)
+    [moved] = step(role).moves
+    role.update_connector_output(failed(A, moved.generation))
+    assert role.has_caches(one) == [Presence.MISS]
+    assert step(role).drops == (moved,)
+    role.request_finished(one)
+    assert step(role).drops == ()
+
+
+def test_an_order_that_failed_is_repeated_without_its_loads() -> None:
+    one = request("r1", A)
+    role = with_a_hit(one)
+    role.update_state_after_alloc(one, 0)
+    role.add_request(request("r2", B))
+    role.item_ready(B.mm_hash)
+    order = step(role)
+    assert dict(order.loads()) == {
+        A.mm_hash: order.moves[0].generation,
+        B.mm_hash: order.fetches[0].generation,
+    }
+    role.request_finished(one)
+    left = step(role)
+    assert left.drops and left.without_loads() == left
+    assert not list(order.without_loads().loads())
+
+
 def test_the_role_has_its_fields() -> None:
     role = scheduler()
     assert role.role is ECConnectorRole.SCHEDULER

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from triptych.pd_worker.finite import check_projection, spoiled_chunks
+from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 NAN, INF = float("nan"), float("inf")
 
@@ -29,6 +30,31 @@ def test_a_chunk_with_one_value_that_is_no_number_is_spoiled(bad, counts, spoile
 
 def test_values_whose_sum_leaves_the_range_are_numbers_all_the_same():
     assert spoiled_chunks(torch.full((64, 4096), 3.0e38), [64]) == []
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_a_key_that_overflows_in_half_precision_spoils_its_chunk_though_its_row_is_a_number(name, bad):
+    cache = PagedKVCache(
+        num_layers=2,
+        num_blocks=2,
+        block_size=4,
+        num_kv_heads=2,
+        head_dim=4,
+        dtype=torch.float16,
+        device=torch.device("cpu"),
+    )
+    slots, fine = torch.arange(6), torch.ones(6, 2, 4, dtype=torch.float16)
+    poor = fine.clone()
+    poor[3, 1, 2] = bad
+    cache.watch(6)
+    cache.write(0, slots, **{"key": fine, "value": fine, name: poor})
+    cache.write(1, slots, fine, fine)
+    hidden = torch.ones(6, 8, dtype=torch.float16)
+    assert spoiled_chunks(hidden, [1, 1, 4], cache.finite) == [2]
+    cache.watch(6)
+    cache.write(0, slots, fine, fine)
+    assert spoiled_chunks(hidden, [1, 1, 4], cache.finite) == []
 
 
 @pytest.mark.parametrize("place", ["key", "value"])

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,3 +157,50 @@ def test_a_rule_that_forces_a_token_wins_over_bias_and_temperature():
 
     request = dataclasses.replace(row(temperature=1.5, seed=3, logit_bias=((4, 50.0),)), rules=(Forced(),))
     assert sample(logits(1), [request]) == [9]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.0, "min_tokens": 3}, {"temperature": 0.7}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("bad", [NAN, INF, "-inf throughout"])
+def test_a_row_without_a_finite_best_logit_has_no_token_and_the_others_have_theirs(params, dtype, bad):
+    values = logits(3).to(dtype)
+    expected = sample(values, [row(position=i, **params) for i in range(3)])
+    if bad == "-inf throughout":
+        values[1] = -INF
+    else:
+        values[1, 7] = bad
+    assert sample(values, [row(position=i, **params) for i in range(3)]) == [expected[0], None, expected[2]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_of_minus_infinity_are_tokens_that_never_come(temperature):
+    values = torch.full((1, VOCAB), -INF)
+    values[0, 4], values[0, 9] = 0.0, 1.0
+    tokens = {sample(values, [row(position=p, temperature=temperature)])[0] for p in range(60)}
+    assert tokens == ({9} if temperature == 0 else {4, 9})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_form_may_leave_one_token_but_not_none(temperature):
+    one, none = np.zeros(VOCAB, dtype=bool), np.zeros(VOCAB, dtype=bool)
+    one[3] = True
+    asked = row(temperature=temperature)
+    values = logits(2)
+    requests = [dataclasses.replace(asked, allowed=one), dataclasses.replace(asked, allowed=none)]
+    assert sample(values, requests) == [3, None]
+
+
+def test_a_rule_that_forces_an_end_goes_before_the_least_number_of_tokens():
+    class End:
+        def apply(self, logits, prompt, output):
+            kept = logits[1].clone()
+            logits.fill_(-INF)
+            logits[1] = kept
+
+    request = dataclasses.replace(row(temperature=0.0, min_tokens=5), rules=(End(),))
+    assert sample(logits(1), [request]) == [1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.engine_requests import WIDTH, ModellessEngine, make_cross, make_feature, make_request, publish
 from triptych.ec_connector.memory_connector import memory_store
 from triptych.pd_worker.outputs import RequestFinished, SchedulerOutput
+from triptych.pd_worker.swap_manager import SwapManager
 from triptych.types import FinishReason, MMFeature
 
 STORE = "memory://swap"
@@ -140,6 +141,109 @@ def test_a_failed_step_ends_what_it_was_to_bring_back() -> None:
     engine.assert_at_rest()
 
 
+def test_host_blocks_can_be_read_once_their_copy_is_confirmed_and_not_before() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    assert len(swap.out("a", [1, 2], 7, plan, [3, 4]) or ()) == 4
+    assert swap.is_leaving("a") and swap.has_table(plan) and not swap.table_is_written(plan)
+    with pytest.raises(AssertionError, match="confirmed"):
+        swap.back("a", [5, 6])
+    with pytest.raises(AssertionError, match="confirmed"):
+        swap.table_back(plan.mm_hash, [5, 6])
+
+
+def test_what_is_confirmed_stays_when_a_later_copy_fails() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    swap.out("a", [1, 2], 7)
+    swap.commit()
+    swap.out("b", [3], 4, plan, [4, 5])
+    assert swap.fail() == ["b"]
+    assert (swap.tokens("a"), swap.tokens("b"), swap.has_table(plan), swap.num_used) == (7, 0, False, 2)
+    assert swap.fail() == []
+    assert [copy.target for copy in swap.back("a", [8, 9])] == [8, 9]
+    assert swap.num_used == 0
+
+
+def failing_at(n: int) -> tuple[list[int], Callable[[], bool]]:
+    """What fails the n-th copy, and a list whose one number counts the copies."""
+    count = [0]
+
+    def fails() -> bool:
+        count[0] += 1
+        return count[0] - 1 == n
+
+    return count, fails
+
+
+def two_of(kind: str, engine: ModellessEngine) -> None:
+    """Requests of which the second is preempted; of one text, of two, or half way through a picture."""
+    if kind == "picture":
+        engine.add(make_request("a", [1] * 8, max_tokens=22))
+        engine.step()
+        engine.step()
+        image = stored(make_feature("cat", 1, 12))
+        engine.add(make_request("b", [2] * 14, [image], max_tokens=8, arrival=1.0))
+        return
+    for index, name in enumerate("ab"):
+        features = {
+            "no item": [],
+            "one text": [stored(make_cross("text", 7))],
+            "two texts": [stored(make_cross(name, 7))],
+        }[kind]
+        engine.add(make_request(name, [2, index], features, max_tokens=14, arrival=index))
+
+
+@pytest.mark.parametrize("capacity", [12 * WIDTH * 4, 1 << 20], ids=["tight", "roomy"])
+@pytest.mark.parametrize(
+    ("kind", "blocks"), [("no item", 5), ("picture", 8), ("one text", 8), ("two texts", 7)]
+)
+def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(
+    kind: str, blocks: int, capacity: int
+) -> None:
+    n, computed_again = -1, []
+    while True:
+        memory_store(STORE).clear()
+        engine = engine_of(
+            cross="text" in kind, num_blocks=blocks, host_blocks=8, budget=6, capacity=capacity
+        )
+        count, engine.copy_fails = failing_at(n)
+        two_of(kind, engine)
+        outputs = engine.run_out()
+        assert reasons(engine) == {FinishReason.LENGTH}
+        engine.assert_at_rest()
+        computed_again.append(sum(computed(outputs).values()))
+        if count[0] <= n:
+            break
+        n += 1
+    assert n == 2, "a copy out, and one in"
+    assert computed_again[0] == computed_again[-1] < min(computed_again[1:-1])
+
+
+def test_a_request_whose_copy_out_failed_gets_its_items_again() -> None:
+    engine = engine_of(num_blocks=8, host_blocks=8, budget=6)
+    engine.copy_fails = lambda: True
+    two_of("picture", engine)
+    outputs = engine.run_out()
+    assert "b" in preempted(outputs)
+    rows = sum(
+        part.count
+        for output in outputs
+        for chunk in output.chunks
+        for part in chunk.rows
+        if chunk.state.request.request_id == "b"
+    )
+    assert rows > 12, "its picture was read again"
+    assert not any(output.swap_in for output in outputs), "nothing is read that is not confirmed"
+    engine.assert_at_rest()
+
+
+def test_a_request_and_its_table_do_not_come_back_in_the_step_in_which_they_go() -> None:
+    engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
+    two_of("two texts", engine)
+    outputs = engine.run_out()
+    assert [output for output in outputs if output.swap_out]
+    assert not [output for output in outputs if output.swap_out and output.swap_in]
+
+
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_blocks_are_conserved_on_both_sides_and_content_comes_back_as_it_went(seed: int) -> None:
@@ -155,6 +259,8 @@ def test_blocks_are_conserved_on_both_sides_and_content_comes_back_as_it_went(se
         capacity=40 * WIDTH * 4,
         prefix_caching=rng.random() < 0.5,
     )
+    faults = rng.choice([0.0, 0.0, 0.1, 0.5, 1.0])
+    engine.copy_fails = lambda: rng.random() < faults
     texts = [stored(make_cross(f"text {i}", rng.randint(1, 20))) for i in range(3)]
     images = [stored(make_feature(f"image {i}", 1, 5)) for i in range(3)]
     for number in range(rng.randint(2, 10)):
