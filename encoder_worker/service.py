@@ -14,7 +14,7 @@ from triptych.core_page import CorePage
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
-from triptych.encoder_worker.tower_layers import before_each_layer
+from triptych.models.layers import before_each_layer
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
