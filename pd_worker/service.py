@@ -29,6 +29,7 @@ from triptych.errors import Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention import ATTENTION_NAME
@@ -45,7 +46,8 @@ from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, bind, metrics_server, stop_signal
+from triptych.watchdog import check_stall_timeout
+from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class LoadedModel:
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.host, config.internal_token)
+    check_stall_timeout(config.stall_timeout)
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
@@ -94,26 +97,29 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
         page = _core_page(config, model, core)
         worker = PDWorker(config, model, metrics, turn=page, rest=None if page is None else page.rest)
         info = worker.info(address, metrics_port)
-        heartbeat = Heartbeat(Registry(store), info)
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
         health = Health(server)
+        before_each_layer(model.decoder.module, worker.engine.beat.tick)
+        watch = WorkerWatch(health, [worker.engine.beat], config.stall_timeout)
+        heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
         worker.start()
-        try:
-            await server.start()
-            await health.serving()
-            heartbeat.start()
-            log.info("ready: pd %s %s", address, model.name)
-            await stop.wait()
-            log.info("draining: %d requests", worker.outbox.unfinished)
-            await heartbeat.stop()
-            await health.leaving()
-            await worker.drain(DRAIN_SECONDS)
-        finally:
-            worker.outbox.shut_down()
-            await server.stop(1.0)
-            await worker.stop()
-            if core is not None:
-                core.release()
+        async with watch:
+            try:
+                await server.start()
+                await health.serving()
+                heartbeat.start()
+                log.info("ready: pd %s %s", address, model.name)
+                await stop.wait()
+                log.info("draining: %d requests", worker.outbox.unfinished)
+                await heartbeat.stop()
+                await health.leaving()
+                await worker.drain(DRAIN_SECONDS)
+            finally:
+                worker.outbox.shut_down()
+                await server.stop(1.0)
+                await worker.stop()
+                if core is not None:
+                    core.release()
 
 
 class PDWorker:

@@ -31,7 +31,7 @@ _PREFIXES = ("cuda error", "hip error")
 
 
 class DeviceLost(BaseException):
-    """The device is unusable in this process. No Exception: what catches those would go on and fail for ever."""
+    """The device is unusable in this process. No Exception: who catches those would go on and always fail."""
 
 
 def check_device(error: BaseException | None, device: torch.device) -> None:

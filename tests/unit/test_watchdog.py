@@ -73,7 +73,7 @@ def test_a_process_that_was_stopped_itself_counts_two_looks_at_most():
     assert clock.look(1, 500.0) == 2.0
 
 
-def test_an_engine_that_stands_still_is_not_healthy_from_half_of_its_limit_and_ends_the_process_at_the_whole():
+def test_an_engine_that_stands_still_is_unhealthy_at_half_of_its_limit_and_ends_the_process_at_the_whole():
     watchdog, [beat], _ = watched("engine")
     seen = []
     for second in range(10):
