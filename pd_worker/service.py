@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the requests held get after SIGTERM; what is left then goes on at another worker.
 DRAIN_SECONDS = 30.0
+#: How often proxies hear how far the engine is.
+BEAT_SECONDS = 1.0
 _SWEEP_SECONDS = 0.25
 _POLL_SECONDS = 0.02
 _INTAKE_THREADS = 2
@@ -145,7 +147,7 @@ class PDWorker:
         self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
         self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
-        self._sweeper: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
         texts = TokenTexts(model.tokenizer)
         self.outbox = Outbox(self._cancel, texts=texts)
         self.engine = Engine(
@@ -200,7 +202,11 @@ class PDWorker:
 
     def start(self) -> None:
         self.engine.start()
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweep")
+        loop = asyncio.get_running_loop()
+        self._upkeep = [
+            loop.create_task(self._sweep(), name="sweep"),
+            loop.create_task(self._tell_beat(), name="beat"),
+        ]
 
     async def drain(self, grace: float) -> None:
         """Refuses what is new and lets what is held finish, for at most `grace` seconds."""
@@ -211,10 +217,9 @@ class PDWorker:
 
     async def stop(self) -> None:
         """Ends the engine and gives everything back."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
         await asyncio.to_thread(self.engine.stop)
         await asyncio.to_thread(self._mover.shutdown)
         self._planner.shutdown()
@@ -224,6 +229,13 @@ class PDWorker:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.outbox.sweep()
+
+    async def _tell_beat(self) -> None:
+        beat = self.engine.beat
+        while True:
+            # A dead engine's count stands still.
+            self.outbox.beat(beat.count, beat.patience)
+            await asyncio.sleep(BEAT_SECONDS)
 
     def _progress(self) -> None:
         """A transfer has ended: an idle engine goes on at once."""

@@ -140,9 +140,10 @@ class EngineBeat:
                 stack.enter_context(turn)
             yield
 
-    def limit(self, limit: float) -> float:
-        """Seconds for which the thread may stand still now, where `limit` is the rule."""
-        return limit * SLOW_FACTOR if self._slow else limit
+    @property
+    def patience(self) -> float:
+        """How many times longer than the limit says the thread may stand still now."""
+        return SLOW_FACTOR if self._slow else 1.0
 
 
 class HangTimer:
@@ -209,7 +210,7 @@ class Watchdog:
             still = clock.look(beat.count, now)
             if beat.stopped:
                 continue
-            life = judge(still, beat.limit(self._limit), dead=beat.dead)
+            life = judge(still, self._limit * beat.patience, dead=beat.dead)
             healthy &= life is Life.FRESH
             if life is Life.STALE and self._healthy:
                 log.warning("the %s has stood still for %.0f s: nothing new is taken", beat.name, still)
@@ -227,7 +228,7 @@ class Watchdog:
                     self._end(reason)
                     return
                 if self._limit < math.inf:
-                    self._timer.wind_up(max(beat.limit(self._limit) for beat in self._beats))
+                    self._timer.wind_up(max(self._limit * beat.patience for beat in self._beats))
                 self._wake.wait(self.interval)
         finally:
             # Not where the process was to end: should that hang too, the timer ends it.

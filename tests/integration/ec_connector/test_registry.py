@@ -137,6 +137,19 @@ async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
         server.stop()
 
 
+async def test_a_worker_that_is_not_healthy_is_not_registered_until_it_is_again(store: EmbeddingStore) -> None:
+    healthy = False
+    registry = Registry(store)
+    heartbeat = Heartbeat(registry, ENCODER, interval=0.02, healthy=lambda: healthy)
+    # The last one of a healthy past, which nobody renews.
+    await registry.register(ENCODER, term=0.2)
+    heartbeat.start()
+    await becomes(registry, [])
+    healthy = True
+    await becomes(registry, [ENCODER])
+    await heartbeat.stop()
+
+
 async def test_a_heartbeat_stops_although_a_store_command_swallows_its_cancellation() -> None:
     class Swallowing:
         """Answers a cancellation as redis-py may while it connects: with an error of its own."""
