@@ -44,6 +44,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.beats = 0
         self.submits: list[pd_pb2.SubmitRequest] = []
         self.cancels: list[str] = []
         self.notices: list[list[str]] = []
@@ -87,6 +88,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
 
     def beat(self, count: int, patience: float = 1.0) -> None:
         """Says how far the engine is."""
+        self.beats += 1
         for queue in self.streams.values():
             queue.put_nowait(pd_pb2.Beat(count=count, patience=patience))
 

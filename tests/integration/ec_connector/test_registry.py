@@ -137,7 +137,9 @@ async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_a_worker_that_is_not_healthy_is_not_registered_until_it_is_again(store: EmbeddingStore) -> None:
+async def test_a_worker_is_not_registered_while_it_is_not_healthy(
+    store: EmbeddingStore,
+) -> None:
     healthy = False
     registry = Registry(store)
     heartbeat = Heartbeat(registry, ENCODER, interval=0.02, healthy=lambda: healthy)

@@ -1,4 +1,4 @@
-"""A PD worker that shows neither event nor progress stands still; one that is slow, old or unseen does not."""
+"""A PD worker that shows neither event nor progress stands still; a slow or an old one does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def beat(count: int, patience: float = 1.0) -> pd_pb2.StepEvents:
 
 
 def looks(watch: StallWatch, seconds: int, message: pd_pb2.StepEvents | None = None, start: int = 0) -> bool:
-    """Whether the last look of one a second says that it is stalled; the message comes before each of them."""
+    """What the last look of one a second says; the message comes before each of them."""
     stalled = False
     for second in range(start, start + seconds):
         if message is not None:
