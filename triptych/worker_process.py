@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from grpc import aio
@@ -61,10 +61,16 @@ class WorkerWatch:
     """Watches a worker's engines and its event loop: health follows them, and with one of them the process
     ends. Inside `async with`; belongs to the running event loop."""
 
-    def __init__(self, health: Health, engines: Sequence[EngineBeat], stall_timeout: float) -> None:
+    def __init__(
+        self,
+        health: Health,
+        engines: Sequence[EngineBeat],
+        stall_timeout: float,
+        make_watchdog: Callable[[Sequence[EngineBeat], float], Watchdog] = Watchdog,
+    ) -> None:
         self._health = health
         self._loop = EngineBeat("event loop")
-        self._watchdog = Watchdog((*engines, self._loop), stall_timeout)
+        self._watchdog = make_watchdog((*engines, self._loop), stall_timeout)
         self._task: asyncio.Task[None] | None = None
 
     def healthy(self) -> bool:

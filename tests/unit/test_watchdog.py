@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
+from support.beats import NoTimer
 from triptych.errors import ConfigError
 from triptych.watchdog import (
     LEAST_LIMIT,
     SLOW_FACTOR,
     EngineBeat,
-    HangTimer,
     Life,
     StallClock,
     Watchdog,
@@ -27,20 +27,6 @@ LIMIT = 8.0
 
 class Panic(BaseException):
     """What is no Exception, as pyo3's panics are."""
-
-
-class NoTimer(HangTimer):
-    """Counts what it is asked for."""
-
-    def __init__(self) -> None:
-        self.wound: list[float] = []
-        self.stops = 0
-
-    def wind_up(self, seconds: float) -> None:
-        self.wound.append(seconds)
-
-    def stop(self) -> None:
-        self.stops += 1
 
 
 def watched(*names: str, limit: float = LIMIT) -> tuple[Watchdog, list[EngineBeat], queue.Queue[str]]:
