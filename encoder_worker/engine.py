@@ -7,8 +7,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -117,7 +117,6 @@ class EncoderEngine:
         passing: bool = False,
     ) -> None:
         self.beat = EngineBeat("encoder engine")
-        self._warm = False
         self._encoder = encoder
         self._saver = saver
         self._outputs = outputs
@@ -236,21 +235,13 @@ class EncoderEngine:
         prepared = [item.prepared for item in items if item.prepared is not None]
         self._calls += 1
         asked = time.monotonic()
-        with self._tower_turn(), torch.inference_mode():
+        with self.beat.turn(self._turn), torch.inference_mode():
             self._busy_since = time.monotonic()
             self._waited += self._busy_since - asked
             rows = self._to_host(self._encoder.encode(prepared))
-        self._warm = True
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")
         return [_checked(item.plan, data) for item, data in zip(items, rows, strict=True)]
-
-    @contextmanager
-    def _tower_turn(self) -> Iterator[None]:
-        """The device is this engine's; a first batch may take longer than others."""
-        first = nullcontext() if self._warm else self.beat.slow()
-        with first, self.beat.turn(self._turn):
-            yield
 
     def _free_after_failure(self) -> None:
         if self._encoder.device.type == "cuda":

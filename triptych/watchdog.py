@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 ENGINE_EXIT = 70
 #: How much longer than others a step may take that compiles, or that waits for another engine.
 SLOW_FACTOR = 10.0
+#: The timer against hangs that hold the interpreter's lock goes by the clock, on which a process that was
+#: stopped from outside, or frozen, hangs too: it has longer.
+HANG_FACTOR = 2.0
 #: Engines sleep for up to a second, and health follows at half of the limit.
 LEAST_LIMIT = 4.0
 _LONGEST_INTERVAL = 1.0
@@ -228,7 +231,8 @@ class Watchdog:
                     self._end(reason)
                     return
                 if self._limit < math.inf:
-                    self._timer.wind_up(max(self._limit * beat.patience for beat in self._beats))
+                    longest = max(self._limit * beat.patience for beat in self._beats)
+                    self._timer.wind_up(HANG_FACTOR * longest)
                 self._wake.wait(self.interval)
         finally:
             # Not where the process was to end: should that hang too, the timer ends it.

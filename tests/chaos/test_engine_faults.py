@@ -13,7 +13,7 @@ from support import faults
 from support.cluster import Cluster, start_cluster
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.stages import hold
+from support.stages import IN_THE_MIDDLE, hold
 from support.streams import Streams
 from support.traffic import STREAM_TOKENS, Case
 
@@ -57,7 +57,7 @@ async def _harm(
     async with Streams(cluster.url, cases, STREAM_TOKENS, [fault]) as streams:
         if pool == "pd":
             # In the middle of streams; an encoder is struck in its first batch.
-            await hold("streams in the middle", lambda: streams.in_the_middle >= 2, streams)
+            await hold("streams in the middle", lambda: streams.in_the_middle >= IN_THE_MIDDLE, streams)
         faults.order(folder, service, pool, fault)
         got = await streams.all()
     assert_exact(reference, [answer.token_ids for answer in got])

@@ -12,6 +12,7 @@ import pytest
 from support.beats import NoTimer
 from triptych.errors import ConfigError
 from triptych.watchdog import (
+    HANG_FACTOR,
     LEAST_LIMIT,
     SLOW_FACTOR,
     EngineBeat,
@@ -171,7 +172,7 @@ def test_the_timer_against_hangs_that_hold_the_interpreter_is_wound_up_and_stopp
     with beat.slow():
         watchdog.start()
         watchdog.stop()
-    assert timer.wound[0] == LIMIT * SLOW_FACTOR
+    assert timer.wound[0] == HANG_FACTOR * LIMIT * SLOW_FACTOR
     assert timer.stops == 1
 
 
