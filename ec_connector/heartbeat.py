@@ -60,7 +60,11 @@ class Heartbeat:
     async def _beat(self) -> None:
         while not self._stopping:
             if self._healthy():
-                await self._register()
+                try:
+                    await self._register()
+                except Exception:
+                    # The next one may succeed; without any, new proxies would never see this worker.
+                    log.exception("a registration failed")
             await asyncio.sleep(self._interval)
 
     async def _register(self) -> None:

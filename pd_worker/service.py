@@ -36,7 +36,7 @@ from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.flex_start import prepare
+from triptych.pd_worker.flex_start import prepare, slow_while_compiling
 from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
 from triptych.pd_worker.outbox import Outbox
@@ -102,6 +102,8 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
         health = Health(server)
         before_each_layer(model.decoder.module, worker.engine.beat.tick)
+        if config.attention_backend == "flex":
+            slow_while_compiling(worker.engine.beat)
         watch = WorkerWatch(health, [worker.engine.beat], config.stall_timeout)
         heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
         worker.start()

@@ -125,15 +125,22 @@ class EngineBeat:
         """From now on the thread may end."""
         self._stopped = True
 
+    def begin_slow(self) -> None:
+        """What follows may take long, until `end_slow`."""
+        self._slow += 1
+
+    def end_slow(self) -> None:
+        self._slow -= 1
+        self.tick()
+
     @contextmanager
     def slow(self) -> Iterator[None]:
         """Around what may take long: a first step that compiles, the wait for another engine's turn."""
-        self._slow += 1
+        self.begin_slow()
         try:
             yield
         finally:
-            self._slow -= 1
-            self.tick()
+            self.end_slow()
 
     @contextmanager
     def turn(self, turn: AbstractContextManager[object]) -> Iterator[None]:

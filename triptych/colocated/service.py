@@ -24,6 +24,7 @@ from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker import service as pd_service
+from triptych.pd_worker.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import WorkerInfo
@@ -136,6 +137,8 @@ class Replica:
         metrics.parameter_bytes.inc(encoder_service.parameter_bytes(model.encoder))
         before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
+        if config.pd.attention_backend == "flex":
+            slow_while_compiling(self.pd.engine.beat)
 
     @property
     def engines(self) -> tuple[EngineBeat, EngineBeat]:
