@@ -13,12 +13,15 @@ from support import faults
 from support.cluster import Cluster, start_cluster
 from support.oracle import assert_exact
 from support.rest import assert_at_rest
-from support.stages import IN_THE_MIDDLE, hold
+from support.stages import hold
 from support.streams import Streams
 from support.traffic import STREAM_TOKENS, Case
 
 pytestmark = pytest.mark.timeout(300)
 
+#: Batches before an encoder is struck, and steps before a PD worker is: with 20 requests of 100 tokens each it
+#: has far more than a hundred to do, and is in the middle of streams by then.
+AFTER = {"encoder": 3, "pd": 100}
 #: How the supervisor tells a process's end: by the watchdog, and by faulthandler's timer.
 ENDS = {
     "dies": "exit code 70",
@@ -51,18 +54,17 @@ async def _harm(
     cases: list[Case],
     reference: list[Any],
 ) -> None:
-    """Strikes the engine `target` (process, pool) once answers flow, and looks at all answers."""
+    """Strikes the engine `target` (process, pool) in the middle of its work, and looks at all answers."""
     service, pool = target
     before = cluster.pid(service)
+    faults.order(folder, service, pool, fault, AFTER[pool])
     async with Streams(cluster.url, cases, STREAM_TOKENS, [fault]) as streams:
-        if pool == "pd":
-            # In the middle of streams; an encoder is struck in its first batch.
-            await hold("streams in the middle", lambda: streams.in_the_middle >= IN_THE_MIDDLE, streams)
-        faults.order(folder, service, pool, fault)
         got = await streams.all()
     assert_exact(reference, [answer.token_ids for answer in got])
     assert {answer.finish_reason for answer in got} == {"length"}
     assert faults.struck(cluster, service, pool, fault)
+    if pool == "pd":
+        assert cluster.total("proxy", "triptych_resumes_total") > 0
     # The others may be through with everything before the process ends.
     await hold("the end of the process", lambda: f"{service} ended with" in _log(cluster))
     assert f"{service} ended with {ENDS[fault]}" in _log(cluster)

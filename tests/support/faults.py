@@ -26,10 +26,10 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def order(folder: Path, service: str, pool: str, fault: str) -> None:
-    """The engine of `pool` in the process `service` does so the next time that it is about to compute."""
+def order(folder: Path, service: str, pool: str, fault: str, after: int) -> None:
+    """The engine of `pool` in the process `service` does so when it has computed `after` times more."""
     scratch = folder / f"{service}.{pool}.new"
-    scratch.write_text(fault)
+    scratch.write_text(f"{fault} {after}")
     scratch.replace(folder / f"{service}.{pool}")
 
 

@@ -1,7 +1,8 @@
 """In a worker's process: makes its engine's thread die or hang where a test says so.
 
 Python imports this module at its start from any folder of PYTHONPATH. An engine that is about to compute
-looks for the file that `support.faults` leaves for its process, takes it away and does what it says: once.
+looks for the file that `support.faults` leaves for its process, takes it away and does what it says, once and
+after as many computations as it says.
 """
 
 from __future__ import annotations
@@ -55,18 +56,27 @@ _FAULTS = {
 }
 
 
+#: By pool: the fault that was ordered, and how many computations come before it.
+_ordered: dict[str, tuple[str, int]] = {}
+
+
 def _fault_of(pool: str) -> None:
-    """What the test wants of this process's engine of `pool`, if anything."""
+    """What the test wants of this process's engine of `pool`, if anything, when it is time."""
     service = os.environ.get("TRIPTYCH_SERVICE", "")
-    order = Path(os.environ["TRIPTYCH_TEST_FAULTS"]) / f"{service}.{pool}"
-    try:
-        fault = order.read_text()
-        order.unlink()
-    except FileNotFoundError:
-        return
-    sys.stderr.write(f"{service}: its {pool} engine {fault}\n")
-    sys.stderr.flush()
-    _FAULTS[fault]()
+    if pool not in _ordered:
+        order = Path(os.environ["TRIPTYCH_TEST_FAULTS"]) / f"{service}.{pool}"
+        try:
+            fault, after = order.read_text().split()
+            order.unlink()
+        except FileNotFoundError:
+            return
+        _ordered[pool] = fault, int(after)
+    fault, left = _ordered[pool]
+    _ordered[pool] = fault, left - 1
+    if left == 0:
+        sys.stderr.write(f"{service}: its {pool} engine {fault}\n")
+        sys.stderr.flush()
+        _FAULTS[fault]()
 
 
 def _patch(module: ModuleType) -> None:
