@@ -19,8 +19,8 @@ from support.traffic import STREAM_TOKENS, Case
 
 pytestmark = pytest.mark.timeout(300)
 
-#: Batches before an encoder is struck, and steps before a PD worker is: with 20 requests of 100 tokens each it
-#: has far more than a hundred to do, and is in the middle of streams by then.
+#: Batches before an encoder is struck, and steps before a PD worker is: with 20 requests of 100 tokens it has
+#: far more than a hundred to do, and is in the middle of streams by then.
 AFTER = {"encoder": 3, "pd": 100}
 #: How the supervisor tells a process's end: by the watchdog, and by faulthandler's timer.
 ENDS = {
