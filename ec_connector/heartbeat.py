@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import StoreUnavailable
@@ -14,10 +15,20 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Registers `info` every `interval` seconds until stopped. Belongs to one event loop."""
+    """Registers `info` every `interval` seconds until stopped. Belongs to one event loop.
 
-    def __init__(self, registry: Registry, info: WorkerInfo, interval: float = 1.0) -> None:
+    While the worker is not `healthy` its registration is not renewed, and lapses.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        info: WorkerInfo,
+        interval: float = 1.0,
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.info = info
+        self._healthy = healthy
         self._registry = registry
         self._interval = interval
         self._task: asyncio.Task[None] | None = None
@@ -48,14 +59,22 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         while not self._stopping:
-            try:
-                await self._registry.register(self.info)
-            except StoreUnavailable as error:
-                if self._reachable:
-                    log.warning("cannot register, will go on trying: %s", error)
-                self._reachable = False
-            else:
-                if not self._reachable:
-                    log.info("registered again as %s %s", self.info.pool, self.info.address)
-                self._reachable = True
+            if self._healthy():
+                try:
+                    await self._register()
+                except Exception:
+                    # The next one may succeed; without any, new proxies would never see this worker.
+                    log.exception("a registration failed")
             await asyncio.sleep(self._interval)
+
+    async def _register(self) -> None:
+        try:
+            await self._registry.register(self.info)
+        except StoreUnavailable as error:
+            if self._reachable:
+                log.warning("cannot register, will go on trying: %s", error)
+            self._reachable = False
+        else:
+            if not self._reachable:
+                log.info("registered again as %s %s", self.info.pool, self.info.address)
+            self._reachable = True

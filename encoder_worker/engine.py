@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych.cpus import in_passing_thread, lower_priority
+from triptych.device_fault import check_device
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
@@ -21,8 +22,12 @@ from triptych.encoder_worker.saver import Saver
 from triptych.errors import InternalError, InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan
+from triptych.watchdog import EngineBeat
 
 logger = logging.getLogger(__name__)
+
+#: Longest sleep of an idle engine: it beats that often.
+_LONGEST_SLEEP = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class EncoderEngine:
     `turn` is held while the tower computes, where others use the same device. `nice` is the niceness of the
     engine's thread and of the torch threads that it starts. `passing`: each batch has a thread of its own,
     which ends with it; for a process in which others compute in parallel too (see `in_passing_thread`).
+
+    `beat` is to be watched: a thread that dies, of a device that is lost for example, answers nobody.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class EncoderEngine:
         *,
         passing: bool = False,
     ) -> None:
+        self.beat = EngineBeat("encoder engine")
         self._encoder = encoder
         self._saver = saver
         self._outputs = outputs
@@ -122,7 +130,9 @@ class EncoderEngine:
         self._stopping = False
         self._busy_since: float | None = None
         self._calls = 0
-        self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self.beat.run, args=(self._run,), name="encoder-engine", daemon=True
+        )
 
     def start(self) -> None:
         """Starts the thread."""
@@ -131,6 +141,7 @@ class EncoderEngine:
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread after the batch in the tower."""
+        self.beat.stop()
         self._stopping = True
         self._orders.put(None)
         if self._thread.is_alive():
@@ -154,13 +165,37 @@ class EncoderEngine:
 
     def _run(self) -> None:
         lower_priority(self._nice)
-        while (order := self._orders.get()) is not None and not self._stopping:
+        while not self._stopping:
+            self.beat.tick()
+            try:
+                order = self._orders.get(timeout=_LONGEST_SLEEP)
+            except queue.Empty:
+                continue
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
-            elif self._passing:
-                in_passing_thread(self._step, order)
+            elif order is not None:
+                self._run_batch(order)
+
+    def _run_batch(self, batch: Sequence[TowerItem]) -> None:
+        """Every item is answered, and then the batch, whatever fails."""
+        try:
+            if self._passing:
+                in_passing_thread(self._step, batch)
             else:
-                self._step(order)
+                self._step(batch)
+        except Exception as error:
+            check_device(error, self._encoder.device)
+            logger.exception("a batch of %d items failed", len(batch))
+            self._busy_since = None
+            for item in batch:
+                self._tell(Encoded(item.plan.mm_hash, 0.0, error=InternalError("the encoder failed")))
+            self._tell(BatchDone(0, self._calls, 0.0))
+
+    def _tell(self, event: EngineEvent) -> None:
+        try:
+            self._emit(event)
+        except Exception:
+            logger.exception("an event of the engine was not taken")
 
     def _step(self, batch: Sequence[TowerItem]) -> None:
         start = self._busy_since = time.monotonic()
@@ -170,14 +205,19 @@ class EncoderEngine:
         seconds = time.monotonic() - start - self._waited
         self._busy_since = None
         for item in batch:
-            self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
-        self._emit(BatchDone(len(fresh), self._calls, seconds))
+            try:
+                self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
+            except Exception:
+                logger.exception("an item could not be answered as it should")
+                self._tell(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
+        self._tell(BatchDone(len(fresh), self._calls, seconds))
 
     def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
         """One output or error per item; an item that fails takes no other with it."""
         try:
             return self._encode(items)
         except Exception as error:
+            check_device(error, self._encoder.device)
             if len(items) == 1:
                 logger.warning("the tower failed on an item", exc_info=True)
                 return [error]
@@ -195,7 +235,7 @@ class EncoderEngine:
         prepared = [item.prepared for item in items if item.prepared is not None]
         self._calls += 1
         asked = time.monotonic()
-        with self._turn, torch.inference_mode():
+        with self.beat.turn(self._turn), torch.inference_mode():
             self._busy_since = time.monotonic()
             self._waited += self._busy_since - asked
             rows = self._to_host(self._encoder.encode(prepared))
@@ -210,33 +250,38 @@ class EncoderEngine:
     def _finish(self, item: TowerItem, result: EncoderOutput | Exception | None, seconds: float) -> None:
         key = item.plan.mm_hash
         if isinstance(result, Exception) or result is None:
-            self._emit(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
+            self._tell(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
             return
         self._outputs[key] = result
         saving = item.wanted()
-        self._emit(Encoded(key, seconds, output=result, saving=saving))
+        self._tell(Encoded(key, seconds, output=result, saving=saving))
         if saving:
             self._start_save(result, item.damaged_digest)
 
     def _start_save(self, output: EncoderOutput, damaged_digest: str) -> None:
         key = output.plan.mm_hash
-        self._outputs.hold(key)
-        self._outputs[key] = output
         try:
+            self._outputs.hold(key)
+            self._outputs[key] = output
             self._saver.save(self._outputs, key, damaged_digest)
         except Exception as error:
             logger.warning("a save could not begin", exc_info=True)
-            self._outputs.let_go(key)
-            self._emit(Unsaved(key, type(error).__name__))
+            self._landed(Unsaved(key, type(error).__name__))
 
     def _collect(self) -> None:
         finished = self._saver.get_finished()
         for key in finished.saved:
-            self._outputs.let_go(key)
-            self._emit(Saved(key))
+            self._landed(Saved(key))
         for key, reason in finished.unsaved.items():
-            self._outputs.let_go(key)
-            self._emit(Unsaved(key, reason))
+            self._landed(Unsaved(key, reason))
+
+    def _landed(self, event: Saved | Unsaved) -> None:
+        """One save's end; whatever fails, those after it are told too."""
+        try:
+            self._outputs.let_go(event.mm_hash)
+        except Exception:
+            logger.exception("an output stays held")
+        self._tell(event)
 
 
 def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:

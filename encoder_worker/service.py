@@ -14,18 +14,19 @@ from triptych.core_page import CorePage
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
-from triptych.encoder_worker.tower_layers import before_each_layer
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, bind, metrics_server, stop_signal
+from triptych.watchdog import check_stall_timeout
+from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ DRAIN_SECONDS = 30.0
 async def run(config: EncoderConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.host, config.internal_token)
+    check_stall_timeout(config.stall_timeout)
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
@@ -67,24 +69,27 @@ async def _serve(
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
         worker.servicer, server
     )
+    before_each_layer(encoder.module, worker.beat.tick)
     health = Health(server)
-    try:
-        with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-            info = door.enrol(worker_info(config, identity, metrics_port))
-            heartbeat = Heartbeat(Registry(store), info)
-            worker.start()
-            await server.start()
-            await health.serving()
-            heartbeat.start()
-            logger.info("ready: encoder %s %s", address, identity.model_name)
-            await stop.wait()
-            logger.info("draining: %d open jobs", len(worker.jobs))
-            await heartbeat.stop()
-            await health.leaving()
-            await worker.drain(DRAIN_SECONDS)
-            await server.stop(1.0)
-    finally:
-        await worker.stop()
+    watch = WorkerWatch(health, [worker.beat], config.stall_timeout)
+    worker.start()
+    async with watch:
+        try:
+            with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
+                info = door.enrol(worker_info(config, identity, metrics_port))
+                heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
+                await server.start()
+                await health.serving()
+                heartbeat.start()
+                logger.info("ready: encoder %s %s", address, identity.model_name)
+                await stop.wait()
+                logger.info("draining: %d open jobs", len(worker.jobs))
+                await heartbeat.stop()
+                await health.leaving()
+                await worker.drain(DRAIN_SECONDS)
+                await server.stop(1.0)
+        finally:
+            await worker.stop()
 
 
 def _core_page(config: EncoderConfig, encoder: EncoderSide) -> CorePage | None:

@@ -29,6 +29,7 @@ from triptych.encoder_worker.server import EncoderServicer
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
+from triptych.watchdog import EngineBeat
 
 #: Latest outputs kept on the host.
 OUTPUT_CACHE_BYTES = 64 * MIB
@@ -126,6 +127,11 @@ class EncoderWorker:
                 loop.call_soon_threadsafe(self.jobs.on_engine, event)
 
         return emit
+
+    @property
+    def beat(self) -> EngineBeat:
+        """The engine's, to be watched."""
+        return self._engine.beat
 
     def start(self) -> None:
         """Starts the engine's thread."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from triptych.config import PDConfig
 from triptych.cpus import in_passing_thread
+from triptych.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import PDMetrics
@@ -24,14 +26,16 @@ from triptych.pd_worker.capacity import (
 )
 from triptych.pd_worker.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.encoder_cache import EncoderCache
+from triptych.pd_worker.inbox import Command
 from triptych.pd_worker.items import ItemTracker
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.model_runner import ModelRunner
-from triptych.pd_worker.outputs import EngineEvent
+from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.pd_worker.swap_manager import SwapManager
+from triptych.watchdog import EngineBeat
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class Engine:
     made with an `on_progress` that calls `wake`. `turn` is held while the decoder computes, where others use
     the same device; `rest` is called between two steps, with the number of requests that wait for embeddings
     for each one that runs.
+
+    `beat` is to be watched: a thread that dies, of a device that is lost for example, ends nobody's request.
     """
 
     def __init__(
@@ -89,23 +95,26 @@ class Engine:
             num_host_blocks=host_blocks,
             view_memory=view_memory(config, decoder.device),
         )
+        self.beat = EngineBeat("PD engine")
+        self._device = decoder.device
+        self._warm = False
         self._emit = emit
         self._turn = turn or nullcontext()
         self._rest = rest
-        self._idle: AbstractContextManager[object] = nullcontext()
         self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
         self._condition = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: list[Command] = []
         self._awake = False
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self.beat.run, args=(self._run,), name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the thread after its step; requests that are left end with Unavailable. Idempotent."""
+        self.beat.stop()
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -117,17 +126,40 @@ class Engine:
         self.scheduler.check(request)
         if self._stopping:
             raise Unavailable("this worker is shutting down", retry_after=1.0)
-        self._put(lambda: self.scheduler.add(request, time.monotonic()))
+        self._put(
+            Command(
+                lambda: self.scheduler.add(request, time.monotonic()), partial(self.scheduler.fail, request)
+            )
+        )
 
     def items_ready(self, mm_hashes: Iterable[str]) -> None:
         """These embeddings have landed in the store."""
         keys = list(mm_hashes)
-        self._put(lambda: self.scheduler.mark_ready(keys, time.monotonic()))
+        self._put(
+            Command(
+                lambda: self.scheduler.mark_ready(keys, time.monotonic()), lambda error: self._mark_each(keys)
+            )
+        )
+
+    def _mark_each(self, keys: Sequence[str]) -> None:
+        """Of keys that could not be marked together only those that cannot be marked alone end requests."""
+        for key in keys:
+            mark = partial(self.scheduler.mark_ready, [key], time.monotonic())
+            Command(mark, partial(self.scheduler.fail_item, key)).carry_out()
 
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests with ABORT and frees all that they hold; unknown ones are ignored."""
         ids = list(request_ids)
-        self._put(lambda: self.scheduler.cancel(ids, proxy_id))
+        self._put(
+            Command(
+                lambda: self.scheduler.cancel(ids, proxy_id), lambda error: self._cancel_each(ids, proxy_id)
+            )
+        )
+
+    def _cancel_each(self, request_ids: Sequence[str], proxy_id: str) -> None:
+        """One that cannot be cancelled alone either runs to its end, which nobody hears."""
+        for request_id in request_ids:
+            Command(partial(self.scheduler.cancel, [request_id], proxy_id), lambda error: None).carry_out()
 
     def wake(self) -> None:
         """Something may have become possible."""
@@ -135,46 +167,62 @@ class Engine:
             self._awake = True
             self._condition.notify()
 
-    def _put(self, command: Callable[[], None]) -> None:
+    def _put(self, *commands: Command) -> None:
         with self._condition:
-            self._inbox.append(command)
+            self._inbox.extend(commands)
             self._condition.notify()
 
     def _run(self) -> None:
         busy = False
         while not self._stopping:
+            self.beat.tick()
             if busy and self._rest is not None:
                 self._rest(self.scheduler.item_pressure)
             commands = self._take_inbox(sleep=not busy)
             try:
                 busy = self._step(commands)
-            except Exception:
+            except Exception as error:
+                check_device(error, self._device)
                 log.exception("the engine failed; all its requests end")
                 self._fail_all(InternalError("the engine failed"))
                 busy = False
         for command in self._take_inbox(sleep=False):
-            command()
+            command.carry_out()
         self._fail_all(Unavailable("this worker is shutting down", retry_after=1.0))
 
-    def _step(self, commands: list[Callable[[], None]]) -> bool:
+    def _step(self, commands: Sequence[Command]) -> bool:
         """One step; False when there was nothing to do."""
         for command in commands:
-            command()
+            command.carry_out()
         output = self.scheduler.schedule(time.monotonic())
-        with self._turn if output.computes else self._idle:
-            result = self.runner.execute(output)
+        result = self._execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
         self._metrics.record(output, events)
         self._tell(events)
         moved = result.ec_connector_output
         return bool(output.computes or events or moved.fetched or moved.loaded or moved.failed)
 
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """The step's result; DeviceLost where the device fails for good: nobody's request ends with that."""
+        if not output.computes:
+            result = self.runner.execute(output)
+        elif self._warm:
+            with self.beat.turn(self._turn):
+                result = self.runner.execute(output)
+        else:
+            with self.beat.slow(), self._turn:
+                result = self.runner.execute(output)
+            self._warm = True
+        if result.error is not None or result.ec_connector_output.failed:
+            check_device(result.error, self._device)
+        return result
+
     def _fail_all(self, error: RequestError) -> None:
         events = self.scheduler.fail_all(error)
         self._metrics.record(None, events)
         self._tell(events)
 
-    def _take_inbox(self, *, sleep: bool) -> list[Callable[[], None]]:
+    def _take_inbox(self, *, sleep: bool) -> list[Command]:
         with self._condition:
             if sleep:
                 self._condition.wait_for(lambda: self._inbox or self._awake or self._stopping, self._pause())

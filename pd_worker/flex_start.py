@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import torch
+from torch._dynamo.callback import callback_handler
 
 from triptych.models.base import DecoderSide
 from triptych.models.support import check_supported, wanted_by_flex
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.flex_kernel import is_compiled
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
+from triptych.watchdog import EngineBeat
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,12 @@ def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
         log.exception("FlexAttention could not be compiled on %s", device)
         check_supported(path, ["flex_compile"])
     log.info("compiled FlexAttention in %.1f s", time.monotonic() - began)
+
+
+def slow_while_compiling(beat: EngineBeat) -> None:
+    """A step that torch compiles something for, sizes that were not foreseen, may take longer than others."""
+    callback_handler.register_start_callback(lambda args: beat.begin_slow())
+    callback_handler.register_end_callback(lambda args: beat.end_slow())
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from array import array
 
+from triptych.errors import RequestError
 from triptych.pd_worker.outputs import (
     EngineEvent,
     ItemLoaded,
@@ -22,6 +23,8 @@ from triptych.pd_worker.wire import (
     missing_to_proto,
 )
 from triptych.protos import common_pb2, pd_pb2
+from triptych.protos.convert import error_to_proto
+from triptych.types import FinishReason
 
 
 class RequestHistory:
@@ -95,10 +98,19 @@ class RequestHistory:
         if self._taken_texts < len(self._texts):
             events.append(self._event(tokens=self._untaken_tokens()))
             self._taken_texts = len(self._texts)
-        if self.finished is not None and self.finished_taken_at is None:
-            self.finished_taken_at = now
-            events.append(self._event(finished=self.finished))
-        return events
+        return [*events, *self.take_end(now)]
+
+    def take_end(self, now: float) -> list[pd_pb2.RequestEvent]:
+        """The last event, where it has not been handed over yet."""
+        if self.finished is None or self.finished_taken_at is not None:
+            return []
+        self.finished_taken_at = now
+        return [self._event(finished=self.finished)]
+
+    def fail(self, error: RequestError) -> None:
+        """The request ends with `error`, whatever the engine says of it from now on."""
+        self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
+        self.finished_taken_at = None
 
     def rewind(self, position: int) -> bool:
         """The proxy has the first `position` tokens: the rest is to be taken again.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from triptych.errors import InternalError
 from triptych.pd_worker.history import RequestHistory
 from triptych.pd_worker.outputs import EngineEvent
 from triptych.pd_worker.token_texts import TokenTexts
@@ -30,6 +31,7 @@ class EventStream:
         self._clock = clock
         self._new: dict[str, RequestHistory] = {}
         self._lost: list[pd_pb2.RequestEvent] = []
+        self._beat: pd_pb2.Beat | None = None
         self._wake = asyncio.Event()
         self._closed = False
 
@@ -46,6 +48,11 @@ class EventStream:
 
     def lose(self, request_id: str, attempt: int) -> None:
         self._lost.append(pd_pb2.RequestEvent(request_id=request_id, attempt=attempt, lost=pd_pb2.Lost()))
+        self._wake.set()
+
+    def beat(self, beat: pd_pb2.Beat) -> None:
+        """Says how far the engine is, in the place of what was not sent yet."""
+        self._beat = beat
         self._wake.set()
 
     def close(self) -> None:
@@ -65,15 +72,25 @@ class EventStream:
             events: list[pd_pb2.RequestEvent] = []
             histories, self._new = list(self._new.values()), {}
             for history in histories:
-                events.extend(history.take(self._clock()))
+                events.extend(self._taken(history))
             events.extend(self._lost)
             self._lost.clear()
-            if events:
-                return pd_pb2.StepEvents(events=events)
+            beat, self._beat = self._beat, None
+            if events or beat is not None:
+                return pd_pb2.StepEvents(events=events, beat=beat)
             if self._closed:
                 return None
             self._wake.clear()
             await self._wake.wait()
+
+    def _taken(self, history: RequestHistory) -> list[pd_pb2.RequestEvent]:
+        """What is new of one request; an error where it cannot be sent, so that all others go on."""
+        try:
+            return history.take(self._clock())
+        except Exception:
+            log.exception("request %s: its events cannot be sent", history.request_id)
+            history.fail(InternalError("the request's output could not be sent"))
+            return history.take_end(self._clock())
 
 
 @dataclass(slots=True)
@@ -143,7 +160,14 @@ class Outbox:
             history = proxy.requests.get(event.request_id) if proxy else None
             if proxy is None or history is None or history.attempt != event.attempt:
                 continue
-            history.add(event)
+            if history.finished is not None:
+                continue  # it has failed here, and the engine did not know yet
+            try:
+                history.add(event)
+            except Exception:
+                log.exception("request %s: an event of it cannot be filed", event.request_id)
+                history.fail(InternalError("the request's output could not be sent"))
+                self._cancel([event.request_id], event.proxy_id)
             if proxy.stream is not None:
                 proxy.stream.add(history)
 
@@ -217,6 +241,12 @@ class Outbox:
         proxy = self._proxies.get(stream.proxy_id)
         if proxy is not None and proxy.stream is stream:
             proxy.stream, proxy.detached_at = None, self._clock()
+
+    def beat(self, count: int, patience: float) -> None:
+        """Tells every proxy how far the engine is. Called once a second."""
+        for proxy in self._proxies.values():
+            if proxy.stream is not None:
+                proxy.stream.beat(pd_pb2.Beat(count=count, patience=patience))
 
     def sweep(self) -> None:
         """Cancels the requests of proxies that stayed away, forgets finished ones. Called regularly."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from triptych.errors import RequestError
 from triptych.pd_worker.outputs import NewTokens, RawLogprobs, RequestAdmitted, RequestFinished
-from triptych.pd_worker.request import RequestState
-from triptych.types import FinishReason, Usage
+from triptych.pd_worker.request import EngineRequest, RequestState
+from triptych.types import FinishReason, PDTimings, Usage
 
 
 def admitted(state: RequestState) -> RequestAdmitted:
@@ -36,4 +36,12 @@ def finished(state: RequestState, reason: FinishReason, error: RequestError | No
     usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), state.num_cached_tokens)
     return RequestFinished(
         **request.names(), reason=reason, error=error, usage=usage, timings=state.timings()
+    )
+
+
+def refused(request: EngineRequest, error: RequestError) -> RequestFinished:
+    """The end of a request that was not taken in."""
+    usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), 0)
+    return RequestFinished(
+        **request.names(), reason=FinishReason.ERROR, error=error, usage=usage, timings=PDTimings()
     )

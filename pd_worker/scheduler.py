@@ -126,6 +126,19 @@ class Scheduler:
             if state is not None:
                 self._finish(state, FinishReason.ABORT)
 
+    def fail(self, request: EngineRequest, error: RequestError) -> None:
+        """Ends one request with `error`, also one that `add` has not taken in as a whole."""
+        state = self._states.get(request.key)
+        if state is not None and state.request.attempt == request.attempt:
+            self._finish(state, FinishReason.ERROR, error)
+        else:
+            self._events.append(request_events.refused(request, error))
+
+    def fail_item(self, mm_hash: str, error: RequestError) -> None:
+        """Ends every request on the item with `error`."""
+        for state in [s for s in self._states.values() if any(f.mm_hash == mm_hash for f in s.features)]:
+            self._finish(state, FinishReason.ERROR, error)
+
     def fail_all(self, error: RequestError) -> list[EngineEvent]:
         """Ends every request with `error`; returns all events not told yet."""
         for state in list(self._states.values()):

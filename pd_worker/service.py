@@ -29,13 +29,14 @@ from triptych.errors import Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention import ATTENTION_NAME
 from triptych.pd_worker.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.flex_start import prepare
+from triptych.pd_worker.flex_start import prepare, slow_while_compiling
 from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
 from triptych.pd_worker.outbox import Outbox
@@ -46,12 +47,15 @@ from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, bind, metrics_server, stop_signal
+from triptych.watchdog import check_stall_timeout
+from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
 log = logging.getLogger(__name__)
 
 #: Seconds that the requests held get after SIGTERM; what is left then goes on at another worker.
 DRAIN_SECONDS = 30.0
+#: How often proxies hear how far the engine is.
+BEAT_SECONDS = 1.0
 _SWEEP_SECONDS = 0.25
 _POLL_SECONDS = 0.02
 _INTAKE_THREADS = 2
@@ -75,6 +79,7 @@ class LoadedModel:
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.host, config.internal_token)
+    check_stall_timeout(config.stall_timeout)
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
@@ -96,26 +101,31 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
         page = _core_page(config, model, core)
         worker = PDWorker(config, model, metrics, turn=page, rest=None if page is None else page.rest)
         info = door.enrol(worker.info(address, metrics_port))
-        heartbeat = Heartbeat(Registry(store), info)
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
         health = Health(server)
+        before_each_layer(model.decoder.module, worker.engine.beat.tick)
+        if config.attention_backend == "flex":
+            slow_while_compiling(worker.engine.beat)
+        watch = WorkerWatch(health, [worker.engine.beat], config.stall_timeout)
+        heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
         worker.start()
-        try:
-            await server.start()
-            await health.serving()
-            heartbeat.start()
-            log.info("ready: pd %s %s", address, model.name)
-            await stop.wait()
-            log.info("draining: %d requests", worker.outbox.unfinished)
-            await heartbeat.stop()
-            await health.leaving()
-            await worker.drain(DRAIN_SECONDS)
-        finally:
-            worker.outbox.shut_down()
-            await server.stop(1.0)
-            await worker.stop()
-            if core is not None:
-                core.release()
+        async with watch:
+            try:
+                await server.start()
+                await health.serving()
+                heartbeat.start()
+                log.info("ready: pd %s %s", address, model.name)
+                await stop.wait()
+                log.info("draining: %d requests", worker.outbox.unfinished)
+                await heartbeat.stop()
+                await health.leaving()
+                await worker.drain(DRAIN_SECONDS)
+            finally:
+                worker.outbox.shut_down()
+                await server.stop(1.0)
+                await worker.stop()
+                if core is not None:
+                    core.release()
 
 
 class PDWorker:
@@ -141,7 +151,7 @@ class PDWorker:
         self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
         self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
-        self._sweeper: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
         texts = TokenTexts(model.tokenizer)
         self.outbox = Outbox(self._cancel, texts=texts)
         self.engine = Engine(
@@ -196,7 +206,11 @@ class PDWorker:
 
     def start(self) -> None:
         self.engine.start()
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweep")
+        loop = asyncio.get_running_loop()
+        self._upkeep = [
+            loop.create_task(self._sweep(), name="sweep"),
+            loop.create_task(self._tell_beat(), name="beat"),
+        ]
 
     async def drain(self, grace: float) -> None:
         """Refuses what is new and lets what is held finish, for at most `grace` seconds."""
@@ -207,10 +221,9 @@ class PDWorker:
 
     async def stop(self) -> None:
         """Ends the engine and gives everything back."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
         await asyncio.to_thread(self.engine.stop)
         await asyncio.to_thread(self._mover.shutdown)
         self._planner.shutdown()
@@ -220,6 +233,13 @@ class PDWorker:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.outbox.sweep()
+
+    async def _tell_beat(self) -> None:
+        beat = self.engine.beat
+        while True:
+            # A dead engine's count stands still.
+            self.outbox.beat(beat.count, beat.patience)
+            await asyncio.sleep(BEAT_SECONDS)
 
     def _progress(self) -> None:
         """A transfer has ended: an idle engine goes on at once."""

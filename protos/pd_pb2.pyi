@@ -186,10 +186,20 @@ class Reattach(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class StepEvents(_message.Message):
-    __slots__ = ("events",)
+    __slots__ = ("events", "beat")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
-    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ...) -> None: ...
+    beat: Beat
+    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("count", "patience")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    patience: float
+    def __init__(self, count: _Optional[int] = ..., patience: _Optional[float] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
     __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost")

@@ -64,6 +64,7 @@ class Dispatcher:
         phase_timeout: float = 60.0,
         media: MediaLoader | None = None,
         flow_control: bool = True,
+        stall_timeout: float = 60.0,
     ) -> None:
         self._pool = pool
         self._store = store
@@ -85,7 +86,10 @@ class Dispatcher:
         self.gate = Gate(pool, self.jobs.backpressure, self.media.spool, max_queue)
         news = PDNews(self._flows, self._carry_out, lambda flow: self._router.leave_in_peace(flow))
         self._router = PDRouter(
-            pool, proxy_id, RouterSink(news.events, news.lost, news.accepted, news.refused)
+            pool,
+            proxy_id,
+            RouterSink(news.events, news.lost, news.accepted, news.refused),
+            stall_timeout=stall_timeout,
         )
         pool.on_change = self._pool_changed
         pool.on_lost = self._worker_lost

@@ -12,6 +12,7 @@ import grpc
 from grpc import aio
 
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.proxy.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,14 @@ class _Tracked:
 class PDLink:
     """The stream of one PD worker, and the requests on it. Lost requests are told once."""
 
-    def __init__(self, address: str, channel: aio.Channel, proxy_id: str, sink: LinkSink) -> None:
+    def __init__(
+        self, address: str, channel: aio.Channel, proxy_id: str, sink: LinkSink, stall_timeout: float = 0.0
+    ) -> None:
         self.address = address
         self.attached = False
+        #: The worker's engine stands still: it gets nothing new.
+        self.set_aside = False
+        self._stall = StallWatch(stall_timeout)
         self._stub: Any = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
         self._proxy_id = proxy_id
         self._sink = sink
@@ -69,6 +75,21 @@ class PDLink:
         if self._call is not None:
             self._call.cancel()
         self._lose_all()
+
+    def look(self, now: float) -> bool:
+        """Whether `set_aside` has changed; a worker that begins to stand still loses its requests.
+
+        Called every second. Nothing is known of a worker without a stream.
+        """
+        if not self.attached or (stalled := self._stall.stalled(now)) is self.set_aside:
+            return False
+        self.set_aside = stalled
+        if stalled:
+            log.warning("PD worker %s stands still: its requests go on elsewhere", self.address)
+            self.give_up()
+        else:
+            log.info("PD worker %s moves again", self.address)
+        return True
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -160,6 +181,7 @@ class PDLink:
                 self._start_flush()
             deliver = self._sink.events
             async for step in call:
+                self._stall.take(step)
                 deliver(step.events)
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -19,6 +19,7 @@ from triptych.proxy.lifecycle import Submit
 from triptych.proxy.pd_client import LinkSink, PDLink
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
+from triptych.proxy.stall_watch import LOOK_SECONDS
 from triptych.proxy.wire import (
     encoder_prompt_to_proto,
     prompt_to_proto,
@@ -52,7 +53,9 @@ class RouterSink:
 class PDRouter:
     """Requests taken up again go before new ones."""
 
-    def __init__(self, pool: WorkerPool, proxy_id: str, sink: RouterSink) -> None:
+    def __init__(
+        self, pool: WorkerPool, proxy_id: str, sink: RouterSink, *, stall_timeout: float = 0.0
+    ) -> None:
         self._pool = pool
         self._proxy_id = proxy_id
         self._sink = sink
@@ -62,9 +65,11 @@ class PDRouter:
         self._affinity = PrefixAffinity()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumping = False
+        self._stall_timeout = stall_timeout
+        self._looking = asyncio.create_task(self._look(), name="stalls of PD workers")
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, self._looking]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -77,8 +82,22 @@ class PDRouter:
             self._spawn(self._links.pop(address).close())
         for address, worker in known.items():
             if address not in self._links:
-                self._links[address] = PDLink(address, worker.channel, self._proxy_id, self._link_sink)
+                self._links[address] = PDLink(
+                    address, worker.channel, self._proxy_id, self._link_sink, self._stall_timeout
+                )
         self.pump()
+
+    async def _look(self) -> None:
+        """Sets workers aside whose engines stand still, until they move again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for link in list(self._links.values()):
+                try:
+                    if link.look(loop.time()):
+                        self.pump()
+                except Exception:
+                    log.exception("PD worker %s could not be looked at", link.address)
 
     def lose(self, address: str) -> None:
         """The worker has stalled or gone; its requests are told as lost."""
@@ -138,7 +157,7 @@ class PDRouter:
         for worker in self._pool.serving("pd"):
             info = worker.info
             link = self._links.get(info.address)
-            if link is None or not link.attached or info.address in flow.refused_by:
+            if link is None or not link.attached or link.set_aside or info.address in flow.refused_by:
                 continue
             if info.model_key == flow.binding.model_key:
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)

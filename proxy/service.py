@@ -41,6 +41,7 @@ from triptych.proxy.limits import PrincipalLimits
 from triptych.proxy.media_loader import make_loader
 from triptych.proxy.pool import WorkerPool
 from triptych.rpc import make_server
+from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import metrics_server
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ DEFAULT_STORE_BYTES = 1 << 30
 async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
+    check_stall_timeout(config.stall_timeout)
     keys = _key_ring(config)
     limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
@@ -104,6 +106,7 @@ async def _serve(
         max_queue=config.max_queue,
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
+        stall_timeout=config.stall_timeout,
     )
     stack.push_async_callback(dispatcher.close)
     door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None

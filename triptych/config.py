@@ -76,6 +76,11 @@ class ServiceConfig:
         "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
     )
     internal_token_file: str = flag("", "file that holds the internal token, in place of the flag")
+    stall_timeout: float = flag(
+        60.0,
+        "seconds that an engine may stand still in one layer of a step; then its worker's process ends, and "
+        "proxies send its requests elsewhere; 0: for ever",
+    )
     log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
     metrics_port: int = flag(0, "port of /metrics and /health of this process; 0 picks a free one")
 

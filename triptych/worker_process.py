@@ -1,10 +1,11 @@
-"""What the processes of all kinds of worker share: address, health, metrics page, stop signal."""
+"""What the processes of all kinds of worker share: address, health, watch, metrics page, stop signal."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from grpc import aio
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from triptych.config import WorkerConfig, check_advertise
 from triptych.errors import ConfigError
+from triptych.watchdog import EngineBeat, Watchdog
 
 
 def stop_signal() -> asyncio.Event:
@@ -46,9 +48,55 @@ class Health:
     async def serving(self) -> None:
         await self._servicer.set("", health_pb2.HealthCheckResponse.SERVING)
 
+    async def stalled(self) -> None:
+        """An engine stands still: nothing new, until `serving`."""
+        await self._servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
     async def leaving(self) -> None:
         """From now on proxies send nothing new; they still see a live worker."""
         await self._servicer.enter_graceful_shutdown()
+
+
+class WorkerWatch:
+    """Watches a worker's engines and its event loop: health follows them, and with one of them the process
+    ends. Inside `async with`; belongs to the running event loop."""
+
+    def __init__(
+        self,
+        health: Health,
+        engines: Sequence[EngineBeat],
+        stall_timeout: float,
+        make_watchdog: Callable[[Sequence[EngineBeat], float], Watchdog] = Watchdog,
+    ) -> None:
+        self._health = health
+        self._loop = EngineBeat("event loop")
+        self._watchdog = make_watchdog((*engines, self._loop), stall_timeout)
+        self._task: asyncio.Task[None] | None = None
+
+    def healthy(self) -> bool:
+        """Whether all of them have moved of late."""
+        return self._watchdog.healthy
+
+    async def __aenter__(self) -> WorkerWatch:
+        self._watchdog.start()
+        self._task = asyncio.create_task(self._follow(), name="watch")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self._watchdog.stop)
+
+    async def _follow(self) -> None:
+        shown = True
+        while True:
+            self._loop.tick()
+            if (healthy := self.healthy()) is not shown:
+                shown = healthy
+                await (self._health.serving() if healthy else self._health.stalled())
+            await asyncio.sleep(self._watchdog.interval)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.beats = 0
         self.submits: list[pd_pb2.SubmitRequest] = []
         self.cancels: list[str] = []
         self.notices: list[list[str]] = []
@@ -65,7 +66,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.admission = asyncio.Event()
         self.gate.set()
         self.admission.set()
-        self.streams: dict[str, asyncio.Queue[pd_pb2.RequestEvent | None]] = {}
+        self.streams: dict[str, asyncio.Queue[pd_pb2.RequestEvent | pd_pb2.Beat | None]] = {}
 
     def add_to(self, server: Any) -> None:
         pd_pb2_grpc.add_PDServiceServicer_to_server(self, server)
@@ -84,6 +85,12 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         """Ends every Attach call, as a connection that breaks does; requests live on."""
         for queue in self.streams.values():
             queue.put_nowait(None)
+
+    def beat(self, count: int, patience: float = 1.0) -> None:
+        """Says how far the engine is."""
+        self.beats += 1
+        for queue in self.streams.values():
+            queue.put_nowait(pd_pb2.Beat(count=count, patience=patience))
 
     async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
         self.submits.append(request)
@@ -113,7 +120,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
         await context.send_initial_metadata(())
         self.attaches.append(request)
-        queue: asyncio.Queue[pd_pb2.RequestEvent | None] = asyncio.Queue()
+        queue: asyncio.Queue[pd_pb2.RequestEvent | pd_pb2.Beat | None] = asyncio.Queue()
         self.streams[request.proxy_id] = queue
         for item in request.requests:
             held = self.requests.get(item.request_id)
@@ -127,7 +134,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
                 if not event.HasField("tokens") or event.tokens.position >= item.position:
                     queue.put_nowait(event)
         while (event := await queue.get()) is not None:
-            yield pd_pb2.StepEvents(events=[event])
+            if isinstance(event, pd_pb2.Beat):
+                yield pd_pb2.StepEvents(beat=event)
+            else:
+                yield pd_pb2.StepEvents(events=[event])
 
     async def Tokenize(self, request: pd_pb2.TokenizeRequest, context: Any) -> pd_pb2.TokenizeReply:
         """A text's ids are its characters; a conversation's are [1, 2, 3]."""

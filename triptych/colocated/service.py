@@ -22,12 +22,15 @@ from triptych.encoder_worker import worker as encoder_worker
 from triptych.metrics import EncoderMetrics, PDMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
+from triptych.models.layers import before_each_layer
 from triptych.pd_worker import service as pd_service
+from triptych.pd_worker.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, bind, metrics_server, stop_signal
+from triptych.watchdog import EngineBeat, check_stall_timeout
+from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class LoadedReplica:
 async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.pd.host, config.pd.internal_token)
+    check_stall_timeout(config.pd.stall_timeout)
     if config.pd.advertise:
         check_advertise(config.pd.advertise)
     stop = stop_signal()
@@ -81,27 +85,29 @@ async def _serve(
     pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)  # type: ignore[no-untyped-call]
     health = Health(server)
     with metrics_server(config.pd.host, config.pd.metrics_port, replica.registry) as metrics_port:
+        watch = WorkerWatch(health, replica.engines, config.pd.stall_timeout)
         infos = [door.enrol(info) for info in replica.infos(metrics_port)]
-        beats = [Heartbeat(Registry(store), info) for info in infos]
+        beats = [Heartbeat(Registry(store), info, healthy=watch.healthy) for info in infos]
         replica.start()
-        try:
-            await server.start()
-            await health.serving()
-            for beat in beats:
-                beat.start()
-            log.info("ready: colocated %s %s", address, model.decoder.name)
-            await stop.wait()
-            log.info(
-                "draining: %d requests, %d jobs", replica.pd.outbox.unfinished, len(replica.encoder.jobs)
-            )
-            for beat in beats:
-                await beat.stop()
-            await health.leaving()
-            await replica.drain(DRAIN_SECONDS)
-        finally:
-            replica.pd.outbox.shut_down()
-            await server.stop(1.0)
-            await replica.stop()
+        async with watch:
+            try:
+                await server.start()
+                await health.serving()
+                for beat in beats:
+                    beat.start()
+                log.info("ready: colocated %s %s", address, model.decoder.name)
+                await stop.wait()
+                log.info(
+                    "draining: %d requests, %d jobs", replica.pd.outbox.unfinished, len(replica.encoder.jobs)
+                )
+                for beat in beats:
+                    await beat.stop()
+                await health.leaving()
+                await replica.drain(DRAIN_SECONDS)
+            finally:
+                replica.pd.outbox.shut_down()
+                await server.stop(1.0)
+                await replica.stop()
 
 
 class Replica:
@@ -130,6 +136,15 @@ class Replica:
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
         self.pd = pd_service.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, turn=turn)
         metrics.parameter_bytes.inc(encoder_service.parameter_bytes(model.encoder))
+        before_each_layer(model.encoder.module, self.encoder.beat.tick)
+        before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
+        if config.pd.attention_backend == "flex":
+            slow_while_compiling(self.pd.engine.beat)
+
+    @property
+    def engines(self) -> tuple[EngineBeat, EngineBeat]:
+        """Both engines, to be watched."""
+        return self.encoder.beat, self.pd.engine.beat
 
     def infos(self, metrics_port: int) -> tuple[WorkerInfo, WorkerInfo]:
         """Its registrations, one in each pool."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgpack
 
+from support.waiting import until
 from triptych.ec_connector import keys
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
@@ -135,6 +136,40 @@ async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
     finally:
         await store.close()
         server.stop()
+
+
+async def test_a_worker_is_not_registered_while_it_is_not_healthy(
+    store: EmbeddingStore,
+) -> None:
+    healthy = False
+    registry = Registry(store)
+    heartbeat = Heartbeat(registry, ENCODER, interval=0.02, healthy=lambda: healthy)
+    # The last one of a healthy past, which nobody renews.
+    await registry.register(ENCODER, term=0.2)
+    heartbeat.start()
+    await becomes(registry, [])
+    healthy = True
+    await becomes(registry, [ENCODER])
+    await heartbeat.stop()
+
+
+async def test_a_registration_that_fails_as_nobody_thought_is_tried_again() -> None:
+    class Failing:
+        """Fails once."""
+
+        def __init__(self) -> None:
+            self.tries = 0
+
+        async def register(self, info: WorkerInfo) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise ValueError("a bug")
+
+    registry = Failing()
+    heartbeat = Heartbeat(registry, PD, interval=0.02)  # type: ignore[arg-type]
+    heartbeat.start()
+    await until(lambda: registry.tries > 1, "another try")
+    await heartbeat.stop(withdraw=False)
 
 
 async def test_a_heartbeat_stops_although_a_store_command_swallows_its_cancellation() -> None:

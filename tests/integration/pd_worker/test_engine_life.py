@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
+from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine_requests import CountingText
 from triptych.config import MIB
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
 from triptych.pd_worker.outputs import (
@@ -19,8 +21,11 @@ from triptych.pd_worker.outputs import (
     RequestFinished,
     SchedulerOutput,
 )
+from triptych.pd_worker.request import EngineRequest
+from triptych.types import FinishReason
 
 ONE = Prompt("What is this?", ((1, 96, 64),))
+TWO = Prompt("And what is that?", ((2, 64, 96),))
 TEXT = Prompt("Say something about the weather, and then about the sea.")
 
 
@@ -106,6 +111,158 @@ def test_an_engine_whose_scheduling_fails_answers_and_lives_on(
         assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
         cell.assert_at_rest()
         assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
+
+
+class Panic(BaseException):
+    """What is no Exception, as pyo3's panics are."""
+
+
+def _adds_together(cell: EngineCell, requests: Sequence[EngineRequest]) -> None:
+    """All in one batch of commands."""
+    with cell.engine._condition:
+        for request in requests:
+            cell.engine.submit(request)
+
+
+def test_a_request_that_cannot_be_taken_in_ends_alone_in_its_batch_of_commands(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(3)]
+        add = cell.engine.scheduler.add
+
+        def fail_second(request: EngineRequest, now: float) -> None:
+            if request is requests[1]:
+                raise RuntimeError("no room in the mind")
+            add(request, now)
+
+        monkeypatch.setattr(cell.engine.scheduler, "add", fail_second)
+        _adds_together(cell, requests)
+        ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
+        assert [type(end.error) for end in ends] == [type(None), InternalError, type(None)]
+        want = reference(checkpoint.path, TEXT, 8).token_ids
+        assert [cell.tokens(request.request_id) for request in requests] == [want, [], want]
+        cell.assert_at_rest()
+
+
+def test_a_request_that_fails_when_half_of_it_is_taken_in_leaves_nothing(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        good, bad = (cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(2))
+
+        class Broken(CountingText):
+            @property
+            def finished(self) -> FinishReason | None:  # type: ignore[override]
+                raise RuntimeError("the text is broken")
+
+            @finished.setter
+            def finished(self, value: FinishReason | None) -> None: ...
+
+        bad.output = Broken(8)
+        _adds_together(cell, [bad, good])
+        assert isinstance(cell.wait(bad.request_id, RequestFinished).error, InternalError)
+        assert cell.wait(good.request_id, RequestFinished).error is None
+        cell.assert_at_rest()
+
+
+def test_a_key_that_cannot_be_marked_ready_ends_the_requests_on_it_and_no_others(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        one, two = (
+            cell.request(prompt, prompt_ids(checkpoint, prompt), 8, publish=False) for prompt in (ONE, TWO)
+        )
+        keys = [request.features[0].mm_hash for request in (one, two)]
+        mark = cell.engine.scheduler.mark_ready
+
+        def fail_on_one(mm_hashes: Iterable[str], now: float) -> None:
+            if keys[0] in (named := list(mm_hashes)):
+                raise RuntimeError("no such mark")
+            mark(named, now)
+
+        monkeypatch.setattr(cell.engine.scheduler, "mark_ready", fail_on_one)
+        for request in (one, two):
+            cell.engine.submit(request)
+            checkpoint.publish(cell.store, request.features)
+        cell.engine.items_ready(keys)
+        assert isinstance(cell.wait(one.request_id, RequestFinished).error, InternalError)
+        assert cell.wait(two.request_id, RequestFinished).error is None
+        assert cell.tokens(two.request_id) == reference(checkpoint.path, TWO, 8).token_ids
+        cell.assert_at_rest()
+
+
+def test_a_request_that_cannot_be_cancelled_keeps_no_other_from_it(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        stuck, other = (cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False) for _ in range(2))
+        cancel = cell.engine.scheduler.cancel
+
+        def fail_on_stuck(request_ids: Iterable[str], proxy_id: str) -> None:
+            for request_id in request_ids:
+                if request_id == stuck.request_id:
+                    raise RuntimeError("it will not go")
+                cancel([request_id], proxy_id)
+
+        monkeypatch.setattr(cell.engine.scheduler, "cancel", fail_on_stuck)
+        for request in (stuck, other):
+            cell.engine.submit(request)
+        cell.engine.cancel([stuck.request_id, other.request_id], "proxy")
+        assert cell.wait(other.request_id, RequestFinished).reason is FinishReason.ABORT
+
+
+@pytest.mark.parametrize("where", ["schedule", "execute"])
+def test_an_engine_that_dies_answers_nobody_so_that_their_proxies_go_elsewhere(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        dead = threading.Event()
+        cell.engine.beat.on_death = dead.set
+
+        def panic(_: object) -> None:
+            raise Panic("the engine's thread ends")
+
+        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
+        monkeypatch.setattr(
+            cell.engine.scheduler if where == "schedule" else cell.engine.runner, where, panic
+        )
+        cell.engine.submit(request)
+        assert dead.wait(30)
+        assert cell.engine.beat.dead
+        assert not any(isinstance(event, RequestFinished) for event in cell.events)
+
+
+@pytest.mark.parametrize("where", ["_compute", "_start_transfers"])
+def test_a_lost_device_ends_the_engine_and_answers_nobody(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with engine_cell(checkpoint) as cell:
+        dead = threading.Event()
+        cell.engine.beat.on_death = dead.set
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
+        monkeypatch.setattr(cell.engine.runner, where, fail)
+        cell.engine.submit(request)
+        assert dead.wait(30)
+        assert not any(isinstance(event, RequestFinished) for event in cell.events)
+
+
+def test_an_engine_at_rest_and_one_at_work_beat_and_a_stopped_one_is_not_dead(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        for work in (False, True):
+            before = cell.engine.beat.count
+            if work:
+                cell.answer([TEXT], 8)
+            deadline = time.monotonic() + 30
+            while cell.engine.beat.count == before:
+                assert time.monotonic() < deadline, "no beat"
+                time.sleep(0.01)
+        cell.engine.stop()
+        assert not cell.engine.beat.dead
 
 
 def test_events_that_nobody_takes_do_not_stop_the_engine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -239,3 +240,109 @@ def test_a_save_that_lands_is_told_while_the_next_batch_is_in_the_tower() -> Non
     finally:
         tower.let_go.set()
         bench.engine.stop()
+
+
+class Panic(BaseException):
+    """What is no Exception, as pyo3's panics are."""
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_a_tower_that_panics_ends_the_engine_and_answers_nobody(passing: bool) -> None:
+    class Panicking(Tower):
+        def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+            raise Panic("the engine's thread ends")
+
+    assert _dies(Panicking(), passing=passing).events.empty()
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_a_lost_device_ends_the_engine_and_answers_nobody(passing: bool) -> None:
+    class Lost(Tower):
+        def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+            self.batches.append(len(items))
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    bench = _dies(Lost(), passing=passing)
+    assert bench.events.empty()
+    assert bench.tower.batches == [2], "the items are not tried one by one"
+
+
+def _dies(tower: Tower, *, passing: bool) -> Bench:
+    bench, dead = Bench(tower, passing=passing), threading.Event()
+    bench.engine.beat.on_death = dead.set
+    bench.engine.start()
+    bench.engine.encode([item("a"), item("b")])
+    assert dead.wait(30)
+    assert bench.engine.beat.dead
+    return bench
+
+
+def test_an_item_that_cannot_be_answered_keeps_no_other_from_its_answer(b: Bench) -> None:
+    def broken() -> bool:
+        raise RuntimeError("nobody knows")
+
+    bad = item("bad")
+    b.engine.encode([item("a"), TowerItem(bad.plan, bad.prepared, None, "", broken), item("c")])
+    events = b.take(6)
+    encoded = {e.mm_hash: e for e in events if isinstance(e, Encoded)}
+    assert isinstance(encoded["bad"].error, InternalError)
+    assert [e.mm_hash for e in events if isinstance(e, Saved)] == ["a", "c"]
+    assert isinstance(events[-1], BatchDone)
+
+
+def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(
+    b: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = b.engine._step
+
+    def fail_once(batch: Sequence[TowerItem]) -> None:
+        monkeypatch.setattr(b.engine, "_step", step)
+        raise RuntimeError("no thread left")
+
+    monkeypatch.setattr(b.engine, "_step", fail_once)
+    b.engine.encode([item("a"), item("b")])
+    first, second, done = b.take(3)
+    assert isinstance(first, Encoded) and isinstance(first.error, InternalError)
+    assert isinstance(second, Encoded) and isinstance(second.error, InternalError)
+    assert isinstance(done, BatchDone)
+    b.engine.encode([item("a")])
+    assert any(isinstance(event, Saved) for event in b.take(3))
+
+
+def test_a_save_whose_output_cannot_be_let_go_keeps_no_other_from_its_answer(
+    b: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = b.outputs.let_go
+
+    def fail_on_a(mm_hash: str) -> None:
+        if mm_hash == "a":
+            raise RuntimeError("it sticks")
+        let_go(mm_hash)
+
+    monkeypatch.setattr(b.outputs, "let_go", fail_on_a)
+    b.saver.output.saved += ["a", "b"]
+    b.saver.tell()
+    assert b.take(2) == [Saved("a"), Saved("b")]
+
+
+def test_an_event_that_is_not_taken_ends_no_engine(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = b.engine._emit
+    refused = threading.Event()
+
+    def refuse_once(event: EngineEvent) -> None:
+        if not refused.is_set():
+            refused.set()
+            raise RuntimeError("the loop is closed")
+        emit(event)
+
+    monkeypatch.setattr(b.engine, "_emit", refuse_once)
+    b.engine.encode([item("a")])
+    assert [type(event) for event in b.take(2)] == [Saved, BatchDone]
+
+
+def test_an_engine_at_rest_beats(b: Bench) -> None:
+    before = b.engine.beat.count
+    deadline = time.monotonic() + 30
+    while b.engine.beat.count == before:
+        assert time.monotonic() < deadline, "no beat"
+        time.sleep(0.01)

@@ -18,7 +18,8 @@ from triptych.errors import ConfigError
 from triptych.models.support import wanted_by_flex
 from triptych.pd_worker import flex_kernel, flex_start
 from triptych.pd_worker.attention_metadata import AttentionMetadata
-from triptych.pd_worker.flex_start import prepare, warm_up
+from triptych.pd_worker.flex_start import prepare, slow_while_compiling, warm_up
+from triptych.watchdog import SLOW_FACTOR, EngineBeat
 
 
 class Programs:
@@ -111,3 +112,22 @@ def test_plans_are_made_once_for_all_layers(t5: EncDecCheckpoint, monkeypatch: p
     warm_up(t5.decoder, 16)
     assert t5.decoder.geometry.num_layers > 1
     assert len(seen[0].plans) == 4, "decodes and a chunk, of the own and of the cross attention"
+
+
+def test_a_step_that_torch_compiles_something_for_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    for callbacks in ("start_callbacks", "end_callbacks"):
+        monkeypatch.setattr(flex_start.callback_handler, callbacks, [])
+    beat = EngineBeat("engine")
+    slow_while_compiling(beat)
+    seen: list[float] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append(beat.patience)
+        return graph.forward
+
+    double = torch.compile(lambda x: x * 2, backend=compiler)
+    assert double(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert seen == [SLOW_FACTOR]
+    assert beat.patience == 1.0
+    torch.compiler.reset()

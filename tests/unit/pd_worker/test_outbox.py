@@ -319,3 +319,49 @@ async def test_the_engines_thread_wakes_a_waiting_stream(box):
     thread.start()
     assert kinds(await waiting) == [("r1", "tokens")]
     thread.join()
+
+
+async def test_a_beat_reaches_every_proxy_with_or_without_events(box):
+    streams = [box.outbox.attach(proxy, []) for proxy in ("p1", "p2")]
+    box.outbox.beat(7, 1.0)
+    for stream in streams:
+        assert await stream.next() == pd_pb2.StepEvents(beat=pd_pb2.Beat(count=7, patience=1.0))
+    box.outbox.open("p1", "r1", 1)
+    box.deliver(tokens(0, 5, text="a"))
+    box.outbox.beat(8, 10.0)
+    message = await streams[0].next()
+    assert [event.tokens.text for event in message.events] == ["a"]
+    assert (message.beat.count, message.beat.patience) == (8, 10.0)
+
+
+async def test_beats_that_a_slow_proxy_has_not_taken_are_one(box):
+    stream = box.outbox.attach("p1", [])
+    for count in range(5):
+        box.outbox.beat(count, 1.0)
+    assert (await stream.next()).beat.count == 4
+    box.outbox.deliver([])
+    box.outbox.shut_down()
+    assert await stream.next() is None
+
+
+async def test_an_event_that_cannot_be_filed_ends_its_request_and_no_other(box):
+    for request in ("r1", "r2", "r3"):
+        box.outbox.open("p1", request, 1)
+    stream = box.outbox.attach("p1", [reattach(0, request) for request in ("r1", "r2", "r3")])
+    bad = tokens(0, -1, text="no token is negative", request="r2")
+    box.deliver(tokens(0, 5, text="a"), bad, tokens(0, 6, text="c", request="r3"))
+    box.deliver(finished(request="r2"))
+    events = {event.request_id: event for event in (await stream.next()).events}
+    assert [events[request].tokens.text for request in ("r1", "r3")] == ["a", "c"]
+    assert events["r2"].finished.error.code == InternalError.code
+    assert box.cancelled == [(["r2"], "p1")]
+
+
+async def test_events_that_cannot_be_sent_end_their_request_and_not_the_stream(box, monkeypatch):
+    for request in ("r1", "r2"):
+        box.outbox.open("p1", request, 1)
+    stream = box.outbox.attach("p1", [reattach(0, request) for request in ("r1", "r2")])
+    box.deliver(tokens(0, 5, text="\ud800", request="r1"), tokens(0, 6, text="b", request="r2"))
+    events = {event.request_id: event for event in (await stream.next()).events}
+    assert events["r1"].finished.error.code == InternalError.code
+    assert events["r2"].tokens.text == "b"

@@ -1,0 +1,115 @@
+"""PD workers whose engines stand still although their processes answer: set aside, and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from support.fake_pd import FakePD
+from support.fake_workers import user, whole_text
+from support.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store import EmbeddingStore
+
+TEXT = user("count")
+STALL = 2.0
+BEAT = 0.1
+
+
+@contextlib.asynccontextmanager
+async def beating(*workers: FakePD) -> AsyncIterator[set[FakePD]]:
+    """All of them beat until the end; those in the set stand still at it."""
+    hung: set[FakePD] = set()
+
+    async def beat() -> None:
+        count = 0
+        while True:
+            count += 1
+            for worker in workers:
+                worker.beat(1 if worker in hung else count)
+            await asyncio.sleep(BEAT)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield hung
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _shown(worker: FakePD) -> int:
+    return sum(event.HasField("tokens") for held in worker.requests.values() for event in held.events)
+
+
+async def test_a_worker_that_stands_still_loses_its_requests_and_gets_no_new_ones_until_it_moves(
+    store: EmbeddingStore,
+) -> None:
+    async with (
+        FakeCluster(store, pd_workers=2, stall_timeout=STALL) as cluster,
+        beating(*cluster.pd_workers) as hung,
+    ):
+        for worker in cluster.pd_workers:
+            worker.pause_at = 20
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
+        await until(lambda: any(_shown(worker) == 20 for worker in cluster.pd_workers))
+        first, second = sorted(cluster.pd_workers, key=lambda worker: -len(worker.submits))
+        second.pause_at = None
+        hung.add(first)
+        assert await asked == whole_text(50)
+        assert second.submits[-1].attempt == 2
+
+        before = len(first.submits)
+        answers = await asyncio.gather(*(cluster.stream(TEXT, max_tokens=5) for _ in range(8)))
+        assert answers == [whole_text(5)] * 8
+        assert len(first.submits) == before, "a worker that stands still is not asked"
+
+        hung.clear()
+        hung.add(second)
+        first.pause_at = None
+        first.gate.set()
+        second.pause_at = 0
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=6))
+        assert await asked == whole_text(6)
+        assert len(first.submits) > before, "a worker that moves again is"
+        await cluster.at_rest()
+
+
+async def test_the_requests_of_an_only_worker_wait_until_it_moves_again(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, stall_timeout=STALL, request_timeout=60.0) as cluster:
+        [worker] = cluster.pd_workers
+        async with beating(worker) as hung:
+            worker.pause_at = 20
+            asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
+            await until(lambda: _shown(worker) == 20)
+            hung.add(worker)
+            # The new stream names no request any more: they have been taken from it.
+            await until(lambda: len(worker.attaches) == 2 and not worker.attaches[1].requests)
+            late = asyncio.create_task(cluster.stream(TEXT, max_tokens=5))
+            await until(lambda: cluster.dispatcher.in_flight == 2)
+            assert len(worker.submits) == 1
+            worker.pause_at = None
+            worker.gate.set()
+            hung.clear()
+            assert await asked == whole_text(50)
+            assert await late == whole_text(5)
+            await cluster.at_rest()
+
+
+async def test_a_slow_worker_whose_engine_moves_keeps_its_requests(store: EmbeddingStore) -> None:
+    async with (
+        FakeCluster(store, pd_workers=2, stall_timeout=STALL, request_timeout=60.0) as cluster,
+        beating(*cluster.pd_workers),
+    ):
+        for worker in cluster.pd_workers:
+            worker.pause_at = 20
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
+        await until(lambda: any(_shown(worker) == 20 for worker in cluster.pd_workers))
+        before = cluster.pd_workers[0].beats
+        # For twice as long as a stall takes.
+        await until(lambda: cluster.pd_workers[0].beats > before + 2 * STALL / BEAT)
+        for worker in cluster.pd_workers:
+            worker.pause_at = None
+            worker.gate.set()
+        assert await asked == whole_text(50)
+        assert [submit.attempt for worker in cluster.pd_workers for submit in worker.submits] == [1]

@@ -1,0 +1,38 @@
+"""Faults in the engine threads of a cluster's workers: the thread is harmed, never its process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from support.cluster import Cluster
+
+#: As `engine_faults/sitecustomize.py` knows them.
+FAULTS = ("dies", "hangs", "holds_the_interpreter", "loses_the_device")
+#: Seconds after which an engine in these clusters counts as hung.
+STALL = 8.0
+
+_PATCH = Path(__file__).parent / "engine_faults"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a cluster gets whose engines may be harmed by orders in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [str(_PATCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TRIPTYCH_TEST_FAULTS": str(folder),
+        "TRIPTYCH_STALL_TIMEOUT": str(STALL),
+    }
+
+
+def order(folder: Path, service: str, pool: str, fault: str, after: int) -> None:
+    """The engine of `pool` in the process `service` does so when it has computed `after` times more."""
+    scratch = folder / f"{service}.{pool}.new"
+    scratch.write_text(f"{fault} {after}")
+    scratch.replace(folder / f"{service}.{pool}")
+
+
+def struck(cluster: Cluster, service: str, pool: str, fault: str) -> bool:
+    """Whether it has done so."""
+    return f"{service}: its {pool} engine {fault}\n" in cluster.log.read_text(errors="replace")
