@@ -24,6 +24,7 @@ from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
+from triptych.torch_threads import use_threads
 from triptych.types import WorkerInfo
 from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
@@ -39,7 +40,7 @@ async def run(config: EncoderConfig) -> None:
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
-    torch.set_num_threads(torch_threads(config))
+    use_threads(torch_threads(config))
     store = await connect_configured(config.store)
     try:
         encoder, model = await asyncio.to_thread(load, config)

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
@@ -26,6 +25,7 @@ from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
 from triptych.errors import Unavailable
+from triptych.machine import may_claim_cores, threads_of_one_worker
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
@@ -45,6 +45,7 @@ from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
+from triptych.torch_threads import use_threads
 from triptych.types import WorkerInfo
 from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
@@ -243,6 +244,9 @@ def _own_core(config: PDConfig, model: LoadedModel) -> OwnCore | None:
     """For a worker that computes on one thread: more would have to share it."""
     if not (config.keep_core and config.core_page) or torch_threads(config, model.decoder) != 1:
         return None
+    if not may_claim_cores():
+        log.info("keeps to no core: others may claim the same one, or a quota limits time and not cores")
+        return None
     core = claim_core(os.sched_getaffinity(0))
     log.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
     return core
@@ -262,7 +266,7 @@ def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
 
 def default_threads(hidden_size: int) -> int:
     """Torch threads for a decoder of this width."""
-    return 1 if hidden_size < _WIDE else max(1, len(os.sched_getaffinity(0)))
+    return 1 if hidden_size < _WIDE else threads_of_one_worker()
 
 
 def torch_threads(config: PDConfig, decoder: DecoderSide) -> int:
@@ -284,7 +288,7 @@ def load_model(config: PDConfig) -> LoadedModel:
         attn_implementation=ATTENTION_NAME,
         quantization=config.quantization,
     )
-    torch.set_num_threads(torch_threads(config, decoder))
+    use_threads(torch_threads(config, decoder))
     num_kv_blocks(config, decoder.geometry, dtype)
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)

@@ -7,9 +7,10 @@ from typing import Any
 
 from triptych.cli.options import build
 from triptych.config import PDConfig, format_size, parse_size
-from triptych.launch.memory import available_memory, check_fits, plan_memory
+from triptych.launch.memory import check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
 from triptych.launch.shape import shape_of
+from triptych.machine import available_memory
 
 
 def check_model(values: dict[str, Any]) -> None:

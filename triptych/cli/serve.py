@@ -29,7 +29,7 @@ from triptych.ec_connector.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_bytes
+from triptych.launch.memory import check_fits, plan_memory, weight_bytes
 from triptych.launch.model_path import (
     AUDIO_DEMO_MODEL,
     DEMO_MODEL,
@@ -41,6 +41,7 @@ from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
+from triptych.machine import available_memory, cpu_quota, may_claim_cores, numa_nodes, usable_cpus
 from triptych.models.support import check_supported, wanted_by_flags
 
 log = logging.getLogger("launch")
@@ -77,7 +78,7 @@ def serve_cluster(values: dict[str, Any]) -> None:
 
 def _share_cores(path: Path, values: dict[str, Any], store_memory: int) -> dict[str, Any]:
     """The flags with a number of encoders that fits; ConfigError where not even one does."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     chosen = share_cores(values, cores)
     try:
         _check_memory(path, chosen, store_memory)
@@ -119,7 +120,8 @@ def plan_cluster(
     alone = shape.replicas == 1 and store is not None
     worker |= {"connector": "memory" if alone else "redis", "store_memory": store_memory}
     paced = values["cpu_sharing"] == "pace"
-    door = proxy_cores(os.sched_getaffinity(0), shape.pd_workers) if paced else ""
+    kept = paced and may_claim_cores()
+    door = proxy_cores(os.sched_getaffinity(0), shape.pd_workers) if kept else ""
     proxy = (
         *_triptych("proxy"),
         *arguments(ProxyConfig, values | {"store_memory": store_memory, "cpus": door}),
@@ -151,7 +153,13 @@ def _workers(
         ("encoder", shape.encoders, (EncoderConfig,), _encoder_values(values)),
         ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig), {}),
     )
-    cpus = assign_cores(os.sched_getaffinity(0), shape.workers, values["cpus_per_worker"])
+    cpus = assign_cores(
+        os.sched_getaffinity(0),
+        shape.workers,
+        values["cpus_per_worker"],
+        quota=cpu_quota(),
+        nodes=numa_nodes(),
+    )
     page = str(run_dir / "cores") if values["cpu_sharing"] in ("turn", "pace") else ""
     workers: list[tuple[str, tuple[str, ...]]] = []
     for kind, count, configs, own in kinds:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-import torch
 from prometheus_client import CollectorRegistry
 
 from triptych.colocated.turn import Turn
@@ -26,6 +25,7 @@ from triptych.pd_worker import service as pd_service
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
+from triptych.torch_threads import use_threads
 from triptych.types import WorkerInfo
 from triptych.worker_process import Health, bind, metrics_server, stop_signal
 
@@ -64,7 +64,7 @@ def load(config: ColocatedConfig) -> LoadedReplica:
     encoder, identity = encoder_service.load(config.encoder)
     decoder = pd_service.load_model(config.pd)
     # One device: both sides use all of its threads, each in its turn.
-    torch.set_num_threads(pd_service.torch_threads(config.pd, decoder.decoder))
+    use_threads(pd_service.torch_threads(config.pd, decoder.decoder))
     return LoadedReplica(encoder, identity, decoder)
 
 

@@ -121,18 +121,6 @@ def plan_memory(
     )
 
 
-def available_memory() -> int:
-    """Bytes that Linux says can still be had, within this process's cgroup where there is one."""
-    available = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return available
-
-
 def check_fits(plan: MemoryPlan, available: int) -> None:
     """ConfigError with the sum when the plan is larger than what is available."""
     if plan.total > available:
