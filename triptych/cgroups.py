@@ -77,6 +77,6 @@ def _unescaped(text: str) -> str:
 def read_text(file: Path) -> str:
     """The content of a file; "" where it cannot be read."""
     try:
-        return file.readread_text()
+        return file.read_text()
     except (OSError, UnicodeDecodeError):
         return ""
