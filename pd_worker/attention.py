@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from triptych.pd_worker.attention_backends import AttentionCall, attend, whole_bias
+from triptych.pd_worker.attention_backends import AttentionCall, attend, fused, whole_bias
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.flex_paged import FlexBatch
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
@@ -264,9 +263,7 @@ def _attend(
 ) -> torch.Tensor:
     if bias is None and options.softcap is None and meta.backend == "sdpa":
         # The way of nearly all calls, without a detour.
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal, scale=options.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return fused(q, k, v, mask, causal=causal, scale=options.scale)
     of = None if bias is None else bias.of
     call = AttentionCall(q, k, v, options.scale, mask, causal, options.softcap, of)
     if bias is not None and meta.backend != "blockwise":
