@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
 from triptych.cpus import OwnCore, claim_core, in_passing_thread
+from triptych.device_memory import memory_of
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.heartbeat import Heartbeat
@@ -38,6 +39,7 @@ from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.flex_start import prepare
 from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
+from triptych.pd_worker.memory_profile import size_kv_memory
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
@@ -71,6 +73,8 @@ class LoadedModel:
     defaults: GenerationDefaults
     prompts: PromptBuilder
     tokenizer: Tokenizer
+    #: --kv-memory, or what was found for it.
+    kv_memory: int
 
 
 async def run(config: PDConfig) -> None:
@@ -136,6 +140,7 @@ class PDWorker:
         turn: AbstractContextManager[object] | None = None,
         rest: Callable[[float], object] | None = None,
     ) -> None:
+        config = replace(config, kv_memory=model.kv_memory)
         self._config = config
         self._model = model
         transfer = transfer or transfer_config(config, model.identity)
@@ -274,8 +279,11 @@ def torch_threads(config: PDConfig, decoder: DecoderSide) -> int:
     return config.threads or default_threads(decoder.geometry.hidden_size)
 
 
-def load_model(config: PDConfig) -> LoadedModel:
-    """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured."""
+def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
+    """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured.
+
+    `other_peak` is what another model in this process takes of the device while it computes.
+    """
     start = time.monotonic()
     path = Path(config.model)
     check_supported(path, wanted_by_flags(config))
@@ -289,9 +297,10 @@ def load_model(config: PDConfig) -> LoadedModel:
         quantization=config.quantization,
     )
     use_threads(torch_threads(config, decoder))
-    num_kv_blocks(config, decoder.geometry, dtype)
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
+    config = _sized(config, decoder, other_peak)
+    num_kv_blocks(config, decoder.geometry, dtype)
     longest = max_model_len(config, decoder.geometry, dtype)
     if not config.max_model_len and longest < decoder.geometry.max_position_embeddings:
         log.info(
@@ -306,4 +315,15 @@ def load_model(config: PDConfig) -> LoadedModel:
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name
-    return LoadedModel(path, name, decoder, identity, generation_defaults(path), prompts, tokenizer)
+    return LoadedModel(
+        path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, config.kv_memory
+    )
+
+
+def _sized(config: PDConfig, decoder: DecoderSide, other_peak: int) -> PDConfig:
+    """With the KV memory that the device has for it; on a CPU a --kv-memory that is given is not questioned."""
+    if config.kv_memory and decoder.device.type == "cpu":
+        return config
+    plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
+    log.info("memory of %s:\n%s", decoder.device, plan.table())
+    return replace(config, kv_memory=plan.kv_memory)
