@@ -321,7 +321,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
 
 
 def _sized(config: PDConfig, decoder: DecoderSide, other_peak: int) -> PDConfig:
-    """With the KV memory that the device has for it; on a CPU a --kv-memory that is given is not questioned."""
+    """With the KV memory that the device has for it; one that is given for a CPU is not questioned."""
     if config.kv_memory and decoder.device.type == "cpu":
         return config
     plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)

@@ -22,6 +22,11 @@ GIB = 1 << 30
 VIEW_SHARE = 0.25
 #: Shortest internal token.
 MIN_TOKEN_CHARS = 16
+#: Of the memory that is free before workers start, what they may use: of a GPU, and of a machine or cgroup.
+CUDA_SHARE = 0.9
+CPU_SHARE = 0.5
+#: What a process holds of a GPU beside its tensors: the context, kernels and the workspaces of libraries.
+CUDA_CONTEXT_BYTES = 600 * MIB
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 

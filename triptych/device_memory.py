@@ -7,14 +7,8 @@ from typing import Protocol
 
 import torch
 
-from triptych.config import MIB
+from triptych.config import CPU_SHARE, CUDA_CONTEXT_BYTES, CUDA_SHARE
 from triptych.machine import available_memory
-
-#: What a process holds of a GPU beside its tensors: the context, kernels and the workspaces of libraries.
-CUDA_CONTEXT_BYTES = 600 * MIB
-#: Of the memory that is free when workers start, what they may use of a GPU, and of a machine or cgroup.
-CUDA_SHARE = 0.9
-CPU_SHARE = 0.5
 
 
 class DeviceMemory(Protocol):

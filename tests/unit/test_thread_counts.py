@@ -54,8 +54,8 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
 ):
     given = {"topology": "epd", "device": "cpu", "cpus_per_worker": 0, "cpu_sharing": "auto"}
     given |= {"encoders": 0, "encoder_threads": 0, "threads": 0}
-    monkeypatch.setattr(serve, "_check_memory", lambda *_: None)
-    chosen = serve._share_cores(tmp_path, given, 0)
+    monkeypatch.setattr(serve, "check_memory", lambda *_: {})
+    chosen, _ = serve._share_machine(tmp_path, given, 0)
     assert (chosen["encoders"], chosen["encoder_threads"]) == (4, 1)
     assert chosen == share_cores(given, 4)
     page = CorePage(str(tmp_path / "cores"), 0, 4)

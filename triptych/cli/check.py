@@ -44,7 +44,7 @@ def check_model(values: dict[str, Any]) -> None:
         f"dtype         {str(dtype).removeprefix('torch.')} on {device}, quantization {quantization}",
         *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(held[name])}" for name, n in counts.items()),
         f"embedding     {format_size(encoder.width * size)} a row",
-        f"KV cache      {format_size(kv_token)} a token, --kv-memory holds {values['kv_memory'] // kv_token}",
+        f"KV cache      {format_size(kv_token)} a token, {_held(values['kv_memory'], kv_token)}",
         f"model length  {geometry.max_position_embeddings} tokens",
         *_cross(decoder, size),
     ]
@@ -62,6 +62,11 @@ def check_model(values: dict[str, Any]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     check_fits(plan, available)
     sys.stdout.write("It fits.\n")
+
+
+def _held(kv_memory: int, kv_token: int) -> str:
+    """How many tokens --kv-memory holds, as far as it says."""
+    return f"--kv-memory holds {kv_memory // kv_token}" if kv_memory else "--kv-memory is found at the start"
 
 
 def _kind(modality: str, decoder: Any) -> str:

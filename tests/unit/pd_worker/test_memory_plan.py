@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from support.engine_cell import Checkpoint
-from triptych.config import GIB, MIB, VIEW_SHARE, PDConfig
-from triptych.device_memory import CPU_SHARE, CpuMemory, memory_of
+from triptych.config import CPU_SHARE, GIB, MIB, VIEW_SHARE, PDConfig
+from triptych.device_memory import CpuMemory, memory_of
 from triptych.errors import ConfigError
 from triptych.pd_worker import memory_profile
 from triptych.pd_worker.memory_plan import WorkerNeeds, plan_worker_memory
