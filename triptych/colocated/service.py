@@ -62,7 +62,8 @@ async def run(config: ColocatedConfig) -> None:
 def load(config: ColocatedConfig) -> LoadedReplica:
     """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
     encoder, identity = encoder_service.load(config.encoder)
-    decoder = pd_service.load_model(config.pd)
+    peak = encoder_service.activation_bytes(config.encoder, encoder)
+    decoder = pd_service.load_model(config.pd, other_peak=peak)
     # One device: both sides use all of its threads, each in its turn.
     use_threads(pd_service.torch_threads(config.pd, decoder.decoder))
     return LoadedReplica(encoder, identity, decoder)

@@ -76,8 +76,8 @@ def place_workers(devices: Sequence[Device], needs: Sequence[Need]) -> list[Shar
         fitting = [one for one in devices if _left(one, placed[one.name]) >= need.least]
         if not fitting:
             raise ConfigError(
-                f"{need.worker} needs {format_size(need.least)} of a GPU at least, and none has that left: start "
-                f"fewer workers, or give more GPUs or a smaller --kv-memory\n{_table(devices, placed)}"
+                f"{need.worker} needs {format_size(need.least)} of a GPU at least, and none has that left: "
+                f"start fewer workers, or give more GPUs or a smaller --kv-memory\n{_table(devices, placed)}"
             )
         chosen = min(fitting, key=lambda one: _rank(one, placed[one.name], need))
         placed[chosen.name].append(need)

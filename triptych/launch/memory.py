@@ -134,7 +134,7 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
 
 
 def decoding_budget(plan: MemoryPlan, available: int, *, own: int, shape: ClusterShape) -> int:
-    """--device-memory of each worker with a decoder on a CPU: `own` bytes, which `plan` counts, and its share.
+    """--device-memory of a worker with a decoder on a CPU: `own` bytes, which `plan` counts, and its share.
 
     The share is CPU_SHARE of what the plan, without KV caches, leaves of the memory, divided among them.
     """

@@ -21,7 +21,7 @@ _LEAST_KV_BYTES = 256 * MIB
 
 
 def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> dict[str, dict[str, Any]]:
-    """The flags that each worker gets by its memory, by name; ConfigError, with the sum, for what does not fit.
+    """The flags that workers get by their memory, by name; ConfigError, with the sum, for what does not fit.
 
     GPUs are not looked at here.
     """
@@ -51,7 +51,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
 def place_on_gpus(
     path: Path, values: Mapping[str, Any], find: Callable[[str], Sequence[Device]] = find_devices
 ) -> dict[str, dict[str, Any]]:
-    """--device and --device-memory of each worker, by name; ConfigError where the GPUs have no room for one."""
+    """--device and --device-memory of workers, by name; ConfigError where the GPUs have no room for one."""
     if not values["device"].startswith("cuda"):
         return {}
     devices = find(values["device"])
@@ -74,6 +74,9 @@ def gpu_needs(weights: int, values: Mapping[str, Any]) -> list[Need]:
 
 def _workers(shape: ClusterShape) -> list[tuple[str, bool]]:
     """Name of each worker, and whether it has a decoder."""
-    kinds = (("pd", shape.pd_workers, True), ("encoder", shape.encoders, False))
-    kinds += (("colocated", shape.replicas, True),)
+    kinds = (
+        ("pd", shape.pd_workers, True),
+        ("encoder", shape.encoders, False),
+        ("colocated", shape.replicas, True),
+    )
     return [(f"{kind}-{index}", decodes) for kind, count, decodes in kinds for index in range(count)]
