@@ -90,5 +90,7 @@ def test_a_tower_on_a_cpu_starts_without_that(encoder: EncoderSide, monkeypatch:
 def test_a_tower_on_a_gpu_runs_it_at_the_start(encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = FakeMemory(64 * MIB, 20 * MIB)
     monkeypatch.setattr(service, "memory_of", lambda device: memory)
+    # The tensors stay where they are: only what is said of them is another device's.
+    monkeypatch.setattr(service, "check_encoder_memory", lambda *given: MIB if given[2] is memory else 0)
     monkeypatch.setattr(encoder, "device", torch.device("cuda:1"))
-    assert service.activation_bytes(CONFIG, encoder) == 20 * MIB
+    assert service.activation_bytes(CONFIG, encoder) == MIB
