@@ -140,7 +140,7 @@ class PDWorker:
         turn: AbstractContextManager[object] | None = None,
         rest: Callable[[float], object] | None = None,
     ) -> None:
-        config = replace(config, kv_memory=model.kv_memory)
+        config = replace(config, kv_memory=config.kv_memory or model.kv_memory)
         self._config = config
         self._model = model
         transfer = transfer or transfer_config(config, model.identity)

@@ -55,6 +55,7 @@ def check_model(values: dict[str, Any]) -> None:
         encoder_cache_memory=values["encoder_cache_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=parse_size(str(values["store_memory"])),
+        swap_memory=values["swap_memory"] if values["preemption"] == "swap" else 0,
         weights_in_ram=device.type == "cpu",
     )
     available = available_memory()

@@ -97,6 +97,7 @@ def plan_memory(
     encoder_cache_memory: int,
     prepared_memory: int,
     store_memory: int,
+    swap_memory: int = 0,
     weights_in_ram: bool = True,
 ) -> MemoryPlan:
     """The cluster's memory on one machine; each worker counts with all `weights`, in bytes: an upper bound.
@@ -118,6 +119,7 @@ def plan_memory(
                 f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)",
                 pd_workers * encoder_cache_memory,
             ),
+            (f"swapped blocks of {pd_workers} PD workers (--swap-memory)", pd_workers * swap_memory),
             (f"pixels of {encoders} encoders (--prepared-memory)", encoders * prepared_memory),
             ("embedding store (--store-memory)", store_memory),
         )

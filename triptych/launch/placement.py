@@ -28,6 +28,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
     shape, on_cpu = shape_of(values), values["device"] == "cpu"
     dtype = "float32" if values["dtype"] == "auto" else values["dtype"]
     weights = weight_bytes(path, dtype, values["quantization"])
+    swap = values["swap_memory"] if values["preemption"] == "swap" else 0
     plan = plan_memory(
         weights,
         shape=shape,
@@ -35,14 +36,14 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
         encoder_cache_memory=values["encoder_cache_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=store_memory,
+        swap_memory=swap,
         weights_in_ram=on_cpu,
     )
     available = available_memory()
     check_fits(plan, available)
     if not on_cpu or values["kv_memory"] or values["device_memory"]:
         return {}
-    own = WORKER_BASE_BYTES + weights + values["encoder_cache_memory"]
-    own += values["swap_memory"] if values["preemption"] == "swap" else 0
+    own = WORKER_BASE_BYTES + weights + values["encoder_cache_memory"] + swap
     own += values["prepared_memory"] if shape.replicas else 0
     budget = decoding_budget(plan, available, own=own, shape=shape)
     return {name: {"device_memory": budget} for name, decodes in _workers(shape) if decodes}

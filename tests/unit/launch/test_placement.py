@@ -52,6 +52,13 @@ def test_what_the_user_says_is_left_alone(words: tuple[str, ...]):
     assert check_memory(DEMO_MODEL, _values(*words), 0) == {}
 
 
+def test_swapped_blocks_count_where_requests_are_swapped(monkeypatch: pytest.MonkeyPatch):
+    words = ("--swap-memory", "70GiB")
+    assert check_memory(DEMO_MODEL, _values(*words), 0)
+    with pytest.raises(ConfigError, match=r"needs 7\d\.\d GiB(.|\n)*--swap-memory"):
+        check_memory(DEMO_MODEL, _values(*words, "--preemption", "swap"), 0)
+
+
 def test_replicas_get_a_share_each():
     found = check_memory(DEMO_MODEL, _values("--topology", "colocated", "--replicas", "3"), 0)
     assert set(found) == {"colocated-0", "colocated-1", "colocated-2"}
