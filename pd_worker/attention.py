@@ -120,15 +120,17 @@ def _decode(
     meta: AttentionMetadata,
     options: _Options,
 ) -> torch.Tensor:
-    """[D, heads, dim]: all one-token sequences at once, or group by group."""
+    """[D, heads, dim]: all one-token sequences at once from a view, or group by group from their blocks."""
+    if meta.view is not None:
+        keys, values = meta.view.read(layer)
+        bias = None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[1])
+        part, mask = q[:, : meta.num_decodes], meta.decode_mask(options.window)
+        return _attend_decodes(part, keys, values, mask, options, meta, bias)
     groups, outputs = meta.groups, []
     for group in groups:
-        if meta.view is not None:
-            keys, values = meta.view.read(layer)
-        else:
-            tables = meta.decode_tables[group.first : group.last, : group.blocks]
-            keys = _gather(meta.cache.keys[layer], tables)
-            values = _gather(meta.cache.values[layer], tables)
+        tables = meta.decode_tables[group.first : group.last, : group.blocks]
+        keys = _gather(meta.cache.keys[layer], tables)
+        values = _gather(meta.cache.values[layer], tables)
         bias = None
         if meta.bias is not None:
             bias = _bound_bias(module, meta, -1, keys.shape[1], group, keep=len(groups) == 1)

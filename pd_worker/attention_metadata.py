@@ -103,9 +103,8 @@ class AttentionMetadata:
 
     @property
     def groups(self) -> Sequence[GatherGroup]:
-        """Which decodes are gathered together; all of them where a view has them, or none were planned."""
-        whole = self.view is not None or not self.decode_groups
-        return _all_of(self.decode_tables) if whole else self.decode_groups
+        """Which decodes are gathered together; all of them where none were planned."""
+        return self.decode_groups or _all_of(self.decode_tables)
 
     def decode_mask(self, window: int | None) -> torch.Tensor | None:
         """Bool [D, 1, 1, blocks * block_size], True where a key counts; None when all do."""
