@@ -23,6 +23,8 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
     with torch.inference_mode():
         encoder.encode(batch)
     activations = max(0, memory.peak() - held)
+    # What the run has left in the allocator is given back.
+    memory.reset_peak()
     if held + activations > budget:
         raise ConfigError(
             f"the tower has {format_size(budget)} of {encoder.device} and needs {format_size(held)} for its "

@@ -13,8 +13,9 @@ class WorkerNeeds:
     """Bytes that a worker takes of its device's memory beside keys and values.
 
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
-    `gathered` copies of keys and values in one layer; `view` is the share of the KV memory that a view of the
-    decoding sequences takes besides. `block` is one KV block, `most` what the limits on requests can use.
+    `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
+    that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
+    requests can use.
     """
 
     held: int
@@ -53,7 +54,7 @@ class WorkerMemory:
         parts = (
             ("weights and libraries", needs.held),
             ("activations of the longest batch", needs.activations),
-            ("keys and values gathered in a layer", needs.gathered),
+            ("keys, values and masks of a layer", needs.gathered),
             ("embeddings (--encoder-cache-memory)", needs.embeddings),
             ("swapped blocks (--swap-memory)", needs.swapped),
             ("KV cache (--kv-memory)", self.kv_memory),

@@ -38,11 +38,14 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     # A sequence that is longer than what is gathered at once is gathered all the same, alone.
     in_layer = block // geometry.num_layers
     gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
+    # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
+    tokens = min(config.max_num_batched_tokens, longest)
+    masks = tokens * longest * (1 + decoder.dtype.itemsize)
     on_cpu = decoder.device.type == "cpu"
     return WorkerNeeds(
         held=held,
         activations=activations,
-        gathered=min(gathered, config.max_num_seqs * blocks * in_layer),
+        gathered=min(gathered, config.max_num_seqs * blocks * in_layer) + masks,
         embeddings=config.encoder_cache_memory,
         swapped=config.swap_memory if on_cpu and config.preemption == "swap" else 0,
         view=VIEW_SHARE if reads_view(config, decoder.device) else 0.0,
@@ -58,8 +61,11 @@ def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemor
     """
     memory.reset_peak()
     before = memory.used()
-    cache = _run_longest_batch(config, decoder)
-    return max(0, memory.peak() - before - cache)
+    written = _run_longest_batch(config, decoder)
+    taken = memory.peak() - before - written
+    # What the run has left in the allocator is given back.
+    memory.reset_peak()
+    return max(0, taken)
 
 
 @torch.inference_mode()
@@ -100,5 +106,5 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
     embeds = decoder.embed(torch.zeros(tokens, dtype=torch.int64, device=device))
     positions = torch.arange(tokens, device=device).expand(geometry.position_rows, -1)
     hidden = decoder.forward(embeds, positions, None, attention)
-    decoder.logits(hidden[: config.max_num_seqs]).float().softmax(-1)
+    decoder.logits(hidden[: config.max_num_seqs]).float().softmax(-1).sort(-1)
     return cache.token_bytes * tokens

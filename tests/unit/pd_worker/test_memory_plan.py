@@ -99,6 +99,14 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
     assert hungry.kv_memory < quiet.kv_memory == quiet.needs.most
 
 
+def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts(checkpoint: Checkpoint) -> None:
+    def gathered(length: int, tokens: int) -> int:
+        config = _config(max_model_len=length, max_num_batched_tokens=tokens, max_num_seqs=1)
+        return memory_profile.needs_of(config, checkpoint.decoder, 0, 0).gathered
+
+    assert gathered(4096, 128) - gathered(4096, 64) == 64 * 4096 * 5
+
+
 def test_a_budget_that_is_given_counts_and_not_what_is_free_now(checkpoint: Checkpoint) -> None:
     full = FakeMemory(64 * MIB, 8 * MIB, 0, others=56 * MIB)
     plan = memory_profile.size_kv_memory(_config(device_memory=32 * MIB), checkpoint.decoder, full)
