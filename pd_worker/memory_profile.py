@@ -8,7 +8,7 @@ from triptych.config import VIEW_SHARE, PDConfig
 from triptych.device_memory import DeviceMemory
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
-from triptych.pd_worker.capacity import block_bytes, longest_request, reads_view
+from triptych.pd_worker.capacity import block_bytes, longest_request, max_model_len, reads_view
 from triptych.pd_worker.gather_plan import gather_limit
 from triptych.pd_worker.memory_plan import WorkerMemory, WorkerNeeds, plan_worker_memory
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
@@ -22,6 +22,8 @@ def size_kv_memory(
     `other_peak` is what another model in this process takes while it computes, in turn with this one.
     ConfigError, with the numbers, for what does not fit.
     """
+    # A length that the model has not is an error of its own, whatever it would take.
+    max_model_len(config, decoder.geometry, decoder.dtype)
     held = memory.used()
     budget = config.device_memory or held + int(memory.free() * memory.share)
     needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
