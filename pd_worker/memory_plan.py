@@ -79,7 +79,8 @@ def plan_worker_memory(budget: int, needs: WorkerNeeds, kv_memory: int = 0) -> W
     if plan.kv_memory < needs.block:
         raise ConfigError(
             f"nothing is left for the KV cache, of which a block is {format_size(needs.block)}: raise "
-            f"--device-memory, or lower --max-num-batched-tokens or --encoder-cache-memory\n{plan.table()}"
+            f"--device-memory, or lower --max-model-len, --max-num-batched-tokens or "
+            f"--encoder-cache-memory\n{plan.table()}"
         )
     if plan.rest < 0:
         raise ConfigError(
