@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import logging
 
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, features
 
 from triptych.encoder_worker.avif_header import coded_pixels
 from triptych.encoder_worker.image_headers import check_jpeg, webp_canvas
 from triptych.errors import InvalidRequest, TooLarge
+from triptych.machine import usable_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ MAX_MEDIA_BYTES = 64 << 20
 # Our own limit is checked from the header before any decoding; Pillow's second one would only overrule
 # an operator who raised it.
 Image.MAX_IMAGE_PIXELS = None
+# Pillow would start a thread for every core, whatever a quota leaves of them.
+AvifImagePlugin.DEFAULT_MAX_THREADS = usable_cpus()
 
 
 def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:

@@ -11,9 +11,11 @@ import torch
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
+from triptych.device_memory import memory_of
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.encoder_worker.memory_profile import check_encoder_memory
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
@@ -24,6 +26,7 @@ from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
+from triptych.torch_threads import use_threads
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
@@ -41,10 +44,11 @@ async def run(config: EncoderConfig) -> None:
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
-    torch.set_num_threads(torch_threads(config))
+    use_threads(torch_threads(config))
     store = await connect_configured(config.store)
     try:
         encoder, model = await asyncio.to_thread(load, config)
+        await asyncio.to_thread(activation_bytes, config, encoder)
         await _serve(config, encoder, model, store, stop)
     finally:
         await store.close()
@@ -135,6 +139,18 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
     return encoder, model
+
+
+def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:
+    """What the largest batch takes of a GPU, by running it; ConfigError where that does not fit.
+
+    0 on a CPU, where it would take longer than it is worth.
+    """
+    if encoder.device.type == "cpu":
+        return 0
+    nbytes = check_encoder_memory(config, encoder, memory_of(encoder.device))
+    logger.info("the largest batch of the tower takes %s of %s", format_size(nbytes), encoder.device)
+    return nbytes
 
 
 def warm_up(encoder: EncoderSide) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,6 +25,7 @@ from triptych.encoder_worker.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
+from triptych.machine import threads_of_one_worker
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
@@ -164,6 +164,6 @@ def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransf
 
 
 def torch_threads(config: EncoderConfig) -> int:
-    """Threads of the tower on a CPU: all of its own cores, or half of those that it shares."""
-    cores = len(os.sched_getaffinity(0))
-    return config.threads or (cores if config.cpus else max(1, cores // 2))
+    """Threads of the tower on a CPU: one for each CPU of its own, or half of those that it shares."""
+    cpus = threads_of_one_worker()
+    return config.threads or (cpus if config.cpus else max(1, cpus // 2))

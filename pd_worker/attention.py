@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from triptych.pd_worker.attention_backends import AttentionCall, attend, whole_bias
+from triptych.pd_worker.attention_backends import AttentionCall, attend, fused, whole_bias
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.flex_paged import FlexBatch
+from triptych.pd_worker.gather_plan import GatherGroup
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 __all__ = [
@@ -120,21 +120,29 @@ def _decode(
     meta: AttentionMetadata,
     options: _Options,
 ) -> torch.Tensor:
-    """[D, heads, dim]: all one-token sequences at once."""
+    """[D, heads, dim]: all one-token sequences at once from a view, or group by group from their blocks."""
     if meta.view is not None:
         keys, values = meta.view.read(layer)
-    else:
-        keys = _gather(meta.cache.keys[layer], meta.decode_tables)
-        values = _gather(meta.cache.values[layer], meta.decode_tables)
-    return _attend_decodes(
-        q[:, : meta.num_decodes],
-        keys,
-        values,
-        meta.decode_mask(options.window),
-        options,
-        meta,
-        None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[1]),
-    )
+        bias = None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[1])
+        part, mask = q[:, : meta.num_decodes], meta.decode_mask(options.window)
+        return _attend_decodes(part, keys, values, mask, options, meta, bias)
+    groups, outputs = meta.groups, []
+    for group in groups:
+        tables = meta.decode_tables[group.first : group.last, : group.blocks]
+        keys = _gather(meta.cache.keys[layer], tables)
+        values = _gather(meta.cache.values[layer], tables)
+        bias = None
+        if meta.bias is not None:
+            bias = _bound_bias(module, meta, -1, keys.shape[1], group, keep=len(groups) == 1)
+        part = q[:, group.first : group.last]
+        mask = _part_of(meta.decode_mask(options.window), group, keys)
+        outputs.append(_attend_decodes(part, keys, values, mask, options, meta, bias))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _part_of(mask: torch.Tensor | None, group: GatherGroup, keys: torch.Tensor) -> torch.Tensor | None:
+    """The mask of one group's decodes over its keys."""
+    return None if mask is None else mask[group.first : group.last, ..., : keys.shape[2]]
 
 
 def _cross_decode(
@@ -142,9 +150,14 @@ def _cross_decode(
 ) -> torch.Tensor:
     assert meta.cross is not None
     if not meta.cross.decodes:
-        k = _gather(keys, meta.cross.decode_tables)
-        v = _gather(values, meta.cross.decode_tables)
-        return _attend_decodes(q[:, : meta.num_decodes], k, v, meta.cross_mask(), options, meta, None)
+        outputs = []
+        for group in meta.cross.groups:
+            tables = meta.cross.decode_tables[group.first : group.last, : group.blocks]
+            k, v = _gather(keys, tables), _gather(values, tables)
+            mask = _part_of(meta.cross_mask(), group, k)
+            part = q[:, group.first : group.last]
+            outputs.append(_attend_decodes(part, k, v, mask, options, meta, None))
+        return torch.cat(outputs)
     out = torch.empty(meta.num_decodes, q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
     for span in meta.cross.decodes:
         out[span.tokens] = _cross_span(q[:, span.tokens], keys, values, span, options, meta)
@@ -228,27 +241,39 @@ def _rows(blocks: torch.Tensor, span: CrossSpan) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _BoundBias:
-    """The bias of one call, by blocks of keys; `key` names what it may be kept by."""
+    """The bias of one call, by blocks of keys; `key` names what it is kept by for other layers, if `keep`."""
 
     key: tuple[object, int]
+    keep: bool
     of: Callable[[int, int], torch.Tensor]
 
 
 def _bound_bias(
-    module: torch.nn.Module, meta: AttentionMetadata, index: int, kv_heads: int | None
+    module: torch.nn.Module,
+    meta: AttentionMetadata,
+    index: int,
+    kv_heads: int | None,
+    group: GatherGroup | None = None,
+    *,
+    keep: bool = True,
 ) -> _BoundBias | None:
-    """With `kv_heads` the query heads of a kv head are its rows, as in `_attend_decodes`."""
+    """With `kv_heads` the query heads of a kv head are its rows, as in `_attend_decodes`.
+
+    Of decodes, those of `group`.
+    """
     assert meta.bias is not None
     bias, name = meta.bias, meta.bias.key(module)
     if name is None:
         return None
     queries, positions = meta.bias_positions(index)
+    if group is not None:
+        queries, positions = queries[group.first : group.last], positions[group.first : group.last]
 
     def of(first: int, last: int) -> torch.Tensor:
         added = bias.of(module, queries, positions[:, first:last])
         return added if kv_heads is None else added.reshape(added.shape[0], kv_heads, -1, last - first)
 
-    return _BoundBias((name, index), of)
+    return _BoundBias((name, index), keep, of)
 
 
 def _attend(
@@ -264,15 +289,16 @@ def _attend(
 ) -> torch.Tensor:
     if bias is None and options.softcap is None and meta.backend == "sdpa":
         # The way of nearly all calls, without a detour.
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal, scale=options.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return fused(q, k, v, mask, causal=causal, scale=options.scale)
     of = None if bias is None else bias.of
     call = AttentionCall(q, k, v, options.scale, mask, causal, options.softcap, of)
     if bias is not None and meta.backend != "blockwise":
-        if bias.key not in meta.biases:
-            meta.biases[bias.key] = whole_bias(call)
-        call = replace(call, added=meta.biases[bias.key])
+        added = meta.biases.get(bias.key)
+        if added is None:
+            added = whole_bias(call)
+        if bias.keep:
+            meta.biases[bias.key] = added
+        call = replace(call, added=added)
     return attend(meta.backend, call)
 
 

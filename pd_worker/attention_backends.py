@@ -93,15 +93,41 @@ def _sdpa(call: AttentionCall) -> torch.Tensor:
     mask = call.mask
     if call.bias is not None:
         mask = whole_bias(call) if call.added is None else call.added
-    return F.scaled_dot_product_attention(
-        call.query,
-        call.key,
-        call.value,
-        attn_mask=mask,
-        is_causal=call.causal and mask is None,
-        scale=call.scale,
-        enable_gqa=call.query.shape[1] != call.key.shape[1],
+    causal = call.causal and mask is None
+    return fused(call.query, call.key, call.value, mask, causal=causal, scale=call.scale)
+
+
+def fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """[B, heads, Q, dim] by torch's attention; `mask` is bool, or added, and broadcast to [B, heads, Q, K].
+
+    Without `enable_gqa`: with a mask, on CUDA, only the kernel that writes all scores out takes that. In its
+    place every kv head becomes a batch entry of its own, whose keys and values all heads of its group share.
+    """
+    (batch, heads, queries, dim), (_, kv_heads, keys, _) = query.shape, key.shape
+    if heads == kv_heads:
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+    groups, entries = heads // kv_heads, batch * kv_heads
+    if mask is not None and mask.dim() == 4:
+        mask = mask.expand(batch, heads, queries, keys) if mask.shape[:2] != (1, 1) else mask[0, 0]
+    if mask is not None and mask.dim() == 4:
+        mask = mask.reshape(entries, groups, queries, keys)
+    out = F.scaled_dot_product_attention(
+        query.reshape(entries, groups, queries, dim),
+        key.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
+        value.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
+        mask,
+        is_causal=causal,
+        scale=scale,
     )
+    return out.reshape(batch, heads, queries, dim)
 
 
 def _repeated(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:

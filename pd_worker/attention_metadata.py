@@ -9,6 +9,7 @@ import torch
 
 from triptych.models.base import AttentionBias
 from triptych.pd_worker.decode_view import DecodeView
+from triptych.pd_worker.gather_plan import GatherGroup
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 
@@ -49,7 +50,8 @@ class CrossTables:
     """Where the batch's sequences find the keys and values of their encoder outputs, all of them written.
 
     As in AttentionMetadata: `decode_tables` [D, blocks] and `decode_lengths` [D] in rows, for all decodes at
-    once; where outputs are long or shared, `decodes` has one span for each output in place of that.
+    once or in `decode_groups`; where outputs are long or shared, `decodes` has one span for each output in
+    place of that.
     `prefills` are those of the prefill spans.
     """
 
@@ -58,6 +60,12 @@ class CrossTables:
     prefills: Sequence[CrossSpan]
     decode_padded: bool = True
     decodes: Sequence[CrossSpan] = ()
+    decode_groups: Sequence[GatherGroup] = ()
+
+    @property
+    def groups(self) -> Sequence[GatherGroup]:
+        """Which decodes are gathered together; all of them where none were planned."""
+        return self.decode_groups or _all_of(self.decode_tables)
 
 
 @dataclass(slots=True)
@@ -77,6 +85,8 @@ class AttentionMetadata:
     prefills: Sequence[PrefillSpan]
     #: Lengths differ or do not fill their blocks, so that the gathered keys hold strangers.
     decode_padded: bool = True
+    #: Which decodes are gathered together; all of them where none are planned.
+    decode_groups: Sequence[GatherGroup] = ()
     #: Set for encoder-decoder models.
     cross: CrossTables | None = None
     #: What the model adds to the scores of its own attention.
@@ -90,6 +100,11 @@ class AttentionMetadata:
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
     #: What a backend has made for this step and uses in all layers.
     plans: dict[object, object] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> Sequence[GatherGroup]:
+        """Which decodes are gathered together; all of them where none were planned."""
+        return self.decode_groups or _all_of(self.decode_tables)
 
     def decode_mask(self, window: int | None) -> torch.Tensor | None:
         """Bool [D, 1, 1, blocks * block_size], True where a key counts; None when all do."""
@@ -153,3 +168,7 @@ class AttentionMetadata:
         for start, end in span.atomic:
             mask |= (query >= start) & (query < end) & (key >= start) & (key < end)
         return mask
+
+
+def _all_of(tables: torch.Tensor) -> tuple[GatherGroup, ...]:
+    return (GatherGroup(0, tables.shape[0], tables.shape[1]),)

@@ -11,6 +11,7 @@ from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import AttentionBias, MergedEmbeds
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.decode_view import DecodeView
+from triptych.pd_worker.gather_plan import gather_limit, plan_gathers
 from triptych.pd_worker.outputs import ScheduledChunk
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.request import EngineRequest
@@ -44,13 +45,18 @@ class BatchBuilder:
         *,
         bias: AttentionBias | None = None,
         backend: str = "sdpa",
+        gather_bytes: int = 0,
     ) -> None:
+        """`gather_bytes` of keys and values are gathered at once, at most; 0: what suits the device."""
         self._cache = cache
         self._rows = position_rows
         self._device = device
         self._dtype = dtype
         self._bias = bias
         self._backend = backend
+        limit = gather_bytes or gather_limit(device)
+        #: Blocks whose keys and values one layer gathers at once.
+        self._gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
 
     def build(
         self,
@@ -142,6 +148,7 @@ class BatchBuilder:
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
             decode_padded=padded,
+            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self._gathered),
             view=view,
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
             bias=self._bias,
@@ -167,6 +174,7 @@ class BatchBuilder:
             prefills=[self._cross_span(chunk) for chunk in chunks if chunk.count > 1],
             decode_padded=padded,
             decodes=self._cross_decodes(decodes),
+            decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self._gathered),
         )
 
     def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
@@ -201,8 +209,10 @@ class BatchBuilder:
 
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
-    """One-token chunks first: they share one attention call."""
-    return sorted(chunks, key=lambda chunk: chunk.count > 1)
+    """One-token chunks first, the shortest of them foremost: those of like length are gathered together."""
+    return sorted(
+        chunks, key=lambda chunk: (chunk.count > 1, len(chunk.block_ids) if chunk.count == 1 else 0)
+    )
 
 
 def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:

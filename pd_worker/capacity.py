@@ -16,18 +16,24 @@ _DEFAULT_MAX_MODEL_LEN = 32768
 def max_model_len(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
     """Longest prompt plus output in tokens; ConfigError above what the checkpoint's positions allow.
 
-    Where the flag says none: the checkpoint's, up to a limit, and no more than --kv-memory holds.
+    Where the flag says none: the checkpoint's, up to a limit, and no more than --kv-memory holds, if that is
+    known yet.
     """
     limit = geometry.max_position_embeddings
     if config.max_model_len > limit:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is above the checkpoint's {limit} positions: lower it"
         )
-    if config.max_model_len:
-        return config.max_model_len
+    if config.max_model_len or not config.kv_memory:
+        return longest_request(config, geometry)
     held = config.kv_memory // block_bytes(geometry, config.block_size, dtype) * config.block_size
     # At least a block, so that a memory that holds none is an error with its sum.
-    return min(limit, _DEFAULT_MAX_MODEL_LEN, max(held, config.block_size))
+    return min(longest_request(config, geometry), max(held, config.block_size))
+
+
+def longest_request(config: PDConfig, geometry: DecoderGeometry) -> int:
+    """--max-model-len, or its default where memory is no limit."""
+    return config.max_model_len or min(geometry.max_position_embeddings, _DEFAULT_MAX_MODEL_LEN)
 
 
 def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) -> int:
@@ -49,13 +55,17 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     return config.kv_memory // nbytes
 
 
-def view_memory(config: PDConfig, device: torch.device) -> int:
-    """Bytes that a view of the decoding sequences may take beside the blocks; 0 where none is read.
+def reads_view(config: PDConfig, device: torch.device) -> bool:
+    """Whether decodes read a view of theirs in place of blocks.
 
-    That is on an accelerator, and by FlexAttention, which gathers blocks to sizes of its own.
+    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own.
     """
-    reads = device.type == "cpu" and config.attention_backend != "flex"
-    return int(config.kv_memory * VIEW_SHARE) if reads else 0
+    return device.type == "cpu" and config.attention_backend != "flex"
+
+
+def view_memory(config: PDConfig, device: torch.device) -> int:
+    """Bytes that a view of the decoding sequences may take beside the blocks; 0 where none is read."""
+    return int(config.kv_memory * VIEW_SHARE) if reads_view(config, device) else 0
 
 
 def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

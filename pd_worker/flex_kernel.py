@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
@@ -149,4 +149,9 @@ def _uncompiled(call: FlexCall) -> torch.Tensor:
     """The functions as they are: without torch's warning, and without its tracing them at every call."""
     # Holds for the process; what is compiled does not look at it.
     flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-    return _run(_kernel, call)
+    groups = call.query.shape[1] // call.key.shape[1]
+    # Only the compiled kernel gains by `enable_gqa`.
+    key, value = (
+        tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for tensor in (call.key, call.value)
+    )
+    return _run(_kernel, replace(call, key=key, value=value))

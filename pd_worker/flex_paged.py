@@ -43,14 +43,14 @@ class FlexBatch:
     def self_attention(self) -> torch.Tensor:
         """[T, heads, dim]: every token over its own sequence, whose keys have been written."""
         meta, window, out = self.meta, self.window, self._empty()
-        decodes = meta.num_decodes
-        if decodes:
-            lengths = meta.decode_lengths
+        for group in meta.groups if meta.num_decodes else ():
+            rows = slice(group.first, group.last)
+            lengths, tables = meta.decode_lengths[rows], meta.decode_tables[rows, : group.blocks]
             plan = self._plan(
-                ("decodes", window),
-                lambda: self._decode_plan(meta.decode_tables, key_ranges.of_decodes(lengths, window)),
+                ("decodes", group.first, window),
+                functools.partial(self._decode_plan, tables, key_ranges.of_decodes(lengths, window)),
             )
-            out[:decodes] = self._decodes(plan, biased=True)
+            out[rows] = self._decodes(plan, rows, biased=True)
         for index, span in enumerate(meta.prefills):
             plan = self._plan((index, window), functools.partial(self._self_plan, span))
             part = self.query[:, span.first : span.last]
@@ -61,13 +61,15 @@ class FlexBatch:
         """[T, heads, dim]: every token over the rows of its sequence's encoder output."""
         meta, cross, out = self.meta, self.meta.cross, self._empty()
         assert cross is not None
-        if meta.num_decodes:
-            # All at once, also where outputs are shared: a call for each would be over a block of queries.
-            rows = cross.decode_lengths
+        # Not by output, also where these are shared: a call for each would be over a block of queries.
+        for group in cross.groups if meta.num_decodes else ():
+            rows = slice(group.first, group.last)
+            lengths, tables = cross.decode_lengths[rows], cross.decode_tables[rows, : group.blocks]
             plan = self._plan(
-                "cross", lambda: self._decode_plan(cross.decode_tables, key_ranges.of_rows(rows, 1))
+                ("cross decodes", group.first),
+                functools.partial(self._decode_plan, tables, key_ranges.of_rows(lengths, 1)),
             )
-            out[: meta.num_decodes] = self._decodes(plan, biased=False)
+            out[rows] = self._decodes(plan, rows, biased=False)
         for index, (chunk, span) in enumerate(zip(meta.prefills, cross.prefills, strict=True)):
             plan = self._plan(("cross", index), functools.partial(self._cross_plan, span, chunk))
             part = self.query[:, chunk.first : chunk.last]
@@ -119,14 +121,16 @@ class FlexBatch:
         """Query heads of a kv head."""
         return self.query.shape[0] // self.keys.shape[2]
 
-    def _decodes(self, plan: Plan, *, biased: bool) -> torch.Tensor:
-        """[D, heads, dim] of the first D tokens."""
+    def _decodes(self, plan: Plan, rows: slice, *, biased: bool) -> torch.Tensor:
+        """[n, heads, dim] of these n batch tokens."""
         heads, _, dim = self.query.shape
-        count, batch = self.meta.num_decodes, len(plan.tables)
+        count, batch = rows.stop - rows.start, len(plan.tables)
         query = self.query.new_zeros(batch, heads, dim)
-        query[:count] = self.query[:, :count].transpose(0, 1)
-        rows = query.view(batch, -1, self._groups, dim)
-        return self._attend(plan, rows, biased=biased, heads_in_rows=True).reshape(batch, heads, dim)[:count]
+        query[:count] = self.query[:, rows].transpose(0, 1)
+        packed = query.view(batch, -1, self._groups, dim)
+        return self._attend(plan, packed, biased=biased, heads_in_rows=True).reshape(batch, heads, dim)[
+            :count
+        ]
 
     def _chunk(self, plan: Plan, query: torch.Tensor, *, biased: bool) -> torch.Tensor:
         """[n, heads, dim] of one sequence's queries [heads, n, dim]."""

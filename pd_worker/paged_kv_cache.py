@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -24,8 +26,8 @@ class PagedKVCache:
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
         # Zeros: what a gather reads must never be NaN, masked or not.
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         #: Keys of other dtypes are far from the end of their range.
         self._may_overflow = dtype == torch.float16
         #: Which tokens of the batch have had finite keys and values in all layers so far; None: not watched.
@@ -59,3 +61,12 @@ class PagedKVCache:
         """Zeros at `slots` [T] of all layers."""
         for tensor in (*self.keys, *self.values):
             tensor.flatten(0, 1).index_fill_(0, slots, 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU in pages that exist from their first use on: a large cache starts at once."""
+    count = math.prod(shape)
+    if device.type != "cpu" or not count:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)

@@ -11,21 +11,22 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
 from triptych.cpus import OwnCore, claim_core, in_passing_thread
+from triptych.device_memory import memory_of
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.heartbeat import Heartbeat
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, connect_configured
 from triptych.errors import Unavailable
+from triptych.machine import may_claim_cores, threads_of_one_worker
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
@@ -39,6 +40,7 @@ from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.flex_start import prepare, slow_while_compiling
 from triptych.pd_worker.grammar import GrammarCompiler
 from triptych.pd_worker.intake import Intake
+from triptych.pd_worker.memory_profile import size_kv_memory
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
@@ -46,6 +48,7 @@ from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
+from triptych.torch_threads import use_threads
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
@@ -74,6 +77,8 @@ class LoadedModel:
     defaults: GenerationDefaults
     prompts: PromptBuilder
     tokenizer: Tokenizer
+    #: --kv-memory, or what was found for it.
+    kv_memory: int
 
 
 async def run(config: PDConfig) -> None:
@@ -145,6 +150,7 @@ class PDWorker:
         turn: AbstractContextManager[object] | None = None,
         rest: Callable[[float], object] | None = None,
     ) -> None:
+        config = replace(config, kv_memory=config.kv_memory or model.kv_memory)
         self._config = config
         self._model = model
         transfer = transfer or transfer_config(config, model.identity)
@@ -263,6 +269,9 @@ def _own_core(config: PDConfig, model: LoadedModel) -> OwnCore | None:
     """For a worker that computes on one thread: more would have to share it."""
     if not (config.keep_core and config.core_page) or torch_threads(config, model.decoder) != 1:
         return None
+    if not may_claim_cores():
+        log.info("keeps to no core: others may claim the same one, or a quota limits time and not cores")
+        return None
     core = claim_core(os.sched_getaffinity(0))
     log.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
     return core
@@ -282,7 +291,7 @@ def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
 
 def default_threads(hidden_size: int) -> int:
     """Torch threads for a decoder of this width."""
-    return 1 if hidden_size < _WIDE else max(1, len(os.sched_getaffinity(0)))
+    return 1 if hidden_size < _WIDE else threads_of_one_worker()
 
 
 def torch_threads(config: PDConfig, decoder: DecoderSide) -> int:
@@ -290,8 +299,11 @@ def torch_threads(config: PDConfig, decoder: DecoderSide) -> int:
     return config.threads or default_threads(decoder.geometry.hidden_size)
 
 
-def load_model(config: PDConfig) -> LoadedModel:
-    """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured."""
+def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
+    """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured.
+
+    `other_peak` is what another model in this process takes of the device while it computes.
+    """
     start = time.monotonic()
     path = Path(config.model)
     check_supported(path, wanted_by_flags(config))
@@ -304,10 +316,11 @@ def load_model(config: PDConfig) -> LoadedModel:
         attn_implementation=ATTENTION_NAME,
         quantization=config.quantization,
     )
-    torch.set_num_threads(torch_threads(config, decoder))
-    num_kv_blocks(config, decoder.geometry, dtype)
+    use_threads(torch_threads(config, decoder))
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
+    config = _sized(config, decoder, other_peak)
+    num_kv_blocks(config, decoder.geometry, dtype)
     longest = max_model_len(config, decoder.geometry, dtype)
     if not config.max_model_len and longest < decoder.geometry.max_position_embeddings:
         log.info(
@@ -322,4 +335,15 @@ def load_model(config: PDConfig) -> LoadedModel:
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name
-    return LoadedModel(path, name, decoder, identity, generation_defaults(path), prompts, tokenizer)
+    return LoadedModel(
+        path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, config.kv_memory
+    )
+
+
+def _sized(config: PDConfig, decoder: DecoderSide, other_peak: int) -> PDConfig:
+    """With the KV memory that the device has for it; one that is given for a CPU is not questioned."""
+    if config.kv_memory and decoder.device.type == "cpu":
+        return config
+    plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
+    log.info("memory of %s:\n%s", decoder.device, plan.table())
+    return replace(config, kv_memory=plan.kv_memory)

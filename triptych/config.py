@@ -22,6 +22,11 @@ GIB = 1 << 30
 VIEW_SHARE = 0.25
 #: Shortest internal token.
 MIN_TOKEN_CHARS = 16
+#: Of the memory that is free before workers start, what they may use: of a GPU, and of a machine or cgroup.
+CUDA_SHARE = 0.9
+CPU_SHARE = 0.5
+#: What a process holds of a GPU beside its tensors: the context, kernels and the workspaces of libraries.
+CUDA_CONTEXT_BYTES = 600 * MIB
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -51,13 +56,14 @@ def flag(
     choices: tuple[str, ...] = (),
     secret: bool = False,
     many: bool = False,
+    auto: bool = False,
 ) -> T:
-    """A field that is a flag. `size` fields take "512MiB" and hold bytes.
+    """A field that is a flag. `size` fields take "512MiB" and hold bytes; with `auto` 0 is written "auto".
 
     `secret` values reach our own processes by an inherited file, never by their command line, and no text
     of the config shows them; those of `many` may be given several times, and are joined by commas.
     """
-    metadata = {"help": help, "size": size, "choices": choices, "secret": secret, "many": many}
+    metadata = {"help": help, "size": size, "choices": choices, "secret": secret, "many": many, "auto": auto}
     return field(default=default, metadata=metadata, repr=not secret)  # type: ignore[return-value]
 
 
@@ -96,6 +102,13 @@ class WorkerConfig(ServiceConfig):
     port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
     advertise: str = flag("", "address that others reach this worker at, host:port; the bound one by default")
     device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
+    device_memory: int = flag(
+        0,
+        "all memory that a worker may use of its device; auto: of what is free at the start 0.9 of a GPU's, "
+        "half of the machine's or cgroup's",
+        size=True,
+        auto=True,
+    )
     dtype: str = flag(
         "auto",
         "dtype of weights and embeddings; auto: the checkpoint's on CUDA, float32 for 16-bit float "
@@ -154,7 +167,13 @@ class PDConfig(WorkerConfig):
     max_num_seqs: int = flag(64, "requests that run at once")
     max_num_batched_tokens: int = flag(512, "token budget of one engine step")
     block_size: int = flag(16, "tokens of one KV block")
-    kv_memory: int = flag(512 * MIB, "memory for the KV cache; on a CPU a quarter more is used", size=True)
+    kv_memory: int = flag(
+        0,
+        "memory for the KV cache, on a CPU a quarter more; auto: what --device-memory leaves, as measured at "
+        "the start, and no more than --max-num-seqs requests can use",
+        size=True,
+        auto=True,
+    )
     encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
     step_interval: float = flag(

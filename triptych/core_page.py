@@ -25,6 +25,7 @@ from types import TracebackType
 
 from triptych.cpus import OwnCore
 from triptych.errors import ConfigError
+from triptych.machine import usable_cpus
 
 #: Workers of one machine, at most.
 SLOTS = 256
@@ -66,7 +67,7 @@ class CorePage:
         self._patience, self._interval = patience, interval
         self._core = core
         self._begun = -math.inf
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = usable_cpus()
         try:
             self._page = _opened(path)
         except OSError as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from triptych.config import GIB, EncoderConfig, PDConfig, ProxyConfig
+from triptych.config import GIB, MIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.errors import ConfigError
 
 #: A machine that is never short of cores: CPU work beside accelerators.
 AMPLE = "ample"
+#: KV memory of a PD worker where nobody says: what `auto` finds is a matter of the machine.
+KV_MEMORY = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Limits:
 
     proxy: ProxyConfig = field(default_factory=ProxyConfig)
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(device="cuda"))
-    pd: PDConfig = field(default_factory=PDConfig)
+    pd: PDConfig = field(default_factory=lambda: PDConfig(kv_memory=KV_MEMORY))
     store_memory: int = GIB
     client_timeout: float = 120.0
     jumps: bool = True

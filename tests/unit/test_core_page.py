@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from support.cluster import wait_for
 from triptych.core_page import SLOTS, CorePage, crowded, fits
 from triptych.cpus import OwnCore
 from triptych.errors import ConfigError
+from triptych.machine import usable_cpus
 
-CORES = len(os.sched_getaffinity(0))
+CORES = usable_cpus()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from triptych.cli.profile import profile
 from triptych.cli.transcribe import transcribe
 from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
+from triptych.machine import threads_of_one_worker, usable_cpus
 
 C = TypeVar("C")
 
@@ -31,13 +32,20 @@ def app() -> None:
 
 
 def thread_environment() -> None:
-    """What OpenMP reads when torch is imported."""
+    """What libraries read when they are imported: how many threads they start, and how OpenMP's wait."""
     # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     # But the threads of one step meet some thousand times a second, and to be woken takes long: they spin for
     # some 60 microseconds first (benchmarks/results/openmp_spin.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+    # Libraries count the cores of the machine: a pod of 4 CPUs on 64 cores would start a thread for each.
+    for name, count in (
+        ("OMP_NUM_THREADS", threads_of_one_worker()),
+        ("RAYON_NUM_THREADS", usable_cpus()),
+        ("TORCHINDUCTOR_COMPILE_THREADS", min(32, usable_cpus())),
+    ):
+        os.environ.setdefault(name, str(count))
 
 
 def _start(service: str, values: dict[str, Any]) -> None:
@@ -45,10 +53,10 @@ def _start(service: str, values: dict[str, Any]) -> None:
     from triptych.launch.parent import die_with_parent
 
     forget_variables()
-    thread_environment()
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), values["log_level"])
     pin(values.get("cpus", ""))
+    thread_environment()
 
 
 def _worker(config: type[C], values: dict[str, Any]) -> C:

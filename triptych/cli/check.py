@@ -7,9 +7,10 @@ from typing import Any
 
 from triptych.cli.options import build
 from triptych.config import PDConfig, format_size, parse_size
-from triptych.launch.memory import available_memory, check_fits, plan_memory
+from triptych.launch.memory import check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
 from triptych.launch.shape import shape_of
+from triptych.machine import available_memory
 
 
 def check_model(values: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ def check_model(values: dict[str, Any]) -> None:
         f"dtype         {str(dtype).removeprefix('torch.')} on {device}, quantization {quantization}",
         *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(held[name])}" for name, n in counts.items()),
         f"embedding     {format_size(encoder.width * size)} a row",
-        f"KV cache      {format_size(kv_token)} a token, --kv-memory holds {values['kv_memory'] // kv_token}",
+        f"KV cache      {format_size(kv_token)} a token, {_held(values['kv_memory'], kv_token)}",
         f"model length  {geometry.max_position_embeddings} tokens",
         *_cross(decoder, size),
     ]
@@ -54,6 +55,7 @@ def check_model(values: dict[str, Any]) -> None:
         encoder_cache_memory=values["encoder_cache_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=parse_size(str(values["store_memory"])),
+        swap_memory=values["swap_memory"] if values["preemption"] == "swap" else 0,
         weights_in_ram=device.type == "cpu",
     )
     available = available_memory()
@@ -61,6 +63,11 @@ def check_model(values: dict[str, Any]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     check_fits(plan, available)
     sys.stdout.write("It fits.\n")
+
+
+def _held(kv_memory: int, kv_token: int) -> str:
+    """How many tokens --kv-memory holds, as far as it says."""
+    return f"--kv-memory holds {kv_memory // kv_token}" if kv_memory else "--kv-memory is found at the start"
 
 
 def _kind(modality: str, decoder: Any) -> str:

@@ -15,6 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
 
 ENV_PREFIX = "TRIPTYCH_"
+#: A size that the process chooses.
+AUTO = "auto"
 MODEL_HELP = (
     "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
 )
@@ -25,9 +27,15 @@ class SizeType(click.ParamType[int]):
 
     name = "size"
 
+    def __init__(self, *, auto: bool = False) -> None:
+        """With `auto` that word is 0."""
+        self._auto = auto
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
+        if self._auto and value.strip().lower() == AUTO:
+            return 0
         try:
             return parse_size(value)
         except ConfigError as error:
@@ -47,7 +55,8 @@ def option(name: str, default: Any, metadata: dict[str, Any]) -> Callable[[F], F
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", **common)
     if metadata.get("size"):
-        return click.option(flag, **common | {"type": SizeType(), "default": format_size(default)})
+        size = {"type": SizeType(auto=metadata["auto"]), "default": _written(default, metadata)}
+        return click.option(flag, **common | size)
     if metadata.get("choices"):
         return click.option(flag, **common, type=click.Choice(metadata["choices"]))
     if metadata.get("many"):
@@ -56,6 +65,11 @@ def option(name: str, default: Any, metadata: dict[str, Any]) -> Callable[[F], F
     if default == "":
         common["show_default"] = "none"
     return click.option(flag, **common, type=type(default))
+
+
+def _written(nbytes: int, metadata: dict[str, Any]) -> str:
+    """A size as its flag's help shows it."""
+    return AUTO if metadata["auto"] and not nbytes else format_size(nbytes)
 
 
 def _flags(configs: Iterable[type[Any]]) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -95,7 +109,7 @@ def arguments(
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         else:
-            words += [flag, str(value)]
+            words += [flag, AUTO if metadata["auto"] and not value else str(value)]
     return words
 
 

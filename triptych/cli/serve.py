@@ -9,7 +9,9 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from triptych.cli.credentials import forget_variables, store_of
@@ -29,7 +31,6 @@ from triptych.ec_connector.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.memory import available_memory, check_fits, plan_memory, weight_bytes
 from triptych.launch.model_path import (
     AUDIO_DEMO_MODEL,
     DEMO_MODEL,
@@ -37,10 +38,12 @@ from triptych.launch.model_path import (
     resolve_demo,
     resolve_model,
 )
+from triptych.launch.placement import check_memory, place_on_gpus
 from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
+from triptych.machine import cpu_quota, may_claim_cores, numa_nodes, usable_cpus
 from triptych.models.support import check_supported, wanted_by_flags
 
 log = logging.getLogger("launch")
@@ -62,11 +65,11 @@ def serve_cluster(values: dict[str, Any]) -> None:
     check_port(values["host"], values["port"], "--port")
     check_port(values["host"], values["grpc_port"], "--grpc-port")
     store_memory = parse_size(str(values["store_memory"])) if values["store"] == "auto" else 0
-    values = _share_cores(path, values, store_memory)
+    values, memory = _share_machine(path, values, store_memory)
     run_dir = Path(values["run_dir"] or tempfile.mkdtemp(prefix="triptych-")).absolute()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        plan = plan_cluster(path, name, values, run_dir, store_memory)
+        plan = plan_cluster(path, name, values, run_dir, store_memory, memory)
         code = asyncio.run(Supervisor(plan, lambda: _say_ready(path, name, values)).run())
     finally:
         if not values["run_dir"]:
@@ -75,38 +78,34 @@ def serve_cluster(values: dict[str, Any]) -> None:
         sys.exit(code)
 
 
-def _share_cores(path: Path, values: dict[str, Any], store_memory: int) -> dict[str, Any]:
-    """The flags with a number of encoders that fits; ConfigError where not even one does."""
-    cores = len(os.sched_getaffinity(0))
+def _share_machine(
+    path: Path, values: dict[str, Any], store_memory: int
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The flags with a number of encoders that fits, and those that workers get by their memory, by name.
+
+    ConfigError where not even one encoder fits.
+    """
+    cores = usable_cpus()
     chosen = share_cores(values, cores)
     try:
-        _check_memory(path, chosen, store_memory)
+        memory = check_memory(path, chosen, store_memory)
     except ConfigError:
         if values["encoders"] or chosen["encoders"] == 1:
             raise
         chosen = share_cores(values | {"encoders": 1}, cores)
-        _check_memory(path, chosen, store_memory)
-    return chosen
-
-
-def _check_memory(path: Path, values: dict[str, Any], store_memory: int) -> None:
-    on_cpu = values["device"] == "cpu"
-    dtype = "float32" if values["dtype"] == "auto" else values["dtype"]
-    plan = plan_memory(
-        weight_bytes(path, dtype, values["quantization"]),
-        shape=shape_of(values),
-        kv_memory=values["kv_memory"] if on_cpu else 0,
-        encoder_cache_memory=values["encoder_cache_memory"],
-        prepared_memory=values["prepared_memory"],
-        store_memory=store_memory,
-        weights_in_ram=on_cpu,
-    )
-    check_fits(plan, available_memory())
+        memory = check_memory(path, chosen, store_memory)
+    return chosen, memory | place_on_gpus(path, chosen)
 
 
 def plan_cluster(
-    path: Path, name: str, values: dict[str, Any], run_dir: Path, store_memory: int
+    path: Path,
+    name: str,
+    values: dict[str, Any],
+    run_dir: Path,
+    store_memory: int,
+    memory: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> ClusterPlan:
+    """The processes of the cluster; `memory` has flags of single workers, by name."""
     store = EmbeddedStore(run_dir, store_memory) if values["store"] == "auto" else None
     url = store.url if store is not None else values["store"]
     # Workers of one machine stay on loopback, on ports of their own choice.
@@ -119,13 +118,14 @@ def plan_cluster(
     alone = shape.replicas == 1 and store is not None
     worker |= {"connector": "memory" if alone else "redis", "store_memory": store_memory}
     paced = values["cpu_sharing"] == "pace"
-    door = proxy_cores(os.sched_getaffinity(0), shape.pd_workers) if paced else ""
+    kept = paced and may_claim_cores()
+    door = proxy_cores(os.sched_getaffinity(0), shape.pd_workers) if kept else ""
     proxy = (
         *_triptych("proxy"),
         *arguments(ProxyConfig, values | {"store_memory": store_memory, "cpus": door}),
     )
     return ClusterPlan(
-        workers=_workers(shape, path, worker, run_dir),
+        workers=_workers(shape, path, worker, run_dir, memory),
         worker_secrets=worker_secrets,
         proxy=proxy,
         proxy_secrets=secrets_of(ProxyConfig, values | {"store": url}),
@@ -139,7 +139,11 @@ def plan_cluster(
 
 
 def _workers(
-    shape: ClusterShape, path: Path, values: dict[str, Any], run_dir: Path
+    shape: ClusterShape,
+    path: Path,
+    values: dict[str, Any],
+    run_dir: Path,
+    memory: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Name and command of each worker, with the cores that it gets."""
     check_sharing(
@@ -151,16 +155,23 @@ def _workers(
         ("encoder", shape.encoders, (EncoderConfig,), _encoder_values(values)),
         ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig), {}),
     )
-    cpus = assign_cores(os.sched_getaffinity(0), shape.workers, values["cpus_per_worker"])
+    cpus = assign_cores(
+        os.sched_getaffinity(0),
+        shape.workers,
+        values["cpus_per_worker"],
+        quota=cpu_quota(),
+        nodes=numa_nodes(),
+    )
     page = str(run_dir / "cores") if values["cpu_sharing"] in ("turn", "pace") else ""
     workers: list[tuple[str, tuple[str, ...]]] = []
     for kind, count, configs, own in kinds:
         for index in range(count):
-            slot = len(workers)
+            slot, name = len(workers), f"{kind}-{index}"
             given = values | own | {"cpus": cpus[slot], "core_page": page, "core_slot": slot}
+            given |= memory.get(name, {})
             without = SHARING_FLAGS if kind == "colocated" else ()
             command = (*_triptych(kind), str(path), *arguments(configs, given, without))
-            workers.append((f"{kind}-{index}", command))
+            workers.append((name, command))
     return tuple(workers)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-import torch
 from prometheus_client import CollectorRegistry
 
 from triptych.colocated.turn import Turn
@@ -28,6 +27,7 @@ from triptych.pd_worker.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.rpc_auth import WorkerDoor
+from triptych.torch_threads import use_threads
 from triptych.types import WorkerInfo
 from triptych.watchdog import EngineBeat, check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
@@ -66,9 +66,10 @@ async def run(config: ColocatedConfig) -> None:
 def load(config: ColocatedConfig) -> LoadedReplica:
     """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
     encoder, identity = encoder_service.load(config.encoder)
-    decoder = pd_service.load_model(config.pd)
+    peak = encoder_service.activation_bytes(config.encoder, encoder)
+    decoder = pd_service.load_model(config.pd, other_peak=peak)
     # One device: both sides use all of its threads, each in its turn.
-    torch.set_num_threads(pd_service.torch_threads(config.pd, decoder.decoder))
+    use_threads(pd_service.torch_threads(config.pd, decoder.decoder))
     return LoadedReplica(encoder, identity, decoder)
 
 

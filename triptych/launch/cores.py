@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from triptych.errors import ConfigError
@@ -11,18 +11,41 @@ from triptych.errors import ConfigError
 _MOST_ENCODERS = 4
 
 
-def assign_cores(available: Collection[int], workers: int, each: int) -> list[str]:
-    """The --cpus of each worker, `each` cores for one; ConfigError where there are too few. 0: no pinning."""
+def assign_cores(
+    available: Collection[int],
+    workers: int,
+    each: int,
+    *,
+    quota: float | None = None,
+    nodes: Sequence[Collection[int]] = (),
+) -> list[str]:
+    """The --cpus of each worker, `each` cores for one; ConfigError where there are too few. 0: no pinning.
+
+    `quota` is how many are paid for, if not all. A worker's cores are of one of the NUMA `nodes` as long as
+    there are such.
+    """
     if not each:
         return [""] * workers
     needed = workers * each
-    if needed > len(available):
+    there = len(available) if quota is None else min(int(quota), len(available))
+    if needed > there:
         raise ConfigError(
-            f"--cpus-per-worker {each} needs {needed} cores for {workers} workers and {len(available)} are "
+            f"--cpus-per-worker {each} needs {needed} cores for {workers} workers and {there} are "
             "there: lower it, start fewer workers, or leave it out"
         )
-    cores = sorted(available)
-    return [",".join(map(str, cores[i * each : (i + 1) * each])) for i in range(workers)]
+    return [",".join(map(str, cores)) for cores in _together(available, each, nodes)[:workers]]
+
+
+def _together(available: Collection[int], each: int, nodes: Sequence[Collection[int]]) -> list[list[int]]:
+    """`each` cores at a time: first those of one node, then what the nodes have left."""
+    whole: list[list[int]] = []
+    left = set(available)
+    for node in nodes:
+        own = sorted(left & set(node))
+        whole += [own[i : i + each] for i in range(0, len(own) - each + 1, each)]
+        left -= set(own[: len(own) // each * each])
+    rest = sorted(left)
+    return whole + [rest[i : i + each] for i in range(0, len(rest) - each + 1, each)]
 
 
 def proxy_cores(available: Collection[int], pd_workers: int) -> str:

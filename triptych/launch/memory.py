@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import MIB, VIEW_SHARE, format_size
+from triptych.config import CPU_SHARE, MIB, VIEW_SHARE, format_size
 from triptych.errors import ConfigError
 from triptych.launch.shape import ClusterShape
 from triptych.types import DTYPE_BYTES
@@ -51,22 +51,24 @@ class MemoryPlan:
 def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
     """What the weights of a checkpoint folder take, by the headers of its safetensors files alone.
 
+    With "auto" as `dtype` they stay as the files have them.
+
     With `int8` every matrix counts as 8 bits that is no embedding or head by its name; with `int8-decoder`
     none, since names do not tell whose side it is: an upper bound.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"MODEL={folder} has no *.safetensors: other weight files are not read")
-    itemsize, total = DTYPE_BYTES[dtype], 0
+    total = 0
     for file in files:
-        for name, dims, elements in _tensors_of(file):
+        for name, dims, elements, stored in _tensors_of(file):
             in_8_bits = quantization == "int8" and dims == 2 and not _KEPT.search(name)
-            total += elements if in_8_bits else elements * itemsize
+            total += elements * (1 if in_8_bits else DTYPE_BYTES.get(dtype, stored))
     return total
 
 
-def _tensors_of(file: Path) -> list[tuple[str, int, int]]:
-    """Name, dimensions and elements of each tensor."""
+def _tensors_of(file: Path) -> list[tuple[str, int, int, int]]:
+    """Name, dimensions, elements and bytes of an element of each tensor."""
     try:
         with file.open("rb") as handle:
             size = int.from_bytes(handle.read(8), "little")
@@ -78,6 +80,7 @@ def _tensors_of(file: Path) -> list[tuple[str, int, int]]:
                 name,
                 len(entry["shape"]),
                 (entry["data_offsets"][1] - entry["data_offsets"][0]) // _SAFETENSORS_DTYPES[entry["dtype"]],
+                _SAFETENSORS_DTYPES[entry["dtype"]],
             )
             for name, entry in header.items()
             if name != "__metadata__"
@@ -94,6 +97,7 @@ def plan_memory(
     encoder_cache_memory: int,
     prepared_memory: int,
     store_memory: int,
+    swap_memory: int = 0,
     weights_in_ram: bool = True,
 ) -> MemoryPlan:
     """The cluster's memory on one machine; each worker counts with all `weights`, in bytes: an upper bound.
@@ -115,22 +119,11 @@ def plan_memory(
                 f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)",
                 pd_workers * encoder_cache_memory,
             ),
+            (f"swapped blocks of {pd_workers} PD workers (--swap-memory)", pd_workers * swap_memory),
             (f"pixels of {encoders} encoders (--prepared-memory)", encoders * prepared_memory),
             ("embedding store (--store-memory)", store_memory),
         )
     )
-
-
-def available_memory() -> int:
-    """Bytes that Linux says can still be had, within this process's cgroup where there is one."""
-    available = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return available
 
 
 def check_fits(plan: MemoryPlan, available: int) -> None:
@@ -140,3 +133,12 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
             f"this needs {format_size(plan.total)} of memory and {format_size(available)} are available: "
             f"lower one of these\n{plan.table()}"
         )
+
+
+def decoding_budget(plan: MemoryPlan, available: int, *, own: int, shape: ClusterShape) -> int:
+    """--device-memory of a worker with a decoder on a CPU: `own` bytes, which `plan` counts, and its share.
+
+    The share is CPU_SHARE of what the plan, without KV caches, leaves of the memory, divided among them.
+    """
+    left = max(0, available - plan.total)
+    return own + int(left * CPU_SHARE / max(1, shape.decoding))

@@ -54,3 +54,16 @@ def test_what_the_flags_leave_open_is_chosen_for_the_cores_of_the_machine(flags,
     given |= {"encoders": 0, "encoder_threads": 0, "threads": 0} | flags
     found = share_cores(given, cores)
     assert (found["cpu_sharing"], found["encoders"], found["encoder_threads"]) == chosen
+
+
+def test_cores_of_one_worker_are_of_one_node_as_long_as_there_are_such():
+    nodes = [{0, 2, 4}, {1, 3, 5}]
+    assert assign_cores(range(6), 3, 2, nodes=nodes) == ["0,2", "1,3", "4,5"]
+    assert assign_cores({0, 1, 2, 3}, 2, 2, nodes=nodes) == ["0,2", "1,3"]
+    assert assign_cores({6, 7, 1}, 1, 2, nodes=nodes) == ["1,6"]
+
+
+def test_pinned_cores_are_no_more_than_a_quota_pays_for():
+    assert assign_cores(range(64), 2, 2, quota=4.5) == ["0,1", "2,3"]
+    with pytest.raises(ConfigError, match="needs 6 cores for 3 workers and 4 are there"):
+        assign_cores(range(64), 3, 2, quota=4.5)

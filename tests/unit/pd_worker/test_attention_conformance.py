@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from support.reference_attention import written_out
 from triptych.config import PDConfig, flags_of
@@ -253,6 +255,44 @@ class TestEveryBackend:
             one = [part[i, :, :count].transpose(0, 1) for part in (q, k, v)]
             allowed = torch.ones(count, count, dtype=torch.bool)
             close(out[i, :, :count].transpose(0, 1), written_out(*one, scale=SCALE, allowed=allowed))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("bias", [None, ArbitraryBias(1)])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 5}])
+def test_no_call_falls_to_the_kernel_that_writes_all_scores_out(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, bias: ArbitraryBias | None, options: dict[str, Any]
+) -> None:
+    calls = []
+    inner = F.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls.append(query)
+        assert not kwargs.get("enable_gqa"), "with a mask, only the written-out kernel takes that on CUDA"
+        assert query.shape[:2] == key.shape[:2] == value.shape[:2] and query.dim() == 4
+        assert {tensor.stride(-1) for tensor in (query, key, value)} == {1}
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            return inner(query, key, value, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    case = Case(BATCH, kv_heads)
+    close(case.attend("sdpa", bias=bias, **options), case.expected_self(bias, options.get("sliding_window")))
+    close(case.attend("sdpa", cross=True), case.expected_cross())
+    assert len(calls) == 6, "the decodes and two prefills, towards themselves and towards the encoder"
+
+
+def test_shared_keys_of_a_group_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence's keys are as many bytes as before, whatever the number of heads that share them."""
+    case, shared = Case((Chunk(30, 9, 7),), 1), []
+    inner = F.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        shared.append(key.untyped_storage().nbytes() < key.numel() * key.element_size())
+        return inner(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    close(case.attend("sdpa"), case.expected_self())
+    assert shared == [True]
 
 
 def test_blockwise_never_makes_a_bias_of_all_keys() -> None:

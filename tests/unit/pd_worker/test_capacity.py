@@ -30,7 +30,7 @@ def test_a_block_counts_keys_and_values_of_all_layers() -> None:
     [("cpu", "sdpa", True), ("cpu", "blockwise", True), ("cpu", "flex", False), ("cuda", "sdpa", False)],
 )
 def test_a_view_has_memory_only_where_it_is_read(device: str, backend: str, viewed: bool) -> None:
-    config = PDConfig(attention_backend=backend)
+    config = PDConfig(kv_memory=MIB, attention_backend=backend)
     assert (view_memory(config, torch.device(device)) > 0) is viewed
 
 

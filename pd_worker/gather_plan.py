@@ -1,0 +1,46 @@
+"""Which of a step's decodes are gathered together, so that what one layer gathers is bounded.
+
+Sequences that decode attend at once, over copies of their keys and values as long as the longest of them. One
+long sequence among many would make that many long copies; so they go in groups, each below a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triptych.config import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class GatherGroup:
+    """Decodes [first, last) of the batch, gathered with `blocks` blocks each."""
+
+    first: int
+    last: int
+    blocks: int
+
+
+def gather_limit(device: torch.device) -> int:
+    """Bytes of keys and values that one layer gathers at once, but for a sequence that is longer by itself.
+
+    An accelerator gains by fewer, larger calls.
+    """
+    return (64 if device.type == "cpu" else 256) * MIB
+
+
+def plan_gathers(blocks: Sequence[int], most: int) -> list[GatherGroup]:
+    """Groups of decodes with these numbers of blocks, in order: `most` blocks each, or one decode."""
+    groups: list[GatherGroup] = []
+    first, longest = 0, 0
+    for index, count in enumerate(blocks):
+        now = max(longest, count)
+        if index > first and now * (index - first + 1) > most:
+            groups.append(GatherGroup(first, index, longest))
+            first, now = index, count
+        longest = now
+    if blocks:
+        groups.append(GatherGroup(first, len(blocks), longest))
+    return groups

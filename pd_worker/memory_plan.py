@@ -1,0 +1,95 @@
+"""What a PD worker's memory goes to, and what of it is left for keys and values (--kv-memory auto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.config import format_size
+from triptych.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNeeds:
+    """Bytes that a worker takes of its device's memory beside keys and values.
+
+    `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
+    `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
+    that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
+    requests can use.
+    """
+
+    held: int
+    activations: int
+    gathered: int
+    embeddings: int
+    swapped: int
+    view: float
+    block: int
+    most: int
+
+    @property
+    def fixed(self) -> int:
+        return self.held + self.activations + self.gathered + self.embeddings + self.swapped
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The `budget` of a worker and what becomes of it."""
+
+    budget: int
+    needs: WorkerNeeds
+    kv_memory: int
+
+    @property
+    def view_memory(self) -> int:
+        return int(self.kv_memory * self.needs.view)
+
+    @property
+    def rest(self) -> int:
+        return self.budget - self.needs.fixed - self.kv_memory - self.view_memory
+
+    def table(self) -> str:
+        """One line per part, for people."""
+        needs = self.needs
+        parts = (
+            ("weights and libraries", needs.held),
+            ("activations of the longest batch", needs.activations),
+            ("keys, values and masks of a layer", needs.gathered),
+            ("embeddings (--encoder-cache-memory)", needs.embeddings),
+            ("swapped blocks (--swap-memory)", needs.swapped),
+            ("KV cache (--kv-memory)", self.kv_memory),
+            ("view of decoding sequences", self.view_memory),
+            ("rest", self.rest),
+            ("of this worker (--device-memory)", self.budget),
+        )
+        shown = [(name, nbytes) for name, nbytes in parts if nbytes]
+        width = max(len(name) for name, _ in shown)
+        sign = ("", "-")
+        return "\n".join(
+            f"  {name:<{width}}  {sign[nbytes < 0] + format_size(abs(nbytes)):>12}" for name, nbytes in shown
+        )
+
+
+def plan_worker_memory(budget: int, needs: WorkerNeeds, kv_memory: int = 0) -> WorkerMemory:
+    """`kv_memory`, or what `budget` leaves for it, at most what requests can use, in whole blocks.
+
+    ConfigError, with the table, where that is less than a block or more than there is.
+    """
+    plan = WorkerMemory(budget, needs, kv_memory or _left(budget, needs))
+    if plan.kv_memory < needs.block:
+        raise ConfigError(
+            f"nothing is left for the KV cache, of which a block is {format_size(needs.block)}: raise "
+            f"--device-memory, or lower --max-model-len, --max-num-batched-tokens or "
+            f"--encoder-cache-memory\n{plan.table()}"
+        )
+    if plan.rest < 0:
+        raise ConfigError(
+            f"this worker needs {format_size(budget - plan.rest)} and has {format_size(budget)}: lower "
+            f"--kv-memory or leave it out, or raise --device-memory\n{plan.table()}"
+        )
+    return plan
+
+
+def _left(budget: int, needs: WorkerNeeds) -> int:
+    left = int((budget - needs.fixed) / (1 + needs.view))
+    return max(0, min(left, needs.most)) // needs.block * needs.block

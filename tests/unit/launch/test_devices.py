@@ -1,0 +1,106 @@
+"""Workers over GPUs: spread, in shares, and refused where there is no room. No GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import pytest
+
+from triptych.config import GIB
+from triptych.errors import ConfigError
+from triptych.launch.devices import Device, Need, Share, find_devices, place_workers, share_table
+
+
+def _gpus(*gib: float) -> list[Device]:
+    return [Device(f"cuda:{index}", int(size * GIB / 0.9) + 1) for index, size in enumerate(gib)]
+
+
+def _needs(pd: int, encoders: int, *, decoder: int = 10, tower: int = 4) -> list[Need]:
+    decoders = [Need(f"pd-{index}", decoder * GIB, grows=True) for index in range(pd)]
+    return decoders + [Need(f"encoder-{index}", tower * GIB, grows=False) for index in range(encoders)]
+
+
+def _by_device(shares: list[Share]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for share in shares:
+        found.setdefault(share.device, []).append(share.worker)
+    return found
+
+
+def test_four_pd_workers_and_two_encoders_are_spread_over_what_there_is():
+    needs = _needs(4, 2)
+    assert _by_device(place_workers(_gpus(*[80] * 6), needs)) == {
+        **{f"cuda:{index}": [f"pd-{index}"] for index in range(4)},
+        "cuda:4": ["encoder-0"],
+        "cuda:5": ["encoder-1"],
+    }
+    assert _by_device(place_workers(_gpus(80, 80), needs)) == {
+        "cuda:0": ["pd-0", "pd-2", "encoder-0"],
+        "cuda:1": ["pd-1", "pd-3", "encoder-1"],
+    }
+    assert list(_by_device(place_workers(_gpus(80), needs))) == ["cuda:0"]
+
+
+def test_workers_of_one_device_get_shares_of_its_memory():
+    shares = {share.worker: share.nbytes // GIB for share in place_workers(_gpus(80), _needs(2, 2))}
+    assert shares == {"pd-0": 36, "pd-1": 36, "encoder-0": 4, "encoder-1": 4}
+    alone = place_workers(_gpus(80, 80), _needs(1, 1))
+    assert [share.nbytes // GIB for share in alone] == [80, 80]
+
+
+def test_what_fits_nowhere_is_refused_with_a_table():
+    with pytest.raises(ConfigError, match=r"encoder-\d needs 4.0 GiB of a GPU at least") as raised:
+        place_workers(_gpus(40), _needs(4, 1))
+    assert "cuda:0" in str(raised.value) and "pd-3" in str(raised.value)
+    with pytest.raises(ConfigError, match="start fewer workers"):
+        place_workers(_gpus(9, 9), _needs(1, 0))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: int):
+    draw = random.Random(seed)
+    gpus = _gpus(*[draw.choice([8, 24, 80]) for _ in range(draw.randrange(1, 5))])
+    needs = [
+        Need(f"w{index}", draw.randrange(1, 30) * GIB, grows=draw.random() < 0.6)
+        for index in range(draw.randrange(1, 9))
+    ]
+    try:
+        shares = place_workers(gpus, needs)
+    except ConfigError:
+        return
+    assert [share.worker for share in shares] == [need.worker for need in needs]
+    assert all(share.nbytes >= need.least for share, need in zip(shares, needs, strict=True))
+    for gpu in gpus:
+        assert sum(share.nbytes for share in shares if share.device == gpu.name) <= gpu.usable
+    assert all(share.worker in share_table(gpus, shares) for share in shares)
+
+
+def _saying(words: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", words)
+
+
+def test_the_devices_are_those_that_another_process_finds():
+    found = json.dumps([{"name": "cuda:0", "free": 5}, {"name": "cuda:1", "free": 7}])
+    command = _saying(f"print({found!r})")
+    assert find_devices("cuda", command) == [Device("cuda:0", 5), Device("cuda:1", 7)]
+    assert find_devices("cuda:1", command) == [Device("cuda:1", 7)]
+    with pytest.raises(ConfigError, match="--device cuda:2: this torch finds cuda:0, cuda:1"):
+        find_devices("cuda:2", command)
+
+
+@pytest.mark.parametrize("words", ["print('?')", "raise SystemExit(3)", "print('[1]')"])
+def test_a_probe_that_fails_is_an_error_of_the_flag(words: str):
+    with pytest.raises(ConfigError, match="--device cuda: the GPUs cannot be asked"):
+        find_devices("cuda", _saying(words))
+
+
+def test_the_real_probe_says_what_torch_finds():
+    import torch
+
+    if torch.cuda.is_available():
+        assert [device.name for device in find_devices("cuda")][:1] == ["cuda:0"]
+    else:
+        with pytest.raises(ConfigError, match="finds no CUDA device"):
+            find_devices("cuda")

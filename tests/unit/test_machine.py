@@ -1,0 +1,170 @@
+"""What a process may use, read from faked file trees of hosts, pods and containers, both cgroup versions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.machine_files import V2, FakeMachine
+from triptych import machine
+from triptych.machine import (
+    allowed_cpus,
+    available_memory,
+    cpu_quota,
+    may_claim_cores,
+    numa_nodes,
+    threads_of_one_worker,
+    usable_cpus,
+)
+
+GIB = 1 << 30
+V1 = "\n".join(
+    f"{32 + i} 31 0:{29 + i} {{inside}} /sys/fs/cgroup/{names} rw - cgroup cgroup rw,{names}"
+    for i, names in enumerate(("cpu,cpuacct", "cpuset", "memory"))
+)
+V1_PATHS = "5:memory:{0}\n3:cpuset:{0}\n2:cpu,cpuacct:{0}\n1:name=systemd:{0}\n"
+TREE = "sys/fs/cgroup"
+HOST = frozenset(range(64))
+
+
+def test_a_machine_without_cgroups_is_as_large_as_the_affinity(tmp_path: Path):
+    assert usable_cpus(HOST, tmp_path) == 64
+    assert cpu_quota(tmp_path) is None
+    assert threads_of_one_worker({3}, tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"),
+    [
+        ("400000 100000", 4),
+        ("350000 100000", 3),
+        ("50000 100000", 1),
+        ("max 100000", 64),
+        ("1 0", 64),
+        ("?", 64),
+    ],
+)
+def test_a_pod_of_some_cpus_on_64_cores_uses_those_whole_ones_that_its_quota_pays_for(
+    tmp_path: Path, quota: str, cpus: int
+):
+    FakeMachine(tmp_path).group(TREE, {"cpu.max": quota})
+    assert usable_cpus(HOST, tmp_path) == cpus
+
+
+def test_the_tightest_quota_on_the_way_up_counts(tmp_path: Path):
+    made = FakeMachine(tmp_path, cgroups="0::/kubepods/pod1/app")
+    made.group(f"{TREE}/kubepods/pod1/app", {"cpu.max": "max 100000"})
+    made.group(f"{TREE}/kubepods/pod1", {"cpu.max": "250000 100000"})
+    made.group(f"{TREE}/kubepods", {"cpu.max": "6000000 100000"})
+    made.group(f"{TREE}/kubepods/other", {"cpu.max": "100000 100000"})
+    assert cpu_quota(tmp_path) == 2.5
+    assert usable_cpus(HOST, tmp_path) == 2
+
+
+@pytest.mark.parametrize("inside", ["/", "/docker/abc"])
+def test_version_1_is_read_on_a_host_and_in_a_container(tmp_path: Path, inside: str):
+    path = "/docker/abc"
+    made = FakeMachine(tmp_path, cgroups=V1_PATHS.format(path), mounts=V1.format(inside=inside))
+    below = path.removeprefix(inside.rstrip("/"))
+    made.group(f"{TREE}/cpu,cpuacct{below}", {"cpu.cfs_quota_us": 300000, "cpu.cfs_period_us": 100000})
+    made.group(f"{TREE}/cpuset{below}", {"cpuset.cpus": "8-15"})
+    assert usable_cpus(HOST, tmp_path) == 3
+    assert allowed_cpus(HOST, tmp_path) == set(range(8, 16))
+
+
+def test_version_1_without_a_quota_limits_nothing(tmp_path: Path):
+    made = FakeMachine(tmp_path, cgroups=V1_PATHS.format("/"), mounts=V1.format(inside="/"))
+    made.group(f"{TREE}/cpu,cpuacct", {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000})
+    assert usable_cpus(HOST, tmp_path) == 64
+
+
+def test_on_a_hybrid_host_the_quota_of_version_1_counts_beside_an_empty_version_2(tmp_path: Path):
+    hybrid = V1.format(inside="/") + "\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
+    made = FakeMachine(tmp_path, cgroups=V1_PATHS.format("/") + "0::/\n", mounts=hybrid)
+    made.group(f"{TREE}/cpu,cpuacct", {"cpu.cfs_quota_us": 100000, "cpu.cfs_period_us": 50000})
+    made.group(f"{TREE}/unified", {"cgroup.procs": "1"})
+    assert usable_cpus(HOST, tmp_path) == 2
+
+
+def test_a_path_that_leads_out_of_a_container_means_what_is_mounted(tmp_path: Path):
+    FakeMachine(tmp_path, cgroups="0::/../../elsewhere").group(TREE, {"cpu.max": "200000 100000"})
+    assert usable_cpus(HOST, tmp_path) == 2
+
+
+def test_a_mount_point_with_a_space_is_found(tmp_path: Path):
+    made = FakeMachine(tmp_path, mounts=V2.replace("/sys/fs/cgroup", "/sys/my\\040cgroup"))
+    made.group("sys/my cgroup", {"cpu.max": "200000 100000"})
+    assert usable_cpus(HOST, tmp_path) == 2
+
+
+def test_a_cpuset_and_the_affinity_are_both_kept(tmp_path: Path):
+    FakeMachine(tmp_path).group(TREE, {"cpuset.cpus.effective": "2-5,9", "cpu.max": "max 100000"})
+    assert allowed_cpus({1, 2, 3, 9}, tmp_path) == {2, 3, 9}
+    assert usable_cpus({1, 2, 3, 9}, tmp_path) == 3
+    # What names none of them cannot be this process's.
+    assert usable_cpus({0, 1}, tmp_path) == 2
+
+
+def test_the_threads_of_a_worker_fit_in_one_node(tmp_path: Path):
+    made = FakeMachine(tmp_path)
+    made.group("sys/devices/system/node/node0", {"cpulist": "0-15,32-47"})
+    made.group("sys/devices/system/node/node1", {"cpulist": "16-31,48-63"})
+    made.group("sys/devices/system/node/node10", {"cpulist": ""})
+    assert [len(node) for node in numa_nodes(tmp_path)] == [32, 32]
+    assert threads_of_one_worker(HOST, tmp_path) == 32
+    assert threads_of_one_worker({0, 1, 2, 16}, tmp_path) == 3
+    made.group(TREE, {"cpu.max": "400000 100000"})
+    assert threads_of_one_worker(HOST, tmp_path) == 4
+
+
+def test_a_core_is_claimed_only_where_no_stranger_can_claim_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cpus = {"online": "0-63"}
+    host = FakeMachine(tmp_path / "host").group("sys/devices/system/cpu", cpus)
+    host.group("proc/self/ns", {"pid": "", "cgroup": ""})
+    # Inode numbers cannot be chosen, so the initial ones become those of the files.
+    inodes = {name: (tmp_path / "host/proc/self/ns" / name).stat().st_ino for name in ("pid", "cgroup")}
+    monkeypatch.setattr(machine, "_INITIAL_NAMESPACES", inodes)
+    assert may_claim_cores(HOST, host.root)
+    host.group(TREE, {"cpu.max": "400000 100000"})
+    assert not may_claim_cores(HOST, host.root), "time is limited, not cores"
+
+    container = FakeMachine(tmp_path / "pod").group("sys/devices/system/cpu", cpus)
+    assert not may_claim_cores(HOST, container.root), "the whole host, and others see it so too"
+    container.group(TREE, {"cpuset.cpus.effective": "0-3", "cpuset.cpus.partition": "member"})
+    assert not may_claim_cores({0, 1, 2, 3}, container.root), "a pool of cores may be others' too"
+    container.group(TREE, {"cpuset.cpus.partition": "isolated"})
+    assert may_claim_cores({0, 1, 2, 3}, container.root)
+    container.group(TREE, {"cpu.max": "200000 100000"})
+    assert not may_claim_cores({0, 1, 2, 3}, container.root)
+
+
+def test_memory_is_what_the_tightest_limit_on_the_way_up_leaves(tmp_path: Path):
+    made = FakeMachine(tmp_path, cgroups="0::/pod/app")
+    assert available_memory(tmp_path) == 8 * GIB
+    made.group(f"{TREE}/pod/app", {"memory.max": "max", "memory.high": "max", "memory.current": GIB})
+    assert available_memory(tmp_path) == 8 * GIB
+    made.group(f"{TREE}/pod", {"memory.max": 4 * GIB, "memory.current": 3 * GIB})
+    assert available_memory(tmp_path) == GIB
+    made.group(f"{TREE}/pod", {"memory.stat": f"anon 5\ninactive_file {GIB}"})
+    assert available_memory(tmp_path) == 2 * GIB, "cache that can be dropped is no use"
+    made.group(f"{TREE}/pod/app", {"memory.high": GIB, "memory.current": 2 * GIB})
+    assert available_memory(tmp_path) == 0
+
+
+def test_memory_limits_of_version_1_count(tmp_path: Path):
+    made = FakeMachine(tmp_path, cgroups=V1_PATHS.format("/a"), mounts=V1.format(inside="/"))
+    unlimited = {"memory.limit_in_bytes": 9223372036854771712, "memory.usage_in_bytes": 5 * GIB}
+    made.group(f"{TREE}/memory", unlimited)
+    assert available_memory(tmp_path) == 8 * GIB
+    used = {"memory.limit_in_bytes": 3 * GIB, "memory.usage_in_bytes": 2 * GIB}
+    made.group(f"{TREE}/memory/a", used | {"memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}"})
+    assert available_memory(tmp_path) == GIB + GIB // 2
+
+
+def test_this_machine_itself_is_read():
+    assert 1 <= threads_of_one_worker() <= usable_cpus() <= len(os.sched_getaffinity(0))
+    assert 0 < available_memory() < 1 << 60

@@ -1,0 +1,147 @@
+"""What this process may use of its machine: CPUs and memory, by affinity, cgroups and NUMA nodes. Linux only.
+
+All functions read files below `root`, the machine's own by default. What is not there limits nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from triptych.cgroups import folders, read_text
+
+_ROOT = Path("/")
+#: Inode numbers of the initial namespaces, constants of the kernel (include/linux/proc_ns.h).
+_INITIAL_NAMESPACES = {"pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
+
+
+def usable_cpus(affinity: Collection[int] | None = None, root: Path = _ROOT) -> int:
+    """CPUs' worth of time that this process may use: at least one, and a quota's fraction does not count."""
+    allowed = allowed_cpus(affinity, root)
+    quota = cpu_quota(root)
+    return max(1, len(allowed) if quota is None else min(len(allowed), int(quota)))
+
+
+def allowed_cpus(affinity: Collection[int] | None = None, root: Path = _ROOT) -> frozenset[int]:
+    """The CPUs that this process may run on: its affinity within its cpuset."""
+    allowed = frozenset(os.sched_getaffinity(0) if affinity is None else affinity)
+    for folder in folders("cpuset", root):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            # One that names none of ours is not this process's: the affinity is what the kernel keeps.
+            allowed = allowed & _cpu_list(folder / name) or allowed
+    return allowed
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """CPUs' worth of time by the tightest quota on the way up from the process's cgroup; None: no quota."""
+    quotas = [quota for folder in folders("cpu", root) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def threads_of_one_worker(affinity: Collection[int] | None = None, root: Path = _ROOT) -> int:
+    """The most threads that compute together: the usable CPUs, and no more than a NUMA node has of them."""
+    allowed = allowed_cpus(affinity, root)
+    largest = max((len(node & allowed) for node in numa_nodes(root)), default=0)
+    return min(usable_cpus(affinity, root), largest or len(allowed))
+
+
+def numa_nodes(root: Path = _ROOT) -> list[frozenset[int]]:
+    """The CPUs of each NUMA node, in order; none where the machine does not say."""
+    files = sorted(
+        (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"),
+        key=lambda file: int(file.parent.name.removeprefix("node")),
+    )
+    return [cpus for file in files if (cpus := _cpu_list(file))]
+
+
+def may_claim_cores(affinity: Collection[int] | None = None, root: Path = _ROOT) -> bool:
+    """Whether a core that this process claims is not claimed by a stranger in another container.
+
+    A claim is a name in a network namespace, which containers do not share. So it holds on the host itself,
+    outside of containers, and within a cpuset that the kernel keeps exclusive. Where a quota is tighter than
+    the CPUs, time is what is limited: on one core of many, a process would wait for whoever runs there.
+    """
+    allowed, quota = allowed_cpus(affinity, root), cpu_quota(root)
+    if quota is not None and quota < len(allowed):
+        return False
+    return _on_the_host(root) or _exclusive_cpuset(allowed, root)
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Bytes that Linux says can still be had, within the tightest memory limit of this process's cgroups."""
+    available = _meminfo(root, "MemAvailable:")
+    rooms = [room for folder in folders("memory", root) if (room := _room(folder)) is not None]
+    return max(0, min([available, *rooms]))
+
+
+def _quota(folder: Path) -> float | None:
+    """Quota over period, of version 2 or 1; None where there is none."""
+    words = read_text(folder / "cpu.max").split()
+    if not words:
+        words = [read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _room(folder: Path) -> int | None:
+    """Bytes below the limit of this cgroup; None where it has none. Cache that can be dropped is no use."""
+    used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
+    limits = [
+        limit
+        for names in (("memory.max", "memory.limit_in_bytes"), ("memory.high",))
+        if (limit := _number(*(folder / name for name in names))) is not None
+    ]
+    if used is None or not limits:
+        return None
+    dropped = 0
+    for line in read_text(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        # Version 1 has the group's own and, with "total_", that of its children too.
+        if name in ("inactive_file", "total_inactive_file") and value.isdecimal():
+            dropped = max(dropped, int(value))
+    return min(limits) - max(0, used - dropped)
+
+
+def _number(*files: Path) -> int | None:
+    """The number in the first of the files that holds one; "max" is none."""
+    return next((int(text) for file in files if (text := read_text(file).strip()).isdecimal()), None)
+
+
+def _meminfo(root: Path, name: str) -> int:
+    for line in read_text(root / "proc/meminfo").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _on_the_host(root: Path) -> bool:
+    """Whether the process is in the initial namespaces, that is, in no container."""
+    try:
+        return all(
+            (root / "proc/self/ns" / name).stat().st_ino == inode
+            for name, inode in _INITIAL_NAMESPACES.items()
+        )
+    except OSError:
+        return False
+
+
+def _exclusive_cpuset(allowed: Collection[int], root: Path) -> bool:
+    """Whether the process's own cpuset is exclusive, and smaller than the machine."""
+    online = _cpu_list(root / "sys/devices/system/cpu/online")
+    own = next(folders("cpuset", root), None)
+    if own is None or not frozenset(allowed) < online:
+        return False
+    partition = read_text(own / "cpuset.cpus.partition").strip()
+    return partition in ("root", "isolated") or read_text(own / "cpuset.cpu_exclusive").strip() == "1"
+
+
+def _cpu_list(file: Path) -> frozenset[int]:
+    """The CPUs of "0,2-3"; none where the file is missing or says something else."""
+    cpus: set[int] = set()
+    for piece in read_text(file).strip().split(","):
+        first, _, last = piece.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            cpus |= set(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
