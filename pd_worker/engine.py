@@ -129,6 +129,10 @@ class Engine:
         ids = list(request_ids)
         self._put(lambda: self.scheduler.cancel(ids, proxy_id))
 
+    def between_steps(self, callback: Callable[[], None]) -> None:
+        """Calls back from the engine's thread, after all that was asked before, when no step is computed."""
+        self._put(callback)
+
     def wake(self) -> None:
         """Something may have become possible."""
         with self._condition:

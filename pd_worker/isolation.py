@@ -1,0 +1,62 @@
+"""One request, which may have ended other workers, has this one to itself for a while. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: How long the worker is kept for a request that does not come.
+ARRIVAL_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    key: tuple[str, str]
+    tokens: int
+    until: float
+    arrived: bool = False
+
+
+class Isolation:
+    """Whom the worker is kept for. A request's key is (proxy id, request id); `now` in seconds.
+
+    `produced` below: new output tokens of the request that the worker is kept for, None where it is not here.
+    """
+
+    def __init__(self) -> None:
+        self._claim: _Claim | None = None
+
+    @property
+    def key(self) -> tuple[str, str] | None:
+        """The request that the worker is kept for, or was last."""
+        return None if self._claim is None else self._claim.key
+
+    def claim(self, key: tuple[str, str], tokens: int, produced: int | None, now: float) -> bool:
+        """Keeps the worker for the request. False while it is kept for another proxy's."""
+        if self._holds(produced, now) and self._claim is not None and self._claim.key[0] != key[0]:
+            return False
+        self._claim = _Claim(key, tokens, now + ARRIVAL_SECONDS)
+        return True
+
+    def admits(self, key: tuple[str, str], produced: int | None, now: float) -> bool:
+        """Whether the request may come in."""
+        if not self._holds(produced, now):
+            return True
+        return self.key == key
+
+    def free(self, key: tuple[str, str]) -> None:
+        """The request will not come, or has been cancelled."""
+        if self.key == key:
+            self._claim = None
+
+    def _holds(self, produced: int | None, now: float) -> bool:
+        claim = self._claim
+        if claim is None:
+            return False
+        if produced is None:
+            held = not claim.arrived and now < claim.until
+        else:
+            claim.arrived = True
+            held = produced < claim.tokens
+        if not held:
+            self._claim = None
+        return held
