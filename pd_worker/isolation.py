@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: How long the worker is kept for a request that does not come.
-ARRIVAL_SECONDS = 5.0
+#: How long the worker is kept for a request that has not come: while others end, and a little longer.
+ARRIVAL_SECONDS = 15.0
 
 
 @dataclass(slots=True)
@@ -38,10 +38,13 @@ class Isolation:
         return True
 
     def admits(self, key: tuple[str, str], produced: int | None, now: float) -> bool:
-        """Whether the request may come in."""
-        if not self._holds(produced, now):
+        """Whether the request may come in, which it then does."""
+        if not self._holds(produced, now) or self._claim is None:
             return True
-        return self.key == key
+        if self._claim.key != key:
+            return False
+        self._claim.arrived = True
+        return True
 
     def free(self, key: tuple[str, str]) -> None:
         """The request will not come, or has been cancelled."""
@@ -55,7 +58,6 @@ class Isolation:
         if produced is None:
             held = not claim.arrived and now < claim.until
         else:
-            claim.arrived = True
             held = produced < claim.tokens
         if not held:
             self._claim = None

@@ -130,8 +130,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             if not self._isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
                 raise Unavailable("this worker is set apart for another request", retry_after=1.0)
             await self._empty()
-            # Its time to come begins now.
-            self._isolation.claim(key, request.tokens, None, time.monotonic())
+            if self._isolation.key != key:
+                raise Unavailable("the request was cancelled before it began")
         except TimeoutError:
             self._isolation.free(key)
             return pd_pb2.SetApartReply(error=error_to_proto(Unavailable("this worker is too busy")))

@@ -85,7 +85,7 @@ class Dispatcher:
         self.gate = Gate(pool, self.jobs.backpressure, self.media.spool, max_queue)
         news = PDNews(self._flows, self._carry_out, lambda flow: self._router.leave_in_peace(flow))
         self._router = PDRouter(
-            pool, proxy_id, RouterSink(news.events, news.lost, news.accepted, news.refused)
+            pool, proxy_id, RouterSink(news.events, news.lost, news.accepted, news.refused, news.poison)
         )
         pool.on_change = self._pool_changed
         pool.on_lost = self._worker_lost
