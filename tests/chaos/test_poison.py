@@ -15,7 +15,7 @@ from support.traffic import Case, ask, client_of, expected
 
 pytestmark = pytest.mark.timeout(400)
 
-GOOD, TOKENS = 30, 40
+GOOD, TOKENS = 30, 80
 
 
 @pytest.fixture(scope="module")
