@@ -109,6 +109,8 @@ class PDLink:
 
     async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
         """Hands a tracked request over. grpc errors are the caller's."""
+        if message.request_id in self._cancels and self._flush is not None:
+            await asyncio.wait([self._flush])  # a cancel names no attempt
         reply: pd_pb2.SubmitReply = await self._stub.Submit(message, timeout=CALL_TIMEOUT)
         return reply
 

@@ -111,8 +111,8 @@ class PDRouter:
         if flow.link is not None:
             self._leave_in_peace(flow, flow.link)
 
-    def release(self, flow: Flow, *, cancel: bool) -> None:
-        """The request's attempt is over."""
+    def release(self, flow: Flow, *, cancel: bool, now: bool = False) -> None:
+        """The request's attempt is over. Its worker has to hear of that, `now` or with the next attempt."""
         self._waiting.pop(flow.request_id, None)
         self._alone.pop(flow.request_id, None)
         if self.suspects.retreat(flow.request_id):
@@ -123,6 +123,8 @@ class PDRouter:
         if cancel:
             flow.stale_link = flow.link
         flow.link = None
+        if now:
+            self._cancel_stale(flow, None)
 
     def pump(self) -> None:
         """Hands over whatever a worker can take now."""

@@ -74,6 +74,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.streams: dict[str, asyncio.Queue[pd_pb2.RequestEvent | None]] = {}
         #: The stream's next end is the worker's own doing.
         self.leaving = False
+        #: Items for which there is room; requests wait for theirs in order of arrival.
+        self.room = 1 << 20
+        self.reserved = 0
+        self._admitting = asyncio.Lock()
         self.isolation = Isolation()
         #: Requests that it was set apart for.
         self.set_apart: list[str] = []
@@ -202,8 +206,19 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             queue.put_nowait(event)
 
     async def _serve(self, held: FakeRequest) -> None:
-        submit = held.submit
         await self.admission.wait()
+        items = len({slot.plan.mm_hash for slot in held.submit.items})
+        async with self._admitting:
+            while self.reserved + items > self.room:
+                await asyncio.sleep(0.01)
+        self.reserved += items
+        try:
+            await self._answer(held)
+        finally:
+            self.reserved -= items
+
+    async def _answer(self, held: FakeRequest) -> None:
+        submit = held.submit
         prompt = list(submit.resume.prompt_token_ids) or [1, 2, 3]
         places = [
             pd_pb2.ItemPlacement(offset=at, length=slot.plan.length) for at, slot in enumerate(submit.items)

@@ -39,14 +39,14 @@ async def set_apart(client: PDClient, request_id: str, tokens: int = 8) -> pd_pb
 
 async def test_what_all_proxies_have_there_is_handed_over_before_the_worker_is_apart(served) -> None:
     worker, client = served
-    other = PDClient(client.channel, client.model_key, "another proxy")
+    other = PDClient(client.channel, client.model_key, "another-proxy")
     await other.attach()
     for each in (client, other):
         await each.submit(endless(each, "r1"))
         await each.until("r1", tokens=1)
     assert not (await set_apart(client, "alone")).HasField("error")
     assert worker.outbox.unfinished == 0
-    assert not worker.engine.scheduler.running
+    assert worker.engine.scheduler.num_running == 0
     for each in (client, other):
         assert (await each.until("r1")).lost
         assert (await each.submit(endless(each, "r2"))).status == REFUSED
@@ -79,10 +79,10 @@ async def test_a_cancel_of_the_request_opens_the_worker(served, cancelled: str) 
 
 async def test_a_worker_is_apart_for_one_proxy_at_a_time_and_not_when_it_drains(served) -> None:
     worker, client = served
-    other = PDClient(client.channel, client.model_key, "another proxy")
+    other = PDClient(client.channel, client.model_key, "another-proxy")
     await set_apart(client, "alone")
-    assert (await set_apart(other, "alone too")).error.code == "unavailable"
-    assert not (await set_apart(client, "the next one")).HasField("error")
+    assert (await set_apart(other, "alone-too")).error.code == "unavailable"
+    assert not (await set_apart(client, "the-next-one")).HasField("error")
     worker.servicer.drain()
     assert (await set_apart(client, "later")).error.code == "unavailable"
 
