@@ -11,16 +11,16 @@ from openai import InternalServerError
 
 from support.oracle import assert_exact
 from support.poisoned_fleet import Fleet, poisoned_fleet
-from support.traffic import Case, ask, client_of, expected
+from support.traffic import Case, ask, client_of, expected, mixed_cases
 
 pytestmark = pytest.mark.timeout(400)
 
-GOOD, TOKENS = 30, 80
+GOOD, TOKENS = 30, 100
 
 
 @pytest.fixture(scope="module")
 def good() -> list[Case]:
-    return [Case((f"question {index}: print the value of name {index * 37 % 101}",)) for index in range(GOOD)]
+    return [case for case in mixed_cases(4 * GOOD, seed=15) if not case.images]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ async def _poison_among(fleet: Fleet, good: list[Case], answers: list[Any], *poi
     second = [asyncio.create_task(ask(urls[i % len(urls)], good[i], TOKENS)) for i in range(half, len(good))]
     ids = list(await asyncio.gather(*bad))
     got = await asyncio.gather(*first, *second)
-    assert_exact(answers, [answer.token_ids for answer in got])
+    assert_exact(answers, [answer.token_ids for answer in got], min_distinct=15)
     assert {answer.finish_reason for answer in got} == {"length"}
     return ids
 
