@@ -55,10 +55,8 @@ class Isolation:
         claim = self._claim
         if claim is None:
             return False
-        if produced is None:
-            held = not claim.arrived and now < claim.until
-        else:
-            held = produced < claim.tokens
+        waits = produced is None and not claim.arrived and now < claim.until
+        held = waits or (produced is not None and produced < claim.tokens)
         if not held:
             self._claim = None
         return held

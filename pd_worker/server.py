@@ -207,7 +207,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 self._nothing_read.set()
 
     async def _empty(self) -> None:
-        """Hands everything over and returns when nothing of it is at work. TimeoutError if that takes long."""
+        """Hands everything over and returns when nothing is at work. TimeoutError if that takes long."""
         self._outbox.hand_over()
         stepped, loop = asyncio.Event(), asyncio.get_running_loop()
         async with asyncio.timeout(EMPTYING_SECONDS):

@@ -67,10 +67,10 @@ class PDNews:
         """The request was alone when a PD worker ended, and present twice before: it is not tried again."""
         if flow := self._flows.get(request_id):
             error_id = secrets.token_hex(8)
-            log.error("request %s ended %d PD workers, error id %s", request_id, MAX_LOSSES, error_id)
+            log.error("request %s ended %d PD workers, error id %s", flow.name, MAX_LOSSES, error_id)
             message = (
-                f"{MAX_LOSSES} PD workers ended while the request was at work in them, the last one with nothing "
-                f"else; it is not tried again (error id {error_id})"
+                f"{MAX_LOSSES} PD workers ended while the request was at work in them, the last one with "
+                f"nothing else; it is not tried again (error id {error_id})"
             )
             self._carry_out(flow, flow.lifecycle.fail(InternalError(message)))
 

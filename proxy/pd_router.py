@@ -163,7 +163,7 @@ class PDRouter:
     async def _run_alone(self, flow: Flow, order: Submit, link: PDLink) -> None:
         request_id = flow.request_id
         taken = await link.set_apart(request_id, CLEARING_TOKENS)
-        if self._waiting.get(request_id) != (flow, order):
+        if self._waiting.get(request_id, (flow, None))[1] is not order:
             link.cancel(request_id)  # it has ended meanwhile
             return
         if not taken:
@@ -171,7 +171,7 @@ class PDRouter:
             self.suspects.retreat(request_id)
             self.pump()
             return
-        log.info("request %s runs alone at PD worker %s", request_id, link.address)
+        log.info("request %s runs alone at PD worker %s", flow.name, link.address)
         self.suspects.alone(request_id, len(flow.lifecycle.output_token_ids))
         self._alone[request_id] = flow
         self._send(flow, order, link)
@@ -180,7 +180,7 @@ class PDRouter:
         self._sink.events(events)
         for request_id, flow in list(self._alone.items()):
             if self.suspects.progress(request_id, len(flow.lifecycle.output_token_ids)):
-                log.info("request %s is cleared", request_id)
+                log.info("request %s is cleared", flow.name)
                 del self._alone[request_id]
                 self.pump()
 

@@ -38,7 +38,10 @@ class _Trial:
 
 
 class Suspects:
-    """All requests of one proxy that were present at a loss. `model_key` names workers that can do the same."""
+    """All requests of one proxy that were present at a loss.
+
+    `model_key`: of the request's model; workers with the same one can take each other's requests.
+    """
 
     def __init__(self) -> None:
         self._losses: dict[str, list[_Loss]] = {}

@@ -106,7 +106,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
 
     async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
         self.submits.append(request)
-        if not self.isolation.admits((request.proxy_id, request.request_id), self._produced(), time.monotonic()):
+        if not self.isolation.admits(
+            (request.proxy_id, request.request_id), self._produced(), time.monotonic()
+        ):
             error = common_pb2.Error(code="unavailable", message="set apart")
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
         if self.refusals:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.cluster import free_port
-from support.waiting import until, within
+from support.waiting import within
 from triptych.launch.children import Child
 
 _TESTS = Path(__file__).parents[1]
@@ -83,8 +83,7 @@ async def _answers(url: str, watches: Sequence[asyncio.Task[int]], workers: int)
     def look() -> bool:
         nonlocal seen
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            with urllib.request.urlopen(f"{url}/metrics", timeout=5) as reply:
-                seen = reply.read().decode()
+            seen = _page(f"{url}/metrics")
         return f'triptych_workers{{pool="pd"}} {float(workers)}' in seen
 
     async def all_there() -> None:
@@ -93,4 +92,8 @@ async def _answers(url: str, watches: Sequence[asyncio.Task[int]], workers: int)
             await asyncio.sleep(0.1)
 
     await within(f"{workers} PD workers behind {url}", all_there())
-    await until(lambda: bool(seen), "the proxy's metrics")
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return str(reply.read().decode())

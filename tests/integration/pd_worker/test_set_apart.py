@@ -1,4 +1,4 @@
-"""A PD worker that is kept for one request: what it holds goes elsewhere first, and nothing comes beside it."""
+"""A PD worker that is kept for one request: what it holds goes elsewhere, and nothing comes beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ async def served(model: LoadedModel, store_url: str) -> AsyncIterator[tuple[PDWo
         yield pair
 
 
-def endless(client: PDClient, request_id: str, text: str = "count", tokens: int = 400) -> pd_pb2.SubmitRequest:
+def endless(
+    client: PDClient, request_id: str, text: str = "count", tokens: int = 400
+) -> pd_pb2.SubmitRequest:
     return client.message(request_id, text, max_tokens=tokens, ignore_eos=True)
 
 

@@ -51,7 +51,9 @@ async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answer
             worker.admission.clear()
         bad = asyncio.create_task(poisoned(cluster, tokens))
         good = [asyncio.create_task(cluster.stream(user(f"q{i}"), max_tokens=40)) for i in range(10)]
-        good += [asyncio.create_task(cluster.stream(user("?", picture(f"p{i}")), max_tokens=4)) for i in range(3)]
+        good += [
+            asyncio.create_task(cluster.stream(user("?", picture(f"p{i}")), max_tokens=4)) for i in range(3)
+        ]
         await until(lambda: sum(len(worker.requests) for worker in cluster.pd_workers) == 14)
         for worker in cluster.pd_workers:
             worker.admission.set()
@@ -59,7 +61,9 @@ async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answer
         assert await asyncio.gather(*good) == [whole_text(40)] * 10 + [whole_text(4)] * 3
         # Tokens that a worker's end has overtaken come again, so a late poison may be cleared once.
         assert ends(cluster) == 3 if tokens < CLEARING_TOKENS else ends(cluster) <= 5
-        assert any(error_id in record.getMessage() and record.levelno == logging.ERROR for record in caplog.records)
+        assert any(
+            error_id in record.getMessage() and record.levelno == logging.ERROR for record in caplog.records
+        )
         await cluster.at_rest()
         assert not cluster.dispatcher._router.suspects._losses
 
