@@ -210,9 +210,13 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         """Hands everything over and returns when nothing is at work. TimeoutError if that takes long."""
         self._outbox.hand_over()
         stepped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def between_steps() -> None:
+            loop.call_soon_threadsafe(stepped.set)
+
         async with asyncio.timeout(EMPTYING_SECONDS):
             await self._nothing_read.wait()
-            self._engine.between_steps(lambda: loop.call_soon_threadsafe(stepped.set))
+            self._engine.between_steps(between_steps)
             await stepped.wait()
 
     def _produced(self) -> int | None:
