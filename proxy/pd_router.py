@@ -185,7 +185,8 @@ class PDRouter:
                 self.pump()
 
     def _attached(self, incarnation: str) -> None:
-        self.suspects.returned(incarnation)
+        if incarnation:
+            self.suspects.returned(incarnation)
         self.pump()
 
     def _ended(self, end: ProcessEnd) -> None:
