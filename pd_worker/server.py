@@ -20,6 +20,7 @@ from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.request import EngineRequest
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
+from triptych.rpc import INCARNATION_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ R = TypeVar("R")
 
 #: Requests that may wait beyond those that run, before new ones are refused.
 MAX_WAITING = 1024
-#: Of every stream: names the process, as its registration does.
-INCARNATION_HEADER = "x-triptych-incarnation"
 #: Longest wait for the end of what is at work, when the worker is set apart.
 EMPTYING_SECONDS = 8.0
 

@@ -12,6 +12,7 @@ import grpc
 from grpc import aio
 
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.rpc import INCARNATION_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +22,6 @@ RETRY_SECONDS = 0.1
 CALL_TIMEOUT = 10.0
 #: A worker that sends no initial metadata counts as attached when the call has not failed by then.
 ATTACH_SECONDS = 0.5
-#: In a stream's initial metadata: names the worker's process.
-INCARNATION_HEADER = "x-triptych-incarnation"
 
 
 @dataclass(frozen=True, slots=True)

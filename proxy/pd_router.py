@@ -162,7 +162,11 @@ class PDRouter:
 
     async def _run_alone(self, flow: Flow, order: Submit, link: PDLink) -> None:
         request_id = flow.request_id
-        taken = await link.set_apart(request_id, CLEARING_TOKENS)
+        taken = False
+        try:
+            taken = await link.set_apart(request_id, CLEARING_TOKENS)
+        except Exception:
+            log.exception("request %s", flow.name)
         if self._waiting.get(request_id, (flow, None))[1] is not order:
             link.cancel(request_id)  # it has ended meanwhile
             return

@@ -14,6 +14,7 @@ import grpc
 from support.fake_workers import END_TOKEN, FIRST_TIME, TOKEN_NAMES, FakeWorker, choice_text
 from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
+from triptych.rpc import INCARNATION_HEADER
 
 
 def fake_logprobs(index: int, text: str, top: int) -> common_pb2.PositionLogprobs:
@@ -43,7 +44,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     """Token i is 1000 + i. `gate` holds tokens while cleared; `admission` holds admissions.
 
     `script` has the texts of all tokens of an answer that ends by itself. A request with "poison N" in its
-    messages ends the worker, which is started again, when it has N output tokens.
+    messages ends the worker, which is started again, when it has N output tokens; "poison door", at Submit.
     """
 
     pool = "pd"
@@ -111,6 +112,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         ):
             error = common_pb2.Error(code="unavailable", message="set apart")
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
+        if b"poison door" in request.messages:
+            await self._end()
         if self.refusals:
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=self.refusals.pop(0))
         held = FakeRequest(request)
@@ -139,10 +142,13 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     async def _end_at(self, held: FakeRequest, tokens: int) -> None:
         poison = re.search(rb"poison (\d+)", held.submit.messages)
         if poison and tokens >= int(poison[1]):
-            if self.ending is None or self.ending.done():
-                self.ends += 1
-                self.ending = asyncio.create_task(self._restart())
-            await asyncio.Event().wait()
+            await self._end()
+
+    async def _end(self) -> None:
+        if self.ending is None or self.ending.done():
+            self.ends += 1
+            self.ending = asyncio.create_task(self._restart())
+        await asyncio.Event().wait()
 
     async def _restart(self) -> None:
         await self.kill()
@@ -165,7 +171,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         return common_pb2.Ack()
 
     async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
-        await context.send_initial_metadata((("x-triptych-incarnation", f"{self.port}.{self.incarnation}"),))
+        await context.send_initial_metadata(((INCARNATION_HEADER, f"{self.port}.{self.incarnation}"),))
         self.attaches.append(request)
         queue: asyncio.Queue[pd_pb2.RequestEvent | None] = asyncio.Queue()
         self.streams[request.proxy_id] = queue

@@ -31,7 +31,7 @@ def ends(cluster: FakeCluster) -> int:
     return sum(worker.ends for worker in cluster.pd_workers)
 
 
-async def poisoned(cluster: FakeCluster, tokens: int, **extra: object) -> str:
+async def poisoned(cluster: FakeCluster, tokens: int | str, **extra: object) -> str:
     """The error id with which the poison ends."""
     with pytest.raises(InternalServerError) as caught:
         await cluster.ask(user(f"poison {tokens}"), max_tokens=30, **extra)
@@ -66,6 +66,18 @@ async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answer
         )
         await cluster.at_rest()
         assert not cluster.dispatcher._router.suspects._losses
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found(
+    store: EmbeddingStore, workers: int
+) -> None:
+    async with FakeCluster(store, pd_workers=workers) as cluster:
+        good = asyncio.gather(*(cluster.stream(user(f"q{i}"), max_tokens=30) for i in range(4)))
+        await poisoned(cluster, "door")
+        assert ends(cluster) == 3
+        assert await good == [whole_text(30)] * 4
+        await cluster.at_rest()
 
 
 async def test_two_poisons_at_once_end_with_ids_of_their_own(store: EmbeddingStore) -> None:
