@@ -161,6 +161,10 @@ class Engine:
         for request_id in request_ids:
             Command(partial(self.scheduler.cancel, [request_id], proxy_id), lambda error: None).carry_out()
 
+    def between_steps(self, callback: Callable[[], None]) -> None:
+        """Calls back from the engine's thread, after all that was asked before, when no step is computed."""
+        self._put(Command(callback, lambda error: None))
+
     def wake(self) -> None:
         """Something may have become possible."""
         with self._condition:

@@ -63,6 +63,11 @@ class RequestHistory:
         """Output tokens known, those of earlier attempts included."""
         return self._first + len(self._token_ids)
 
+    @property
+    def produced(self) -> int:
+        """Output tokens of this attempt."""
+        return len(self._token_ids)
+
     def add(self, event: EngineEvent) -> None:
         match event:
             case RequestAdmitted():

@@ -262,6 +262,21 @@ class Outbox:
                     self._drop(proxy, request_id)
             proxy.forget_past(now - KEEP_FINISHED_SECONDS)
 
+    def produced(self, proxy_id: str, request_id: str) -> int | None:
+        """New output tokens of this attempt; None where it has ended or is unknown."""
+        proxy = self._proxies.get(proxy_id)
+        history = proxy.requests.get(request_id) if proxy else None
+        return history.produced if history is not None and history.finished is None else None
+
+    def hand_over(self) -> None:
+        """Whatever has not finished ends here and goes on at another worker."""
+        for proxy_id, proxy in self._proxies.items():
+            unfinished = [history for history in proxy.requests.values() if history.finished is None]
+            self.give_up(proxy_id, [history.request_id for history in unfinished])
+            if proxy.stream is not None:
+                for history in unfinished:
+                    proxy.stream.lose(history.request_id, history.attempt)
+
     def shut_down(self) -> None:
         """Ends every stream after its last events; what has not finished goes on at another worker."""
         for proxy in self._proxies.values():

@@ -14,11 +14,13 @@ from grpc import aio
 
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
+from triptych.pd_worker.isolation import Isolation
 from triptych.pd_worker.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.request import EngineRequest
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
+from triptych.rpc import INCARNATION_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ R = TypeVar("R")
 
 #: Requests that may wait beyond those that run, before new ones are refused.
 MAX_WAITING = 1024
+#: Longest wait for the end of what is at work, when the worker is set apart.
+EMPTYING_SECONDS = 8.0
 
 
 class EnginePort(Protocol):
@@ -37,6 +41,8 @@ class EnginePort(Protocol):
     def items_ready(self, mm_hashes: Sequence[str]) -> None: ...
 
     def cancel(self, request_ids: Sequence[str], proxy_id: str) -> None: ...
+
+    def between_steps(self, callback: Callable[[], None]) -> None: ...
 
 
 class IntakePort(Protocol):
@@ -58,6 +64,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         pool: Executor,
         *,
         max_requests: int = MAX_WAITING,
+        incarnation: str = "",
     ) -> None:
         self._engine = engine
         self._intake = intake
@@ -65,6 +72,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._pool = pool
         self._max_requests = max_requests
         self._draining = False
+        self._incarnation = incarnation
+        self._isolation = Isolation()
+        self._reading = 0
+        self._nothing_read = asyncio.Event()
+        self._nothing_read.set()
 
     def drain(self) -> None:
         """From now on every new request is refused; those held go on."""
@@ -101,7 +113,30 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
         self._outbox.give_up(request.proxy_id, request.request_ids)
+        for request_id in request.request_ids:
+            self._isolation.free((request.proxy_id, request_id))
         return common_pb2.Ack()
+
+    async def SetApart(
+        self, request: pd_pb2.SetApartRequest, context: aio.ServicerContext[Any, Any]
+    ) -> pd_pb2.SetApartReply:
+        key = (request.proxy_id, request.request_id)
+        try:
+            check_name("request_id", request.request_id)
+            check_name("proxy_id", request.proxy_id)
+            if self._draining:
+                raise Unavailable("this worker is stopping", retry_after=1.0)
+            if not self._isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
+                raise Unavailable("this worker is set apart for another request", retry_after=1.0)
+            await self._empty()
+            if self._isolation.key != key:
+                raise Unavailable("the request was cancelled before it began")
+        except TimeoutError:
+            self._isolation.free(key)
+            return pd_pb2.SetApartReply(error=error_to_proto(Unavailable("this worker is too busy")))
+        except RequestError as error:
+            return pd_pb2.SetApartReply(error=error_to_proto(error))
+        return pd_pb2.SetApartReply()
 
     async def Attach(
         self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
@@ -110,7 +145,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         stream = self._outbox.attach(request.proxy_id, request.requests)
         try:
             # Says that the stream stands, long before the first event.
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
             while (message := await stream.next()) is not None:
                 yield message
         finally:
@@ -154,6 +189,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 "already: draw an id for every request and count its attempts up",
                 param="request_id",
             )
+        self._reading += 1
+        self._nothing_read.clear()
         try:
             loop = asyncio.get_running_loop()
             request = await loop.run_in_executor(self._pool, self._intake.take, message, arrival)
@@ -163,10 +200,34 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         except BaseException:
             self._outbox.close(*names)
             raise
+        finally:
+            self._reading -= 1
+            if not self._reading:
+                self._nothing_read.set()
+
+    async def _empty(self) -> None:
+        """Hands everything over and returns when nothing is at work. TimeoutError if that takes long."""
+        self._outbox.hand_over()
+        stepped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def between_steps() -> None:
+            loop.call_soon_threadsafe(stepped.set)
+
+        async with asyncio.timeout(EMPTYING_SECONDS):
+            await self._nothing_read.wait()
+            self._engine.between_steps(between_steps)
+            await stepped.wait()
+
+    def _produced(self) -> int | None:
+        key = self._isolation.key
+        return None if key is None else self._outbox.produced(*key)
 
     def _check_room(self, message: pd_pb2.SubmitRequest) -> None:
         if self._draining:
             raise Unavailable("this worker is stopping", retry_after=1.0)
+        key = (message.proxy_id, message.request_id)
+        if not self._isolation.admits(key, self._produced(), time.monotonic()):
+            raise Unavailable("this worker is set apart for another request", retry_after=1.0)
         if message.attempt <= 1 and self._outbox.unfinished >= self._max_requests:
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
 

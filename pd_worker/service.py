@@ -183,7 +183,15 @@ class PDWorker:
             two_prompts=self._two_prompts(),
         )
         most = MAX_WAITING + config.max_num_seqs
-        self.servicer = PDServicer(self.engine, intake, self.outbox, self._pool, max_requests=most)
+        self._incarnation = uuid.uuid4().hex
+        self.servicer = PDServicer(
+            self.engine,
+            intake,
+            self.outbox,
+            self._pool,
+            max_requests=most,
+            incarnation=self._incarnation,
+        )
 
     def _two_prompts(self) -> EncDecPrompts | None:
         """What makes prompts for an encoder-decoder model; None for any other."""
@@ -197,7 +205,7 @@ class PDWorker:
         return WorkerInfo(
             address=address,
             pool="pd",
-            incarnation=uuid.uuid4().hex,
+            incarnation=self._incarnation,
             model_key=self._model.identity.model_key,
             model=self._model.name,
             capacity={

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from triptych.protos import common_pb2 as triptych_dot_protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/protos/pd.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"V\n\x08ItemSlot\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ItemPlan\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.triptych.v1.ItemState\"/\n\rItemPlacement\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x85\x01\n\x06Resume\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12.\n\nplacements\x18\x02 \x03(\x0b\x32\x1a.triptych.v1.ItemPlacement\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x17\n\x0ftext_sent_chars\x18\x04 \x01(\r\"\xd2\x03\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08proxy_id\x18\x03 \x01(\t\x12\x11\n\tmodel_key\x18\x04 \x01(\t\x12\x0f\n\x07timeout\x18\x05 \x01(\x02\x12\x10\n\x08messages\x18\x06 \x01(\x0c\x12$\n\x05items\x18\x07 \x03(\x0b\x32\x15.triptych.v1.ItemSlot\x12-\n\x08sampling\x18\x08 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x0c\n\x04salt\x18\t \x01(\t\x12#\n\x06resume\x18\n \x01(\x0b\x32\x13.triptych.v1.Resume\x12.\n\x08template\x18\x0b \x01(\x0b\x32\x1c.triptych.v1.TemplateOptions\x12&\n\x06prompt\x18\x0c \x01(\x0b\x32\x16.triptych.v1.RawPrompt\x12\x32\n\x0e\x65ncoder_prompt\x18\r \x01(\x0b\x32\x1a.triptych.v1.EncoderPrompt\x12\x31\n\rtranscription\x18\x0e \x01(\x0b\x32\x1a.triptych.v1.Transcription\x12\r\n\x05label\x18\x0f \x01(\t\"q\n\x0fTemplateOptions\x12\r\n\x05tools\x18\x01 \x01(\x0c\x12\x11\n\tvariables\x18\x02 \x01(\x0c\x12\x1c\n\x14no_generation_prompt\x18\x03 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\"c\n\tRawPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12\x12\n\nunmodified\x18\x03 \x01(\x08\x42\x06\n\x04\x62ody\"{\n\x0fTokenizeRequest\x12\x10\n\x08messages\x18\x01 \x01(\x0c\x12.\n\x08template\x18\x02 \x01(\x0b\x32\x1c.triptych.v1.TemplateOptions\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.triptych.v1.RawPrompt\"\\\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.triptych.v1.Error\"C\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\"B\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Error\"\xa7\x01\n\x0bSubmitReply\x12/\n\x06status\x18\x01 \x01(\x0e\x32\x1f.triptych.v1.SubmitReply.Status\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Error\"D\n\x06Status\x12\x11\n\rSTATUS_QUEUED\x10\x00\x12\x13\n\x0fSTATUS_ADMITTED\x10\x01\x12\x12\n\x0eSTATUS_REFUSED\x10\x02\"2\n\x0bItemsNotice\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\x11\n\tmm_hashes\x18\x02 \x03(\t\"6\n\rCancelRequest\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"J\n\rAttachRequest\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\'\n\x08requests\x18\x02 \x03(\x0b\x32\x15.triptych.v1.Reattach\"A\n\x08Reattach\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\"X\n\nStepEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.triptych.v1.RequestEvent\x12\x1f\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x11.triptych.v1.Beat\"\'\n\x04\x42\x65\x61t\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x10\n\x08patience\x18\x02 \x01(\x02\"\xbd\x02\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12)\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x15.triptych.v1.AdmittedH\x00\x12.\n\x0bitem_loaded\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ItemLoadedH\x00\x12\x30\n\x0citem_missing\x18\x05 \x01(\x0b\x32\x18.triptych.v1.ItemMissingH\x00\x12%\n\x06tokens\x18\x06 \x01(\x0b\x32\x13.triptych.v1.TokensH\x00\x12)\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x15.triptych.v1.FinishedH\x00\x12!\n\x04lost\x18\x08 \x01(\x0b\x32\x11.triptych.v1.LostH\x00\x42\x06\n\x04\x62ody\"\xa8\x01\n\x08\x41\x64mitted\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12.\n\nplacements\x18\x02 \x03(\x0b\x32\x1a.triptych.v1.ItemPlacement\x12 \n\x18\x65ncoder_prompt_token_ids\x18\x03 \x03(\r\x12\x30\n\ntimestamps\x18\x04 \x01(\x0b\x32\x1c.triptych.v1.TimestampTokens\"1\n\x0fTimestampTokens\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x02\".\n\nItemLoaded\x12\x0f\n\x07mm_hash\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x02\"6\n\x0bItemMissing\x12\x0f\n\x07mm_hash\x18\x01 \x01(\t\x12\x16\n\x0e\x64\x61maged_digest\x18\x02 \x01(\t\"l\n\x06Tokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.triptych.v1.PositionLogprobs\"\xe4\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Error\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\rqueue_seconds\x18\x06 \x01(\x02\x12\x14\n\x0cload_seconds\x18\x07 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x08 \x01(\x02\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\t \x01(\x02\"\x06\n\x04Lost*9\n\tItemState\x12\x16\n\x12ITEM_STATE_PENDING\x10\x00\x12\x14\n\x10ITEM_STATE_READY\x10\x01\x32\x91\x03\n\tPDService\x12>\n\x06Submit\x12\x1a.triptych.v1.SubmitRequest\x1a\x18.triptych.v1.SubmitReply\x12\x39\n\x0bNotifyItems\x12\x18.triptych.v1.ItemsNotice\x1a\x10.triptych.v1.Ack\x12\x36\n\x06\x43\x61ncel\x12\x1a.triptych.v1.CancelRequest\x1a\x10.triptych.v1.Ack\x12?\n\x06\x41ttach\x12\x1a.triptych.v1.AttachRequest\x1a\x17.triptych.v1.StepEvents0\x01\x12\x44\n\x08Tokenize\x12\x1c.triptych.v1.TokenizeRequest\x1a\x1a.triptych.v1.TokenizeReply\x12J\n\nDetokenize\x12\x1e.triptych.v1.DetokenizeRequest\x1a\x1c.triptych.v1.DetokenizeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/protos/pd.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"V\n\x08ItemSlot\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ItemPlan\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.triptych.v1.ItemState\"/\n\rItemPlacement\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x85\x01\n\x06Resume\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12.\n\nplacements\x18\x02 \x03(\x0b\x32\x1a.triptych.v1.ItemPlacement\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x17\n\x0ftext_sent_chars\x18\x04 \x01(\r\"\xd2\x03\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08proxy_id\x18\x03 \x01(\t\x12\x11\n\tmodel_key\x18\x04 \x01(\t\x12\x0f\n\x07timeout\x18\x05 \x01(\x02\x12\x10\n\x08messages\x18\x06 \x01(\x0c\x12$\n\x05items\x18\x07 \x03(\x0b\x32\x15.triptych.v1.ItemSlot\x12-\n\x08sampling\x18\x08 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x0c\n\x04salt\x18\t \x01(\t\x12#\n\x06resume\x18\n \x01(\x0b\x32\x13.triptych.v1.Resume\x12.\n\x08template\x18\x0b \x01(\x0b\x32\x1c.triptych.v1.TemplateOptions\x12&\n\x06prompt\x18\x0c \x01(\x0b\x32\x16.triptych.v1.RawPrompt\x12\x32\n\x0e\x65ncoder_prompt\x18\r \x01(\x0b\x32\x1a.triptych.v1.EncoderPrompt\x12\x31\n\rtranscription\x18\x0e \x01(\x0b\x32\x1a.triptych.v1.Transcription\x12\r\n\x05label\x18\x0f \x01(\t\"q\n\x0fTemplateOptions\x12\r\n\x05tools\x18\x01 \x01(\x0c\x12\x11\n\tvariables\x18\x02 \x01(\x0c\x12\x1c\n\x14no_generation_prompt\x18\x03 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\"c\n\tRawPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12\x12\n\nunmodified\x18\x03 \x01(\x08\x42\x06\n\x04\x62ody\"{\n\x0fTokenizeRequest\x12\x10\n\x08messages\x18\x01 \x01(\x0c\x12.\n\x08template\x18\x02 \x01(\x0b\x32\x1c.triptych.v1.TemplateOptions\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.triptych.v1.RawPrompt\"\\\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.triptych.v1.Error\"C\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\"B\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Error\"\xa7\x01\n\x0bSubmitReply\x12/\n\x06status\x18\x01 \x01(\x0e\x32\x1f.triptych.v1.SubmitReply.Status\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Error\"D\n\x06Status\x12\x11\n\rSTATUS_QUEUED\x10\x00\x12\x13\n\x0fSTATUS_ADMITTED\x10\x01\x12\x12\n\x0eSTATUS_REFUSED\x10\x02\"2\n\x0bItemsNotice\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\x11\n\tmm_hashes\x18\x02 \x03(\t\"6\n\rCancelRequest\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"G\n\x0fSetApartRequest\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"2\n\rSetApartReply\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.triptych.v1.Error\"J\n\rAttachRequest\x12\x10\n\x08proxy_id\x18\x01 \x01(\t\x12\'\n\x08requests\x18\x02 \x03(\x0b\x32\x15.triptych.v1.Reattach\"A\n\x08Reattach\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\"X\n\nStepEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.triptych.v1.RequestEvent\x12\x1f\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x11.triptych.v1.Beat\"\'\n\x04\x42\x65\x61t\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x10\n\x08patience\x18\x02 \x01(\x02\"\xbd\x02\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12)\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x15.triptych.v1.AdmittedH\x00\x12.\n\x0bitem_loaded\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ItemLoadedH\x00\x12\x30\n\x0citem_missing\x18\x05 \x01(\x0b\x32\x18.triptych.v1.ItemMissingH\x00\x12%\n\x06tokens\x18\x06 \x01(\x0b\x32\x13.triptych.v1.TokensH\x00\x12)\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x15.triptych.v1.FinishedH\x00\x12!\n\x04lost\x18\x08 \x01(\x0b\x32\x11.triptych.v1.LostH\x00\x42\x06\n\x04\x62ody\"\xa8\x01\n\x08\x41\x64mitted\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12.\n\nplacements\x18\x02 \x03(\x0b\x32\x1a.triptych.v1.ItemPlacement\x12 \n\x18\x65ncoder_prompt_token_ids\x18\x03 \x03(\r\x12\x30\n\ntimestamps\x18\x04 \x01(\x0b\x32\x1c.triptych.v1.TimestampTokens\"1\n\x0fTimestampTokens\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x02\".\n\nItemLoaded\x12\x0f\n\x07mm_hash\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x02\"6\n\x0bItemMissing\x12\x0f\n\x07mm_hash\x18\x01 \x01(\t\x12\x16\n\x0e\x64\x61maged_digest\x18\x02 \x01(\t\"l\n\x06Tokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.triptych.v1.PositionLogprobs\"\xe4\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Error\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\rqueue_seconds\x18\x06 \x01(\x02\x12\x14\n\x0cload_seconds\x18\x07 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x08 \x01(\x02\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\t \x01(\x02\"\x06\n\x04Lost*9\n\tItemState\x12\x16\n\x12ITEM_STATE_PENDING\x10\x00\x12\x14\n\x10ITEM_STATE_READY\x10\x01\x32\xd7\x03\n\tPDService\x12>\n\x06Submit\x12\x1a.triptych.v1.SubmitRequest\x1a\x18.triptych.v1.SubmitReply\x12\x39\n\x0bNotifyItems\x12\x18.triptych.v1.ItemsNotice\x1a\x10.triptych.v1.Ack\x12\x36\n\x06\x43\x61ncel\x12\x1a.triptych.v1.CancelRequest\x1a\x10.triptych.v1.Ack\x12?\n\x06\x41ttach\x12\x1a.triptych.v1.AttachRequest\x1a\x17.triptych.v1.StepEvents0\x01\x12\x44\n\x08SetApart\x12\x1c.triptych.v1.SetApartRequest\x1a\x1a.triptych.v1.SetApartReply\x12\x44\n\x08Tokenize\x12\x1c.triptych.v1.TokenizeRequest\x1a\x1a.triptych.v1.TokenizeReply\x12J\n\nDetokenize\x12\x1e.triptych.v1.DetokenizeRequest\x1a\x1c.triptych.v1.DetokenizeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.protos.pd_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ITEMSTATE']._serialized_start=2932
-  _globals['_ITEMSTATE']._serialized_end=2989
+  _globals['_ITEMSTATE']._serialized_start=3057
+  _globals['_ITEMSTATE']._serialized_end=3114
   _globals['_ITEMSLOT']._serialized_start=71
   _globals['_ITEMSLOT']._serialized_end=157
   _globals['_ITEMPLACEMENT']._serialized_start=159
@@ -62,30 +62,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ITEMSNOTICE']._serialized_end=1605
   _globals['_CANCELREQUEST']._serialized_start=1607
   _globals['_CANCELREQUEST']._serialized_end=1661
-  _globals['_ATTACHREQUEST']._serialized_start=1663
-  _globals['_ATTACHREQUEST']._serialized_end=1737
-  _globals['_REATTACH']._serialized_start=1739
-  _globals['_REATTACH']._serialized_end=1804
-  _globals['_STEPEVENTS']._serialized_start=1806
-  _globals['_STEPEVENTS']._serialized_end=1894
-  _globals['_BEAT']._serialized_start=1896
-  _globals['_BEAT']._serialized_end=1935
-  _globals['_REQUESTEVENT']._serialized_start=1938
-  _globals['_REQUESTEVENT']._serialized_end=2255
-  _globals['_ADMITTED']._serialized_start=2258
-  _globals['_ADMITTED']._serialized_end=2426
-  _globals['_TIMESTAMPTOKENS']._serialized_start=2428
-  _globals['_TIMESTAMPTOKENS']._serialized_end=2477
-  _globals['_ITEMLOADED']._serialized_start=2479
-  _globals['_ITEMLOADED']._serialized_end=2525
-  _globals['_ITEMMISSING']._serialized_start=2527
-  _globals['_ITEMMISSING']._serialized_end=2581
-  _globals['_TOKENS']._serialized_start=2583
-  _globals['_TOKENS']._serialized_end=2691
-  _globals['_FINISHED']._serialized_start=2694
-  _globals['_FINISHED']._serialized_end=2922
-  _globals['_LOST']._serialized_start=2924
-  _globals['_LOST']._serialized_end=2930
-  _globals['_PDSERVICE']._serialized_start=2992
-  _globals['_PDSERVICE']._serialized_end=3393
+  _globals['_SETAPARTREQUEST']._serialized_start=1663
+  _globals['_SETAPARTREQUEST']._serialized_end=1734
+  _globals['_SETAPARTREPLY']._serialized_start=1736
+  _globals['_SETAPARTREPLY']._serialized_end=1786
+  _globals['_ATTACHREQUEST']._serialized_start=1788
+  _globals['_ATTACHREQUEST']._serialized_end=1862
+  _globals['_REATTACH']._serialized_start=1864
+  _globals['_REATTACH']._serialized_end=1929
+  _globals['_STEPEVENTS']._serialized_start=1931
+  _globals['_STEPEVENTS']._serialized_end=2019
+  _globals['_BEAT']._serialized_start=2021
+  _globals['_BEAT']._serialized_end=2060
+  _globals['_REQUESTEVENT']._serialized_start=2063
+  _globals['_REQUESTEVENT']._serialized_end=2380
+  _globals['_ADMITTED']._serialized_start=2383
+  _globals['_ADMITTED']._serialized_end=2551
+  _globals['_TIMESTAMPTOKENS']._serialized_start=2553
+  _globals['_TIMESTAMPTOKENS']._serialized_end=2602
+  _globals['_ITEMLOADED']._serialized_start=2604
+  _globals['_ITEMLOADED']._serialized_end=2650
+  _globals['_ITEMMISSING']._serialized_start=2652
+  _globals['_ITEMMISSING']._serialized_end=2706
+  _globals['_TOKENS']._serialized_start=2708
+  _globals['_TOKENS']._serialized_end=2816
+  _globals['_FINISHED']._serialized_start=2819
+  _globals['_FINISHED']._serialized_end=3047
+  _globals['_LOST']._serialized_start=3049
+  _globals['_LOST']._serialized_end=3055
+  _globals['_PDSERVICE']._serialized_start=3117
+  _globals['_PDSERVICE']._serialized_end=3588
 # @@protoc_insertion_point(module_scope)

@@ -167,6 +167,22 @@ class CancelRequest(_message.Message):
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, proxy_id: _Optional[str] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class SetApartRequest(_message.Message):
+    __slots__ = ("proxy_id", "request_id", "tokens")
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    proxy_id: str
+    request_id: str
+    tokens: int
+    def __init__(self, proxy_id: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class SetApartReply(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
     __slots__ = ("proxy_id", "requests")
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]

@@ -57,6 +57,11 @@ class PDServiceStub:
                 request_serializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_pd__pb2.StepEvents.FromString,
                 _registered_method=True)
+        self.SetApart = channel.unary_unary(
+                '/triptych.v1.PDService/SetApart',
+                request_serializer=triptych_dot_protos_dot_pd__pb2.SetApartRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_pd__pb2.SetApartReply.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/triptych.v1.PDService/Tokenize',
                 request_serializer=triptych_dot_protos_dot_pd__pb2.TokenizeRequest.SerializeToString,
@@ -104,6 +109,15 @@ class PDServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetApart(self, request, context):
+        """Hands over all that the worker holds, as when it leaves, and keeps it for one request, which may have
+        ended other workers: until that one has put out `tokens` tokens, has ended or does not come, all others
+        are refused. Answered once nothing else is at work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """The token ids of a text or of a chat prompt as Submit would make them; items are not expanded.
         """
@@ -140,6 +154,11 @@ def add_PDServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_pd__pb2.StepEvents.SerializeToString,
+            ),
+            'SetApart': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetApart,
+                    request_deserializer=triptych_dot_protos_dot_pd__pb2.SetApartRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_pd__pb2.SetApartReply.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -262,6 +281,33 @@ class PDService:
             '/triptych.v1.PDService/Attach',
             triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
             triptych_dot_protos_dot_pd__pb2.StepEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetApart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PDService/SetApart',
+            triptych_dot_protos_dot_pd__pb2.SetApartRequest.SerializeToString,
+            triptych_dot_protos_dot_pd__pb2.SetApartReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,7 @@ from triptych.proxy.chat import ChatCall, Done, Output
 from triptych.proxy.choices import Choices, make_choices
 from triptych.proxy.encoder_client import JobReady
 from triptych.proxy.encoder_prompt import name_prompt
+from triptych.proxy.encoder_shortage import EncoderShortage
 from triptych.proxy.flow import Flow
 from triptych.proxy.gate import Gate
 from triptych.proxy.job_runner import JobRunner, JobSink
@@ -88,9 +89,10 @@ class Dispatcher:
         self._router = PDRouter(
             pool,
             proxy_id,
-            RouterSink(news.events, news.lost, news.accepted, news.refused),
+            RouterSink(news.events, news.lost, news.accepted, news.refused, news.poison),
             stall_timeout=stall_timeout,
         )
+        self._shortage = EncoderShortage(pool, self._flows, self._carry_out)
         pool.on_change = self._pool_changed
         pool.on_lost = self._worker_lost
         self._router.sync()
@@ -118,6 +120,7 @@ class Dispatcher:
     async def close(self) -> None:
         for flow in list(self._flows.values()):
             self._carry_out(flow, flow.lifecycle.fail(Unavailable("the proxy is stopping")))
+        self._shortage.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -235,7 +238,7 @@ class Dispatcher:
         machine = flow.lifecycle
         if machine.phase is Phase.SUBMIT and self._router.waits(flow):
             machine.lacking = "PD worker"
-        elif machine.phase is Phase.PLAN and not self._pool.serving("encoder"):
+        elif machine.phase in (Phase.PLAN, Phase.WAIT) and not self._pool.serving("encoder"):
             machine.lacking = "encoder worker"
         elif machine.phase is Phase.RUN and len(machine.ready) < len(machine.plans):
             machine.lacking = "" if self._pool.serving("encoder") else "encoder worker"
@@ -308,6 +311,7 @@ class Dispatcher:
     def _admit_jobs(self, flow: Flow, order: do.AdmitJobs) -> None:
         self.jobs.table.admit(flow.request_id)
         self.jobs.pump()
+        self._shortage.admitted(flow)
 
     def _notify_items(self, flow: Flow, order: do.NotifyItems) -> None:
         if flow.link is not None:
@@ -318,7 +322,7 @@ class Dispatcher:
         self.jobs.pump()
 
     def _end_attempt(self, flow: Flow, order: do.EndAttempt) -> None:
-        self._router.release(flow, cancel=order.cancel)
+        self._router.release(flow, cancel=order.cancel, now=order.now)
         self.jobs.table.end_attempt(flow.request_id)
 
     def _fail(self, flow: Flow, order: do.Fail) -> None:
@@ -354,6 +358,7 @@ class Dispatcher:
     def _pool_changed(self) -> None:
         self._router.sync()
         self.jobs.pump()
+        self._shortage.pool_changed()
         for pool in ("encoder", "pd"):
             self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
 

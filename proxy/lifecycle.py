@@ -2,6 +2,8 @@
 
 begin -> (look up -> plan what is missing) -> submit -> admitted -> items ready, loaded -> tokens -> finished
                                                 ^--- attempt + 1 from what has been received ---|
+
+While nobody can encode what is missing, a request waits without an attempt.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Phase(enum.Enum):
     PLAN = enum.auto()
     SUBMIT = enum.auto()
     RUN = enum.auto()
+    #: Planned, at no PD worker, for want of an encoder.
+    WAIT = enum.auto()
     ENDED = enum.auto()
 
 
@@ -84,9 +88,13 @@ class ReturnShare:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """All that the attempt held at a PD worker is gone; `cancel` when the worker may not know."""
+    """All that the attempt held at a PD worker is gone; `cancel` when the worker may not know.
+
+    It hears of that with the next attempt, or now.
+    """
 
     cancel: bool
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,11 @@ class Lifecycle:
     def ended(self) -> bool:
         return self.phase is Phase.ENDED
 
+    @property
+    def lacks_items(self) -> bool:
+        """Whether it waits at, or for, a PD worker with an item that is not in the store."""
+        return self.phase in (Phase.SUBMIT, Phase.RUN, Phase.WAIT) and len(self.ready) < len(self._params)
+
     # -- before the PD worker ----------------------------------------------------------------------
 
     def begin(self) -> list[Instruction]:
@@ -170,7 +183,20 @@ class Lifecycle:
         instructions = self.planned(mm_hash, plan)
         if self.phase is Phase.RUN:
             instructions.append(NotifyItems((mm_hash,)))
+        elif self.phase is Phase.WAIT and not self.lacks_items:
+            return self._submit()
         return instructions
+
+    def encoders_gone(self) -> list[Instruction]:
+        """Nobody can encode what is missing: the room at the PD worker is for others meanwhile."""
+        if not self.lacks_items or self.phase is Phase.WAIT:
+            return []
+        self.phase = Phase.WAIT
+        self.attempt += 1  # what the old one still says counts no more
+        return [EndAttempt(cancel=True, now=True)]
+
+    def encoders_back(self) -> list[Instruction]:
+        return self._submit() if self.phase is Phase.WAIT else []
 
     def job_failed(self, mm_hash: str, error: RequestError) -> list[Instruction]:
         """No encoder will ever encode the item; the error names the field that holds it, or the option."""

@@ -13,6 +13,7 @@ from grpc import aio
 
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.stall_watch import StallWatch
+from triptych.rpc import INCARNATION_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,32 @@ ATTACH_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LinkSink:
-    """Where a link's news goes. `lost` names requests that the worker no longer serves."""
+    """Where a link's news goes. `lost` names requests that the worker no longer serves.
+
+    `ended` comes before it where the process has ended or stands still: see `ProcessEnd`. `attached` has the
+    incarnation of the process at the other end, empty where it does not say.
+    """
 
     events: Callable[[Iterable[pd_pb2.RequestEvent]], None]
     lost: Callable[[str, int], None]
-    attached: Callable[[], None]
+    attached: Callable[[str], None]
+    ended: Callable[[ProcessEnd], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """A worker that is lost without a word, and the requests that it had then.
+
+    Signals of that: its stream broke and was not established again in time; another process answers at its
+    address; it gives no answer over a connection that stands (`final`, whatever it does later). No signals:
+    requests that it hands over, as when it drains; a stream that it has ended itself; a connection that is
+    back in time.
+    """
+
+    address: str
+    incarnation: str
+    requests: tuple[str, ...]
+    final: bool
 
 
 @dataclass(slots=True)
@@ -58,6 +80,9 @@ class PDLink:
         self._cancels: list[str] = []
         self._flush: asyncio.Task[None] | None = None
         self._call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents] | None = None
+        self._incarnation = ""
+        #: The worker has ended the stream itself, as one that drains.
+        self._left = False
         self._task = asyncio.create_task(self._run(), name=f"attach {address}")
 
     @property
@@ -72,9 +97,14 @@ class PDLink:
 
     def give_up(self) -> None:
         """The worker has stalled or gone: its stream ends now, its requests go on elsewhere."""
+        stalled = self.attached
+        self.reattach()
+        self._lose_all(final=stalled)
+
+    def reattach(self) -> None:
+        """Begins the stream anew, so that the worker says which requests it has."""
         if self._call is not None:
             self._call.cancel()
-        self._lose_all()
 
     def look(self, now: float) -> bool:
         """Whether `set_aside` has changed; a worker that begins to stand still loses its requests.
@@ -99,8 +129,23 @@ class PDLink:
 
     async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
         """Hands a tracked request over. grpc errors are the caller's."""
+        if message.request_id in self._cancels and self._flush is not None:
+            await asyncio.wait([self._flush])  # a cancel names no attempt
         reply: pd_pb2.SubmitReply = await self._stub.Submit(message, timeout=CALL_TIMEOUT)
         return reply
+
+    async def set_apart(self, request_id: str, tokens: int) -> bool:
+        """Has the worker hand over all else that it holds. False where it cannot be had for the request."""
+        message = pd_pb2.SetApartRequest(proxy_id=self._proxy_id, request_id=request_id, tokens=tokens)
+        try:
+            reply: pd_pb2.SetApartReply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
+        except aio.AioRpcError as error:
+            log.info("PD worker %s is not set apart: %s", self.address, error.code().name)
+            return False
+        if reply.HasField("error"):
+            log.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
+            return False
+        return self.attached
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -150,7 +195,7 @@ class PDLink:
         broken_at = loop.time()
         while True:
             try:
-                await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
+                self._left = await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
             except (aio.AioRpcError, TimeoutError) as error:
                 log.debug("no stream of PD worker %s: %s", self.address, error)
             if self.attached:
@@ -162,8 +207,11 @@ class PDLink:
                 self._lose_all()
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _attach(self, deadline: float | None) -> None:
-        """One stream, from its start to its break. TimeoutError when it is not established in time."""
+    async def _attach(self, deadline: float | None) -> bool:
+        """One stream, from its start to its end: whether it was the worker that ended it.
+
+        TimeoutError when it is not established in time.
+        """
         request = pd_pb2.AttachRequest(
             proxy_id=self._proxy_id,
             requests=[
@@ -174,37 +222,57 @@ class PDLink:
         call = self._call = self._stub.Attach(request)
         try:
             async with asyncio.timeout_at(deadline):
-                await self._established(call)
+                known = await self._established(call)
             self.attached = True
-            self._sink.attached()
+            self._sink.attached(self._incarnation if known else "")
             if self._notices or self._cancels:
                 self._start_flush()
             deliver = self._sink.events
             async for step in call:
                 self._stall.take(step)
+                if not known:
+                    known = True
+                    await self._identify(call)
                 deliver(step.events)
+            return True
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # this task is being ended; else the call was, by `give_up`
+                raise  # this task is being ended; else the call was, by `reattach`
         finally:
             call.cancel()
+        return False
 
-    async def _established(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> None:
+    async def _established(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> bool:
+        """Returns when the stream stands: whether the process at its other end is known."""
+        known = False
         await call.wait_for_connection()
         try:
             async with asyncio.timeout(ATTACH_SECONDS):
-                await call.initial_metadata()
+                await self._identify(call)
+                known = True
         except TimeoutError:
             log.debug("PD worker %s sends no initial metadata", self.address)
         if call.done():
             code = await call.code()
             if code is not grpc.StatusCode.OK:
                 raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), await call.details())
+        return known
 
-    def _lose_all(self) -> None:
+    async def _identify(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> None:
+        """Another process than before has none of the requests."""
+        metadata = await call.initial_metadata()
+        incarnation = dict(metadata or ()).get(INCARNATION_HEADER, "")
+        if incarnation and self._incarnation and incarnation != self._incarnation:
+            self._lose_all(final=True)
+        self._incarnation = str(incarnation) or self._incarnation
+        self._left = False
+
+    def _lose_all(self, *, final: bool = False) -> None:
         self._notices.clear()
         self._cancels.clear()
         lost, self._requests = self._requests, {}
+        if lost and not self._left:
+            self._sink.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
         for request_id, tracked in lost.items():
             self._sink.lost(request_id, tracked.attempt)

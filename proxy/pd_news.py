@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 
 from triptych.errors import InternalError, RequestError, Unavailable
@@ -11,6 +12,7 @@ from triptych.protos.convert import error_from_proto
 from triptych.proxy.chat import Delta
 from triptych.proxy.flow import Flow
 from triptych.proxy.lifecycle import Instruction
+from triptych.proxy.suspects import MAX_LOSSES
 from triptych.proxy.wire import started_from_proto, with_logprobs
 from triptych.types import Usage
 
@@ -60,6 +62,17 @@ class PDNews:
     def lost(self, request_id: str, attempt: int) -> None:
         if flow := self._flows.get(request_id):
             self._carry_out(flow, flow.lifecycle.worker_lost(attempt))
+
+    def poison(self, request_id: str) -> None:
+        """The request was alone when a PD worker ended, and present twice before: it is not tried again."""
+        if flow := self._flows.get(request_id):
+            error_id = secrets.token_hex(8)
+            log.error("request %s ended %d PD workers, error id %s", flow.name, MAX_LOSSES, error_id)
+            message = (
+                f"{MAX_LOSSES} PD workers ended while the request was at work in them, the last one with "
+                f"nothing else; it is not tried again (error id {error_id})"
+            )
+            self._carry_out(flow, flow.lifecycle.fail(InternalError(message)))
 
     def _try_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
         """What makes no sense ends its request, and not the stream that all requests share."""

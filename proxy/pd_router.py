@@ -16,10 +16,11 @@ from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto, plan_to_proto, sampling_to_proto
 from triptych.proxy.flow import Flow
 from triptych.proxy.lifecycle import Submit
-from triptych.proxy.pd_client import LinkSink, PDLink
+from triptych.proxy.pd_client import LinkSink, PDLink, ProcessEnd
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
 from triptych.proxy.stall_watch import LOOK_SECONDS
+from triptych.proxy.suspects import CLEARING_TOKENS, Suspects
 from triptych.proxy.wire import (
     encoder_prompt_to_proto,
     prompt_to_proto,
@@ -48,10 +49,12 @@ class RouterSink:
     lost: Callable[[str, int], None]
     accepted: Callable[[Flow, int], None]
     refused: Callable[[Flow, int, RequestError], None]
+    #: A request that ends every worker.
+    poison: Callable[[str], None]
 
 
 class PDRouter:
-    """Requests taken up again go before new ones."""
+    """Requests taken up again go before new ones, suspects before all others and alone."""
 
     def __init__(
         self, pool: WorkerPool, proxy_id: str, sink: RouterSink, *, stall_timeout: float = 0.0
@@ -59,7 +62,9 @@ class PDRouter:
         self._pool = pool
         self._proxy_id = proxy_id
         self._sink = sink
-        self._link_sink = LinkSink(sink.events, sink.lost, self.pump)
+        self._link_sink = LinkSink(self._events, sink.lost, self._attached, self._ended)
+        self.suspects = Suspects()
+        self._alone: dict[str, Flow] = {}
         self._links: dict[str, PDLink] = {}
         self._waiting: dict[str, tuple[Flow, Submit]] = {}
         self._affinity = PrefixAffinity()
@@ -115,22 +120,30 @@ class PDRouter:
     def withdraw(self, flow: Flow) -> None:
         """The request has ended: it waits no longer, and no worker keeps it."""
         self._waiting.pop(flow.request_id, None)
+        self._alone.pop(flow.request_id, None)
         self._cancel_stale(flow, None)
+        if self.suspects.forget(flow.request_id):
+            self.pump()
 
     def leave_in_peace(self, flow: Flow) -> None:
         """The worker that has the request gets it no more for half a second."""
         if flow.link is not None:
             self._leave_in_peace(flow, flow.link)
 
-    def release(self, flow: Flow, *, cancel: bool) -> None:
-        """The request's attempt is over."""
+    def release(self, flow: Flow, *, cancel: bool, now: bool = False) -> None:
+        """The request's attempt is over. Its worker has to hear of that, `now` or with the next attempt."""
         self._waiting.pop(flow.request_id, None)
+        self._alone.pop(flow.request_id, None)
+        if self.suspects.retreat(flow.request_id):
+            asyncio.get_running_loop().call_soon(self.pump)
         if flow.link is None:
             return
         flow.link.forget(flow.request_id)
         if cancel:
             flow.stale_link = flow.link
         flow.link = None
+        if now:
+            self._cancel_stale(flow, None)
 
     def pump(self) -> None:
         """Hands over whatever a worker can take now."""
@@ -138,26 +151,84 @@ class PDRouter:
             return
         self._pumping = True
         try:
-            for flow, order in sorted(
-                self._waiting.values(), key=lambda entry: (not entry[0].resumed, entry[0].order)
-            ):
-                link = self._choose(flow)
-                if link is not None:
-                    del self._waiting[flow.request_id]
-                    flow.link = link
-                    tokens = flow.lifecycle.output_token_ids
-                    link.track(flow.request_id, order.attempt, tokens.__len__)
-                    self._spawn(self._hand_over(flow, order, link))
+            for flow, order in sorted(self._waiting.values(), key=self._rank):
+                if self.suspects.suspect(flow.request_id):
+                    self._place(flow, order)
+                elif link := self._choose(flow):
+                    self._send(flow, order, link)
         finally:
             self._pumping = False
+
+    def _rank(self, entry: tuple[Flow, Submit]) -> tuple[bool, bool, int]:
+        flow = entry[0]
+        return (not self.suspects.suspect(flow.request_id), not flow.resumed, flow.order)
+
+    def _send(self, flow: Flow, order: Submit, link: PDLink) -> None:
+        del self._waiting[flow.request_id]
+        flow.link = link
+        link.track(flow.request_id, order.attempt, flow.lifecycle.output_token_ids.__len__)
+        self._spawn(self._hand_over(flow, order, link))
+
+    # -- suspects ----------------------------------------------------------------------------------
+
+    def _place(self, flow: Flow, order: Submit) -> None:
+        """Has a worker set apart for the suspect, if it is its turn. It waits until that is so."""
+        assert flow.binding is not None
+        loads = self._candidates(flow)
+        address = self.suspects.place(flow.request_id, flow.binding.model_key, loads)
+        if address is not None:
+            self._spawn(self._run_alone(flow, order, self._links[address]))
+
+    async def _run_alone(self, flow: Flow, order: Submit, link: PDLink) -> None:
+        request_id = flow.request_id
+        taken = False
+        try:
+            taken = await link.set_apart(request_id, CLEARING_TOKENS)
+        except Exception:
+            log.exception("request %s", flow.name)
+        if self._waiting.get(request_id, (flow, None))[1] is not order:
+            link.cancel(request_id)  # it has ended meanwhile
+            return
+        if not taken:
+            self._leave_in_peace(flow, link)
+            self.suspects.retreat(request_id)
+            self.pump()
+            return
+        log.info("request %s runs alone at PD worker %s", flow.name, link.address)
+        self.suspects.alone(request_id, len(flow.lifecycle.output_token_ids))
+        self._alone[request_id] = flow
+        self._send(flow, order, link)
+
+    def _events(self, events: Iterable[pd_pb2.RequestEvent]) -> None:
+        self._sink.events(events)
+        for request_id, flow in list(self._alone.items()):
+            if self.suspects.progress(request_id, len(flow.lifecycle.output_token_ids)):
+                log.info("request %s is cleared", flow.name)
+                del self._alone[request_id]
+                self.pump()
+
+    def _attached(self, incarnation: str) -> None:
+        if incarnation:
+            self.suspects.returned(incarnation)
+        self.pump()
+
+    def _ended(self, end: ProcessEnd) -> None:
+        """A worker is lost: what it had, and has not had alone, is at most a suspect."""
+        log.warning("PD worker %s is lost with %d requests", end.address, len(end.requests))
+        for request_id in self.suspects.lost(end.address, end.incarnation, end.requests, final=end.final):
+            self._sink.poison(request_id)
+        asyncio.get_running_loop().call_soon(self.pump)
+
+    # -- one request -------------------------------------------------------------------------------
 
     def _candidates(self, flow: Flow) -> list[PDLoad]:
         assert flow.binding is not None
         loads = []
+        closed = flow.refused_by | self.suspects.apart
         for worker in self._pool.serving("pd"):
             info = worker.info
             link = self._links.get(info.address)
-            if link is None or not link.attached or link.set_aside or info.address in flow.refused_by:
+            if link is None or not link.attached or link.set_aside or info.address in closed:
                 continue
             if info.model_key == flow.binding.model_key:
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
@@ -182,12 +253,14 @@ class PDRouter:
                 reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
                 self._sink.refused(flow, order.attempt, reason)
             else:
-                self._sink.lost(flow.request_id, order.attempt)
+                link.reattach()  # and hear what became of it, and of the worker
             return
         except Exception:
             log.exception("request %s", flow.name)
             self._sink.refused(flow, order.attempt, InternalError("an unexpected error in the proxy"))
             return
+        if machine.attempt != order.attempt:
+            return  # the worker has told meanwhile that it gives the request up
         if reply.status == pd_pb2.SubmitReply.STATUS_REFUSED:
             self._refused(flow, order, link, error_from_proto(reply.error))
         elif machine.ended:

@@ -137,6 +137,10 @@ class WorkerPool:
         """Workers of "encoder" or "pd" that may get new work."""
         return [w for w in self.workers.values() if w.info.pool == pool and w.alive and w.serving]
 
+    def namespaces_served(self) -> frozenset[str]:
+        """Namespaces with an encoder that may get new work."""
+        return frozenset(name for worker in self.serving("encoder") for name in worker.info.namespaces)
+
     def models(self) -> list[str]:
         """Names that a request may use, whether or not a worker of theirs is live now."""
         return sorted({model.name for model in self._models.values()})
@@ -176,7 +180,7 @@ class WorkerPool:
     def namespace(self, model_key: str) -> str | None:
         """The key's newest namespace with a live encoder, else its newest one; None: never seen."""
         names = self._models[model_key].namespaces
-        live = {name for worker in self.serving("encoder") for name in worker.info.namespaces}
+        live = self.namespaces_served()
         return next((name for name in reversed(names) if name in live), names[-1] if names else None)
 
     # -- upkeep ------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from triptych.rpc_auth import WorkerDoor, WorkerSession
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
 MAX_MESSAGE_BYTES = 80 << 20
+#: In the initial metadata of a PD worker's streams: the process's incarnation, as in its registration.
+INCARNATION_HEADER = "x-triptych-incarnation"
 #: Largest media frame of an encoder job.
 MEDIA_FRAME_BYTES = 256 << 10
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from support.fake_workers import END_TOKEN, FIRST_TIME, TOKEN_NAMES, FakeWorker, choice_text
+from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
+from triptych.rpc import INCARNATION_HEADER
 
 
 def fake_logprobs(index: int, text: str, top: int) -> common_pb2.PositionLogprobs:
@@ -37,7 +43,8 @@ class FakeRequest:
 class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     """Token i is 1000 + i. `gate` holds tokens while cleared; `admission` holds admissions.
 
-    `script` has the texts of all tokens of an answer that ends by itself.
+    `script` has the texts of all tokens of an answer that ends by itself. A request with "poison N" in its
+    messages ends the worker, which is started again, when it has N output tokens; "poison door", at Submit.
     """
 
     pool = "pd"
@@ -67,6 +74,18 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.gate.set()
         self.admission.set()
         self.streams: dict[str, asyncio.Queue[pd_pb2.RequestEvent | pd_pb2.Beat | None]] = {}
+        #: The stream's next end is the worker's own doing.
+        self.leaving = False
+        #: Items for which there is room; requests wait for theirs in order of arrival.
+        self.room = 1 << 20
+        self.reserved = 0
+        self._admitting = asyncio.Lock()
+        self.isolation = Isolation()
+        #: Requests that it was set apart for.
+        self.set_apart: list[str] = []
+        #: How often a poison has ended it.
+        self.ends = 0
+        self.ending: asyncio.Task[None] | None = None
 
     def add_to(self, server: Any) -> None:
         pd_pb2_grpc.add_PDServiceServicer_to_server(self, server)
@@ -79,6 +98,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.requests.clear()
         self.break_streams()
         self.streams.clear()
+        self.isolation = Isolation()
         await super().kill()
 
     def break_streams(self) -> None:
@@ -94,6 +114,13 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
 
     async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
         self.submits.append(request)
+        if not self.isolation.admits(
+            (request.proxy_id, request.request_id), self._produced(), time.monotonic()
+        ):
+            error = common_pb2.Error(code="unavailable", message="set apart")
+            return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
+        if b"poison door" in request.messages:
+            await self._end()
         if self.refusals:
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=self.refusals.pop(0))
         held = FakeRequest(request)
@@ -101,6 +128,38 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.requests[request.request_id] = held
         held.task = asyncio.create_task(self._serve(held))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
+
+    async def SetApart(self, request: pd_pb2.SetApartRequest, context: Any) -> pd_pb2.SetApartReply:
+        key = (request.proxy_id, request.request_id)
+        if not self.isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
+            error = common_pb2.Error(code="unavailable", message="set apart for another one")
+            return pd_pb2.SetApartReply(error=error)
+        self.set_apart.append(request.request_id)
+        for held in list(self.requests.values()):
+            self.emit(held, lost=pd_pb2.Lost())
+            if held.task is not None:
+                held.task.cancel()
+        self.requests.clear()
+        return pd_pb2.SetApartReply()
+
+    def _produced(self) -> int | None:
+        held = self.requests.get(self.isolation.key[1]) if self.isolation.key else None
+        return sum(event.HasField("tokens") for event in held.events) if held is not None else None
+
+    async def _end_at(self, held: FakeRequest, tokens: int) -> None:
+        poison = re.search(rb"poison (\d+)", held.submit.messages)
+        if poison and tokens >= int(poison[1]):
+            await self._end()
+
+    async def _end(self) -> None:
+        if self.ending is None or self.ending.done():
+            self.ends += 1
+            self.ending = asyncio.create_task(self._restart())
+        await asyncio.Event().wait()
+
+    async def _restart(self) -> None:
+        await self.kill()
+        await self.start()
 
     async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: Any) -> common_pb2.Ack:
         self.notices.append(list(request.mm_hashes))
@@ -112,13 +171,14 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     async def Cancel(self, request: pd_pb2.CancelRequest, context: Any) -> common_pb2.Ack:
         self.cancels += request.request_ids
         for request_id in request.request_ids:
+            self.isolation.free((request.proxy_id, request_id))
             held = self.requests.pop(request_id, None)
             if held is not None and held.task is not None:
                 held.task.cancel()
         return common_pb2.Ack()
 
     async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(((INCARNATION_HEADER, f"{self.port}.{self.incarnation}"),))
         self.attaches.append(request)
         queue: asyncio.Queue[pd_pb2.RequestEvent | pd_pb2.Beat | None] = asyncio.Queue()
         self.streams[request.proxy_id] = queue
@@ -138,6 +198,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
                 yield pd_pb2.StepEvents(beat=event)
             else:
                 yield pd_pb2.StepEvents(events=[event])
+        if not self.leaving:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
 
     async def Tokenize(self, request: pd_pb2.TokenizeRequest, context: Any) -> pd_pb2.TokenizeReply:
         """A text's ids are its characters; a conversation's are [1, 2, 3]."""
@@ -162,8 +224,19 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             queue.put_nowait(event)
 
     async def _serve(self, held: FakeRequest) -> None:
-        submit = held.submit
         await self.admission.wait()
+        items = len({slot.plan.mm_hash for slot in held.submit.items})
+        async with self._admitting:
+            while self.reserved + items > self.room:
+                await asyncio.sleep(0.01)
+        self.reserved += items
+        try:
+            await self._answer(held)
+        finally:
+            self.reserved -= items
+
+    async def _answer(self, held: FakeRequest) -> None:
+        submit = held.submit
         prompt = list(submit.resume.prompt_token_ids) or [1, 2, 3]
         places = [
             pd_pb2.ItemPlacement(offset=at, length=slot.plan.length) for at, slot in enumerate(submit.items)
@@ -190,6 +263,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         if script is not None:
             count = min(count if said is None else len(said), len(script))
         for index in range(len(submit.resume.output_token_ids), count):
+            await self._end_at(held, index)
             if index == self.pause_at:
                 self.gate.clear()
             await self.gate.wait()

@@ -203,3 +203,58 @@ def test_nothing_happens_after_the_end() -> None:
     assert machine.item_ready("a", plan("a")) == []
     assert machine.deadline() == []
     assert machine.worker_lost(1) == []
+
+
+def waiting_for_encoders(*keys: str) -> Lifecycle:
+    """Admitted with items that nobody has encoded when the encoders go."""
+    machine = Lifecycle({key: "" for key in keys})
+    machine.begin()
+    machine.looked_up({})
+    for key in keys:
+        machine.planned(key, plan(key))
+    machine.accepted(1)
+    machine.admitted(1, [7, 8], [(0, 1)])
+    assert machine.encoders_gone() == [do.EndAttempt(cancel=True, now=True)]
+    assert machine.phase is Phase.WAIT
+    return machine
+
+
+def test_without_encoders_a_request_gives_its_room_back_and_goes_on_when_they_are_back() -> None:
+    machine = waiting_for_encoders("a")
+    assert machine.encoders_gone() == []
+    (again,) = machine.encoders_back()
+    assert isinstance(again, do.Submit)
+    assert again.attempt == 3
+    assert again.resume is not None
+    assert machine.encoders_back() == []
+
+
+def test_without_encoders_a_request_goes_on_when_its_last_item_is_stored_by_others() -> None:
+    machine = waiting_for_encoders("a", "b")
+    assert machine.item_ready("a", plan("a")) == []
+    (again,) = machine.item_ready("b", plan("b"))
+    assert isinstance(again, do.Submit)
+    assert again.ready == {"a", "b"}
+
+
+def test_what_the_given_up_attempt_still_says_counts_no_more() -> None:
+    machine = waiting_for_encoders("a")
+    for attempt in (1, 2):
+        assert machine.worker_lost(attempt) == []
+    assert machine.tokens(1, 0, [5], "x") == ()
+    assert machine.admitted(1, [7, 8], [(0, 1)]) == []
+    assert machine.item_missing(1, "a", "") == []
+    assert machine.phase is Phase.WAIT
+
+
+def test_a_request_with_all_its_items_stays_where_it_is_without_encoders() -> None:
+    assert at_worker("a").encoders_gone() == []
+    text = Lifecycle({})
+    text.begin()
+    assert text.encoders_gone() == []
+
+
+def test_a_request_that_waits_for_encoders_ends_like_any_other() -> None:
+    assert waiting_for_encoders("a").client_gone() == [do.Leave()]
+    assert kinds(waiting_for_encoders("a").deadline()) == [do.Leave, do.Fail]
+    assert kinds(waiting_for_encoders("a").job_failed("a", InvalidRequest("no"))) == [do.Leave, do.Fail]

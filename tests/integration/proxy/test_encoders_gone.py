@@ -1,0 +1,94 @@
+"""No encoder is left while requests have room reserved at PD workers for what nobody has encoded yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from openai import APIStatusError
+
+from support.fake_workers import key_of, picture, user, whole_text
+from support.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store import EmbeddingStore
+
+STORED, NEW = picture("stored"), picture("new")
+
+
+async def admitted_without_encoders(cluster: FakeCluster, *pictures: bytes) -> asyncio.Task[str]:
+    """A request that fills its PD worker and whose pictures, planned, nobody encodes any more."""
+    assert await cluster.stream(user("?", STORED)) == whole_text(8)
+    encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
+    pd.room = 1
+    encoder.tower.clear()
+    runs = encoder.runs
+    asked = asyncio.create_task(cluster.stream(user("first", *pictures)))
+    await until(lambda: encoder.runs == runs + 1, "the tower's turn")
+    assert pd.reserved == 1
+    await encoder.kill()
+    encoder.tower.set()
+    return asked
+
+
+async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_item_is_stored(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store) as cluster:
+        encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
+        first = await admitted_without_encoders(cluster, NEW)
+        assert await cluster.stream(user("second", STORED)) == whole_text(8)
+        assert not first.done()
+        await until(lambda: pd.reserved == 0, "all room to be free")
+        await encoder.start()
+        assert await first == whole_text(8)
+        attempts = [s.attempt for s in pd.submits if s.items[0].plan.mm_hash == key_of(NEW)]
+        assert attempts == sorted(set(attempts))
+        assert len(attempts) == 2
+        await cluster.at_rest()
+
+
+async def test_requests_that_gave_their_room_back_have_it_again_in_the_order_of_their_arrival(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store) as cluster:
+        encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
+        first = await admitted_without_encoders(cluster, NEW)
+        await until(lambda: pd.reserved == 0 and not pd.requests, "the first one's room to be free")
+        pd.admission.clear()
+        later = asyncio.create_task(cluster.stream(user("later", STORED)))
+        await until(lambda: len(pd.requests) == 1)
+        pd.room = 0
+        await encoder.start()
+        await until(lambda: len(pd.requests) == 2)
+        latest = asyncio.create_task(cluster.stream(user("latest", STORED)))
+        await until(lambda: len(pd.requests) == 3)
+        pd.admission.set()
+        pd.room = 1
+        assert await asyncio.gather(first, later, latest) == [whole_text(8)] * 3
+
+
+async def test_its_deadline_stays_and_names_what_was_not_there(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, request_timeout=6.0) as cluster:
+        first = await admitted_without_encoders(cluster, NEW)
+        with pytest.raises(APIStatusError) as caught:
+            await first
+        assert caught.value.status_code == 503
+        assert "encoder worker" in caught.value.message
+        assert cluster.pd_workers[0].reserved == 0
+        await cluster.at_rest()
+
+
+async def test_an_encoder_that_is_back_soon_costs_no_second_attempt(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        first = await admitted_without_encoders(cluster, NEW)
+        await cluster.encoders[0].start()
+        assert await first == whole_text(8)
+        assert all(submit.attempt == 1 for submit in cluster.pd_workers[0].submits)
+
+
+async def test_a_client_that_goes_meanwhile_leaves_nothing(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        first = await admitted_without_encoders(cluster, NEW)
+        await until(lambda: cluster.pd_workers[0].reserved == 0, "the room to be free")
+        first.cancel()
+        await cluster.at_rest()
