@@ -83,11 +83,10 @@ def _assert_hidden(cluster: Cluster) -> set[str]:
     return set(processes.values())
 
 
-def _assert_unwritten(cluster: Cluster, *, others: tuple[Path, ...] = ()) -> None:
-    """No file of the cluster shows a secret, and those in its folder are nobody else's to read."""
-    assert stat.S_IMODE(cluster.run_dir.stat().st_mode) == 0o700
+def _assert_unwritten(cluster: Cluster) -> None:
+    """No file of the cluster shows a secret, and the one about its processes is nobody else's to read."""
     assert stat.S_IMODE((cluster.run_dir / "cluster.json").stat().st_mode) == 0o600
-    for file in (*cluster.run_dir.rglob("*"), *others):
+    for file in cluster.run_dir.rglob("*"):
         if file.is_file():
             text = file.read_text(errors="replace")
             assert not [secret for secret in SECRETS if secret in text], file
@@ -122,7 +121,6 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
         words = ["--store", f"unix://{guarded_store}", "--store-password-file", str(tmp_path / "password")]
         environment |= {"TRIPTYCH_API_KEY": API_KEY}
     folder = tmp_path / "cluster"
-    folder.mkdir(mode=0o700)
     cluster = await asyncio.to_thread(
         lambda: start_cluster(
             build_checkpoint("qwen3_vl"), folder, "--threads", "1", *words, environment=environment
@@ -206,13 +204,14 @@ async def _bulk_error(url: str) -> Exception:
 
 
 def test_files_of_a_cluster_are_nobody_elses_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
+    made, before = tmp_path / "made", os.umask(0)
     try:
-        cluster = start_cluster(build_checkpoint("qwen3_vl"), tmp_path / "run" / "new", "--threads", "1")
+        words = ("--threads", "1", "--run-dir", str(made))
+        cluster = start_cluster(build_checkpoint("qwen3_vl"), tmp_path / "log", *words)
     finally:
         os.umask(before)
     try:
-        assert stat.S_IMODE((cluster.run_dir / "cluster.json").stat().st_mode) == 0o600
-        assert stat.S_IMODE((cluster.run_dir / "store.sock").stat().st_mode) == 0o700
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (made, *made.iterdir())}
+        assert (modes["made"], modes["cluster.json"], modes["store.sock"]) == (0o700, 0o600, 0o700), modes
     finally:
         cluster.stop()
