@@ -15,7 +15,7 @@ class WorkerNeeds:
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
     `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
     that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
-    requests can use.
+    requests can use. `host` are page-locked buffers beside all that, in the machine's memory.
     """
 
     held: int
@@ -26,6 +26,7 @@ class WorkerNeeds:
     view: float
     block: int
     most: int
+    host: int = 0
 
     @property
     def fixed(self) -> int:
@@ -61,6 +62,7 @@ class WorkerMemory:
             ("view of decoding sequences", self.view_memory),
             ("rest", self.rest),
             ("of this worker (--device-memory)", self.budget),
+            ("buffers of the host, beside that", needs.host),
         )
         shown = [(name, nbytes) for name, nbytes in parts if nbytes]
         width = max(len(name) for name, _ in shown)
@@ -70,12 +72,20 @@ class WorkerMemory:
         )
 
 
-def plan_worker_memory(budget: int, needs: WorkerNeeds, kv_memory: int = 0) -> WorkerMemory:
+def plan_worker_memory(
+    budget: int, needs: WorkerNeeds, kv_memory: int = 0, *, host_free: int = 0
+) -> WorkerMemory:
     """`kv_memory`, or what `budget` leaves for it, at most what requests can use, in whole blocks.
 
-    ConfigError, with the table, where that is less than a block or more than there is.
+    `host_free` bytes are left of the machine's memory. ConfigError, with the table, where the KV memory is
+    less than a block, or something more than there is.
     """
     plan = WorkerMemory(budget, needs, kv_memory or _left(budget, needs))
+    if needs.host > host_free:
+        raise ConfigError(
+            f"buffers of the host need {format_size(needs.host)} and {format_size(host_free)} are available: "
+            f"lower --encoder-cache-memory or --swap-memory\n{plan.table()}"
+        )
     if plan.kv_memory < needs.block:
         raise ConfigError(
             f"nothing is left for the KV cache, of which a block is {format_size(needs.block)}: raise "

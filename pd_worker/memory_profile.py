@@ -6,6 +6,7 @@ import torch
 
 from triptych.config import VIEW_SHARE, PDConfig
 from triptych.device_memory import DeviceMemory
+from triptych.machine import available_memory
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.capacity import block_bytes, longest_request, max_model_len, reads_view
@@ -27,7 +28,7 @@ def size_kv_memory(
     held = memory.used()
     budget = config.device_memory or held + int(memory.free() * memory.share)
     needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
-    return plan_worker_memory(budget, needs, config.kv_memory)
+    return plan_worker_memory(budget, needs, config.kv_memory, host_free=available_memory())
 
 
 def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int) -> WorkerNeeds:
@@ -43,16 +44,18 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
     tokens = min(config.max_num_batched_tokens, longest)
     masks = tokens * longest * (1 + decoder.dtype.itemsize)
+    swapped = config.swap_memory if config.preemption == "swap" else 0
     on_cpu = decoder.device.type == "cpu"
     return WorkerNeeds(
         held=held,
         activations=activations,
         gathered=min(gathered, config.max_num_seqs * blocks * in_layer) + masks,
         embeddings=config.encoder_cache_memory,
-        swapped=config.swap_memory if on_cpu and config.preemption == "swap" else 0,
+        swapped=swapped if on_cpu else 0,
         view=VIEW_SHARE if reads_view(config, decoder.device) else 0.0,
         block=block,
         most=config.max_num_seqs * blocks * block,
+        host=0 if on_cpu else config.encoder_cache_memory + swapped,
     )
 
 

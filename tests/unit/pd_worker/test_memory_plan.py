@@ -56,6 +56,17 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_the_flag() -> None:
     assert plan_worker_memory(17 * GIB, NEEDS, 5 * GIB).rest == 0
 
 
+def test_buffers_that_the_machine_has_no_room_for_are_refused() -> None:
+    needs = replace(NEEDS, host=2 * GIB)
+    assert (
+        "buffers of the host, beside that" in plan_worker_memory(40 * GIB, needs, host_free=2 * GIB).table()
+    )
+    with pytest.raises(
+        ConfigError, match="need 2.0 GiB and 1.0 GiB are available: lower --encoder-cache-mem"
+    ):
+        plan_worker_memory(40 * GIB, needs, host_free=GIB)
+
+
 class FakeMemory:
     """A device of `size` bytes, of which this process holds `held` and a step takes `step` more."""
 
