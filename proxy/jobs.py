@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.proxy.encoder_loads import EncoderLoads
 from triptych.proxy.job import AT_WORK, MAX_LOSSES, EncoderSlot, Job, JobState
@@ -117,6 +117,7 @@ class JobTable:
         for slot in self._encoders.values():
             for namespace in slot.namespaces:
                 self._by_namespace.setdefault(namespace, []).append(slot)
+        self._forget_owners()
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -293,7 +294,6 @@ class JobTable:
         started: list[StartJob | RunJob] = []
         if not self._queued or not any(self._plan_free(slot) for slot in self._encoders.values()):
             return started
-        self._forget_owners(now)
         walk = self._queued.walk(self._queued.keys())
         while (job := walk.first()) is not None:
             address = self._encoder_for(job, now)
@@ -319,13 +319,13 @@ class JobTable:
         loads = [EncoderLoad(address, self._loads.work(address)) for address in free]
         return choose_encoder(loads, job.mm_hash, self._loads.cost(job))
 
-    def _forget_owners(self, now: float) -> None:
+    def _forget_owners(self) -> None:
         """Jobs that would join an encoder which has gone start anywhere."""
         for key in self._queued.keys():
             if key.owner and key.owner not in self._encoders:
                 for job in self._queued.jobs(key):
                     job.owner_address = ""
-                    self._settle(job, now)
+                    self._queued.file(job, replace(key, owner=""))
 
     def _tower_free(self, address: str) -> bool:
         slot = self._encoders.get(address)
