@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.job_load import FullTable, PlannedTable
-from tests.support.operations import operations
+
+from benchmarks.queue_load import FullTable, PlannedTable
+from support.operations import operations
 
 #: The logarithm of the number of jobs, and nothing more, may show.
 MOST_GROWTH = 1.5
