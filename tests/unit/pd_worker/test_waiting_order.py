@@ -1,0 +1,155 @@
+"""Which waiting request goes first, and that none is forgotten among those that nothing has happened to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.engine_requests import (
+    STORE,
+    Make,
+    ModellessEngine,
+    finished,
+    make_feature,
+    make_request,
+    names,
+    publish,
+)
+from triptych.ec_connector.memory_connector import memory_store
+from triptych.pd_worker.items import Sought
+from triptych.pd_worker.outputs import RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.request import EngineRequest, RequestState
+from triptych.pd_worker.scheduler import Scheduler
+
+POOL = 5
+
+
+def started(output: SchedulerOutput) -> list[str]:
+    return [chunk.state.request.request_id for chunk in output.chunks]
+
+
+def test_requests_taken_up_again_start_before_new_ones_in_the_order_of_their_arrival(make: Make) -> None:
+    engine = make(max_num_seqs=1)
+    engine.add(
+        make_request("new", 4, arrival=1.0),
+        make_request("second", [3] * 4, arrival=3.0, attempt=2),
+        make_request("first", [5] * 4, arrival=2.0, attempt=4),
+    )
+    assert [started(output)[0] for output in engine.run_out()] == ["first", "second", "new"]
+
+
+def test_requests_taken_up_again_get_room_before_new_ones(make: Make) -> None:
+    image = [make_feature(name, 1, 4) for name in ("a", "b", "c")]
+    engine = make(capacity=2 * image[0].plan.nbytes)
+    engine.add(make_request("running", 8, [image[0]], ready=[], arrival=0.0))
+    engine.step()
+    engine.add(make_request("new", 8, [image[1]], ready=[], arrival=1.0))
+    engine.add(make_request("resumed", 8, [image[2]], ready=[], arrival=2.0, attempt=2))
+    engine.step()
+    assert names(engine.of(RequestAdmitted)) == ["running", "resumed"]
+
+
+def test_a_new_request_gives_its_blocks_up_before_one_taken_up_again(make: Make) -> None:
+    engine = make(num_blocks=4, prefix_caching=False)
+    engine.add(make_request("new", 4, arrival=0.0, max_tokens=12))
+    engine.add(make_request("resumed", [3] * 4, arrival=5.0, attempt=2, max_tokens=12))
+    preempted = [state.request.request_id for output in engine.run_out() for state in output.preempted]
+    assert set(preempted) == {"new"}
+    assert set(finished(engine)) == {"new", "resumed"}
+
+
+class LooksAtAll(Scheduler):
+    """Looks at every waiting request in every step."""
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        self._waiting.look_again(list(self._states.values()))
+        return super().schedule(now)
+
+
+def _outcome(output: SchedulerOutput, engine: ModellessEngine) -> object:
+    events = [replace(event, **_no_times(event)) for event in engine.events]  # type: ignore[type-var]
+    engine.events.clear()
+    chunks = [(c.state.request.request_id, c.start, c.count, c.block_ids) for c in output.chunks]
+    return chunks, names(output.preempted), output.evicted, output.projections, events
+
+
+def _no_times(event: object) -> dict[str, object]:
+    return {"timings": None} if hasattr(event, "timings") else {}
+
+
+def _draw(rng: random.Random, name: str) -> EngineRequest:
+    features, offset = [], rng.randint(0, 3)
+    for _ in range(rng.choice([0, 1, 2, 3])):
+        index = rng.randrange(POOL)
+        features.append(make_feature(f"i{index}", offset, 3 + index))
+        offset += 3 + index
+    prompt = [rng.randint(0, 1)] * (offset + rng.randint(1, 6))
+    return make_request(
+        name,
+        prompt,
+        features,
+        max_tokens=rng.randint(1, 8),
+        arrival=float(name[1:]),
+        attempt=rng.choice((1, 1, 2)),
+        ready=[feature.mm_hash for feature in features if rng.random() < 0.3],
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_looking_only_where_something_has_happened_decides_as_looking_at_all(seed: int) -> None:
+    outcomes = []
+    for kind in (Scheduler, LooksAtAll):
+        rng = random.Random(seed)
+        memory_store(STORE).clear()
+        engine = ModellessEngine(
+            STORE,
+            num_blocks=rng.randint(8, 20),
+            budget=rng.choice([3, 8, 16]),
+            max_num_seqs=rng.randint(1, 6),
+            capacity=16 * rng.randint(21, 40),
+            max_model_len=40,
+            prefix_caching=False,
+        )
+        engine.scheduler.__class__ = kind
+        requests = [_draw(rng, f"r{i}") for i in range(14)]
+        outcome: list[object] = []
+        for _ in range(120):
+            if requests and rng.random() < 0.4:
+                engine.add(requests.pop())
+            if rng.random() < 0.3:
+                index = rng.randrange(POOL)
+                image = make_feature(f"i{index}", 0, 3 + index)
+                if rng.random() < 0.8:
+                    publish(memory_store(STORE), image)
+                engine.scheduler.mark_ready([image.mm_hash], engine.now)
+            if rng.random() < 0.1:
+                memory_store(STORE).clear()
+            if rng.random() < 0.05:
+                engine.scheduler.cancel([f"r{rng.randint(0, 13)}"], "proxy")
+            outcome.append(_outcome(engine.step(), engine))
+        outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_each_waiting_request_is_looked_at_in_its_turn_though_nothing_has_happened(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, looked_at = make(), []
+    for index in range(5):
+        engine.add(make_request(f"r{index}", 9, [make_feature(f"x{index}", 0, 8)], ready=[]))
+    engine.step()
+    seek = engine.items.seek
+
+    def noted(state: RequestState, start: int, now: float) -> Sought:
+        looked_at.append(state.request.request_id)
+        return seek(state, start, now)
+
+    monkeypatch.setattr(engine.items, "seek", noted)
+    for _ in range(5):
+        engine.step()
+    assert sorted(looked_at) == [f"r{index}" for index in range(5)]
