@@ -238,7 +238,6 @@ class JobRunner:
             end = await stream.run()
         except aio.AioRpcError as error:
             why = f"grpc {error.code().name}"
-            self._pool.doubt("encoder", job.address)
             if error.code() in _BROKEN:
                 self._broken(try_id, job, stream, why)
             else:

@@ -159,7 +159,6 @@ class PDRouter:
         except aio.AioRpcError as error:
             log.info("PD worker %s did not take a request: %s", link.address, error.code().name)
             self._leave_in_peace(flow, link)
-            self._pool.doubt("pd", link.address)
             if error.code() in _OUR_FAULT:
                 reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
                 self._sink.refused(flow, order.attempt, reason)

@@ -59,7 +59,7 @@ class Worker:
     alive: bool = True
     serving: bool = True
     watch: asyncio.Task[None] | None = None
-    #: Something has happened after which it may be gone: it is checked at once.
+    #: The registry vouches for it no more: it is checked at once.
     doubt: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -243,11 +243,6 @@ class WorkerPool:
                 self._unregistered[key] = worker
                 worker.doubt.set()
         return changed
-
-    def doubt(self, pool: str, address: str) -> None:
-        """A call to the worker has failed: it is asked at once how it is."""
-        if worker := self.workers.get((pool, address)):
-            worker.doubt.set()
 
     def _is_ours(self, info: WorkerInfo) -> bool:
         """Whether somebody who knows the internal token wrote this registration; no other one is followed."""

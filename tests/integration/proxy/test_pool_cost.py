@@ -49,19 +49,6 @@ async def test_a_worker_whose_registration_is_gone_is_checked_at_once_however_ma
         assert second.health.checked == 1
 
 
-async def test_a_worker_that_does_not_take_a_call_is_checked_at_once(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "health_interval", lambda workers: 3600.0)
-    async with FakeCluster(store, encoders=2) as cluster:
-        first, second = cluster.encoders
-        await until(lambda: first.health.checked == second.health.checked == 1, "the first checks")
-        await first.kill()
-        cluster.pool.doubt("encoder", first.address)
-        await until(lambda: not cluster.pool.workers["encoder", first.address].alive, "the check's answer")
-        assert second.health.checked == 1
-
-
 class SwitchedRegistry:
     """The registry, which can be switched off."""
 
