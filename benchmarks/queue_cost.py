@@ -64,7 +64,8 @@ def report(before: Costs | None, after: Costs, former: str, repeats: int, load_b
         "# Cost of queued work",
         "",
         f"Command: `python -m benchmarks queue_cost --repeats {repeats}{given} --write`",
-        f"Date: {datetime.date.today()}. Commit: {machine.commit}. Chip: {machine.chip}, {machine.cores} cores.",
+        f"Date: {datetime.date.today()}. Commit: {machine.commit}. Chip: {machine.chip}, "
+        f"{machine.cores} cores.",
         f"Load before: {machine.load_before}, after: {machine.load_after}.{loaded}",
         "",
         f"Milliseconds of CPU time, medians of {repeats} runs.",

@@ -1,7 +1,7 @@
 """Every key in the store, how long it lives, and why.
 
-Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one shard: the item's
-`{mm_hash}`, `{leases}`, `{registry}`. A namespace needs no prefix: it is part of the mm_hash.
+Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one shard: the
+item's `{mm_hash}`, `{leases}`, `{registry}`. A namespace needs no prefix: it is part of the mm_hash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from triptych.hashing import check_mm_hash
 EMBEDDING = "ec:"
 #: One hash of the items in a tower, field mm_hash. No TTL: keys with a TTL are evicted before it ends.
 LEASES = "{leases}:owners"
-#: When each lease ends, in ms of the server's clock: a sorted set, so that the dead are found without a search.
+#: When each lease ends, in ms of the server's clock: a sorted set, so that nobody searches for the dead.
 LEASE_DEADLINES = "{leases}:deadlines"
 #: One hash of all workers, field `pool address`. No TTL, for the same reason.
 WORKERS = "{registry}:workers"

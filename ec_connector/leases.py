@@ -1,7 +1,7 @@
 """Leases: which encoder has an item in its tower. Several owners are harmless; saves are SET NX.
 
-One hash holds {token, incarnation, address} of every lease by mm_hash, a sorted set their deadlines in ms of the
-server's clock. Neither has a TTL: keys with a TTL are the first to be evicted, long before it ends.
+One hash holds {token, incarnation, address} of every lease by mm_hash, a sorted set their deadlines in ms of
+the server's clock. Neither has a TTL: keys with a TTL are the first to be evicted, long before it ends.
 """
 
 from __future__ import annotations

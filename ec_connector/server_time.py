@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Milliseconds of the server's clock, as `now`: clocks of workers differ, and all deadlines are compared here.
+#: Milliseconds of the server's clock, as `now`: clocks of workers differ, so deadlines are compared here.
 NOW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -6,7 +6,6 @@ import heapq
 
 from triptych.pd_worker.request import RequestState, RequestStatus
 
-
 #: Requests that have ended may make up this many, and as many as the others, before they are swept out.
 _ENDED = 64
 

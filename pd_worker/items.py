@@ -183,9 +183,7 @@ class ItemTracker:
         """The embeddings of all items that are still to be projected are in the encoder cache."""
         feature = state.request.cross
         return (
-            feature is None
-            or self.has_table(feature)
-            or self.cache.state(feature.mm_hash) is Residency.READY
+            feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
         )
 
     def seek(self, state: RequestState, start: int, now: float) -> Sought:

@@ -1,4 +1,4 @@
-"""Requests that do not run, filed by what they wait for: a step looks only at those whose case may be another."""
+"""Requests that do not run, by what they wait for: a step looks only at those whose case may differ."""
 
 from __future__ import annotations
 

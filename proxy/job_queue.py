@@ -1,4 +1,4 @@
-"""Jobs in the order of their rank, filed by what they wait for: a change costs the logarithm of their number."""
+"""Jobs by rank, filed by what they wait for: a change costs the logarithm of their number."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class JobFiles(Generic[K]):
             if not queue:
                 del self._queues[key]
 
-    def keys(self) -> list[K]:
+    def all_keys(self) -> list[K]:
+        """Those that some job is filed under."""
         return list(self._queues)
 
     def jobs(self, key: K) -> list[Job]:

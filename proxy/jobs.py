@@ -271,7 +271,7 @@ class JobTable:
     def _runs(self) -> list[StartJob | RunJob]:
         runs: list[StartJob | RunJob] = []
         isolation, published = self._loads.isolation, self._published
-        walk = self._planned.walk(key for key in self._planned.keys() if self._tower_free(key.address))
+        walk = self._planned.walk(key for key in self._planned.all_keys() if self._tower_free(key.address))
         while (job := walk.first()) is not None:
             if not self._tower_free(job.address):
                 walk.skip()
@@ -294,7 +294,7 @@ class JobTable:
         started: list[StartJob | RunJob] = []
         if not self._queued or not any(self._plan_free(slot) for slot in self._encoders.values()):
             return started
-        walk = self._queued.walk(self._queued.keys())
+        walk = self._queued.walk(self._queued.all_keys())
         while (job := walk.first()) is not None:
             address = self._encoder_for(job, now)
             if address is None:
@@ -321,7 +321,7 @@ class JobTable:
 
     def _forget_owners(self) -> None:
         """Jobs that would join an encoder which has gone start anywhere."""
-        for key in self._queued.keys():
+        for key in self._queued.all_keys():
             if key.owner and key.owner not in self._encoders:
                 for job in self._queued.jobs(key):
                     job.owner_address = ""

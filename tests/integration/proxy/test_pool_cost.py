@@ -15,7 +15,9 @@ from triptych.proxy.pool import CHECKS_PER_SECOND, HEALTH_INTERVAL, health_inter
 LOOKS = 5
 
 
-async def test_a_poll_of_the_registry_is_one_command(store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_of_the_registry_is_one_command(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "POLL_SECONDS", 60.0)
     async with FakeCluster(store, encoders=2, pd_workers=2) as cluster:
         before = await commands(store)
@@ -71,4 +73,6 @@ async def test_all_workers_are_checked_at_once_when_the_store_goes_away(
         workers = (*cluster.encoders, *cluster.pd_workers)
         await until(lambda: all(worker.health.checked == 1 for worker in workers), "the first checks")
         registry.down = True
-        await until(lambda: all(worker.health.checked > 1 for worker in workers), "checks by the proxy itself")
+        await until(
+            lambda: all(worker.health.checked > 1 for worker in workers), "checks by the proxy itself"
+        )

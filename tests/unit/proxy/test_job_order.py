@@ -36,7 +36,11 @@ class PlainTable(JobTable):
         runs: list[StartJob | RunJob] = []
         for job in jobs:
             slot = self._encoders.get(job.address)
-            if not job.admitted or slot is None or self._at(job.address, JobState.RUNNING) >= slot.tower_credit:
+            if (
+                not job.admitted
+                or slot is None
+                or self._at(job.address, JobState.RUNNING) >= slot.tower_credit
+            ):
                 continue
             if not isolation.admits(job.address, suspect=job.suspect):
                 if job.suspect:
