@@ -153,3 +153,22 @@ def test_each_waiting_request_is_looked_at_in_its_turn_though_nothing_has_happen
     for _ in range(5):
         engine.step()
     assert sorted(looked_at) == [f"r{index}" for index in range(5)]
+
+
+def test_requests_that_have_ended_are_not_kept_until_their_deadline(make: Make) -> None:
+    engine = make()
+    for index in range(300):
+        engine.add(make_request(f"r{index}", 4, deadline=1e6))
+        engine.run_out()
+    assert len(finished(engine)) == 300
+    assert len(engine.scheduler._deadlines) <= 65
+
+
+def test_of_many_deadlines_the_late_ones_end_and_the_next_one_is_known(make: Make) -> None:
+    engine = make(max_num_seqs=1)
+    engine.add(*(make_request(f"r{index}", 4, deadline=10.0 - index, max_tokens=99) for index in range(6)))
+    engine.step()
+    engine.now = 7.0
+    engine.step()
+    assert sorted(finished(engine)) == ["r3", "r4", "r5"]
+    assert engine.scheduler.next_deadline() == 8.0

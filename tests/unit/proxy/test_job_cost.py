@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.queue_load import FullTable, PlannedTable
 from support.operations import operations
+from triptych.proxy.job import Job
+from triptych.proxy.job_queue import JobQueue
 
 #: The logarithm of the number of jobs, and nothing more, may show.
 MOST_GROWTH = 1.5
@@ -34,3 +36,14 @@ def test_every_step_of_the_measured_table_ends_one_item_and_brings_another(items
         table.step()
     assert table.ended == ended + STEPS
     assert len(table.jobs) == items
+
+
+def test_changes_of_a_jobs_rank_leave_nothing_behind() -> None:
+    queue, job = JobQueue(), Job("k", "n", 1)
+    for order in range(10_000):
+        job.order = order
+        queue.push(job)
+    assert queue.first() == ((True, 9_999, 9_999), job)
+    assert len(queue._heap) <= 67
+    queue.discard(job)
+    assert queue.first() is None
