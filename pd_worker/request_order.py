@@ -42,8 +42,3 @@ class OrderedRequests:
         index = bisect.bisect_left(self._states, state.order, key=_order)
         if index < len(self._states) and self._states[index] is state:
             del self._states[index]
-
-    def after(self, order: RequestOrder) -> RequestState | None:
-        """The first one behind `order`."""
-        index = bisect.bisect_right(self._states, order, key=_order)
-        return self._states[index] if index < len(self._states) else None

@@ -288,13 +288,13 @@ class Scheduler:
 
     def _seek_items(self, now: float) -> None:
         """Starts loads ahead of time; again for running requests whose item came to nothing."""
-        self._waiting.audit()
+        self._waiting.look_again(self._waiting.prefixes.depending(self.kv.pool.take_changes()))
         for state in self._waiting.changed():
-            sought = self.items.seek(state, self._known_prefix(state)[1], now)
+            prefix, num_computed = self._known_prefix(state)
+            self._waiting.prefixes.watch(state, self.kv.prefix_contents(state.chain, prefix, state.num_tokens))
+            sought = self.items.seek(state, num_computed, now)
             self._note_items(state, sought is Sought.HERE, now)
-            self._waiting.sought(state, sought is Sought.HERE)
-            if sought is Sought.NO_ROOM:
-                self._waiting.look_again((state,))
+            self._waiting.sought(state, sought)
         for state in self._running:
             if state.features and not state.is_decoding:
                 self.items.seek(state, state.num_computed_tokens, now)

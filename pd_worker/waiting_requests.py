@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych.pd_worker.request import RequestOrder, RequestState, RequestStatus
+from triptych.pd_worker.items import Sought
+from triptych.pd_worker.prefix_watch import PrefixWatch
+from triptych.pd_worker.request import RequestState, RequestStatus
 from triptych.pd_worker.request_order import OrderedRequests
 
 
 class WaitingRequests:
     """Some wait for room for their items, some for embeddings; the others for a slot and blocks.
 
-    A request whose case may have changed is looked at again in the next step. One more is looked at in every
-    step, whatever has happened: another request may have computed its prefix, which no event tells.
+    A request whose case may have changed is looked at again in the next step. `prefixes` are those of the admitted
+    requests with items: a longer one needs fewer items.
     """
 
     def __init__(self) -> None:
@@ -20,12 +22,12 @@ class WaitingRequests:
         #: Not admitted: with items, and text only.
         self._for_room = OrderedRequests()
         self._text = OrderedRequests()
-        #: Admitted, and all that they need is here or on its way from the host copy.
+        #: Admitted, and as far as is known all that they need is here or on its way from the host copy.
         self.startable = OrderedRequests()
         self._again: set[RequestState] = set()
         #: Those whose items have never all been here.
         self._incomplete: set[RequestState] = set()
-        self._audited: RequestOrder | None = None
+        self.prefixes = PrefixWatch()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -47,6 +49,7 @@ class WaitingRequests:
             queue.discard(state)
         self._again.discard(state)
         self._incomplete.discard(state)
+        self.prefixes.forget(state)
 
     def file(self, state: RequestState) -> None:
         """The request waits for something else now: its status says so."""
@@ -55,9 +58,11 @@ class WaitingRequests:
         self.startable.discard(state)
         if state.status is RequestStatus.WAITING_ROOM:
             (self._for_room if state.features else self._text).add(state)
-        elif state.features:
+            return
+        if state.features:
             self._again.add(state)
-        else:
+        if not state.features or state.status is RequestStatus.PREEMPTED:
+            # What was preempted in this step still stands before all that came later.
             self.startable.add(state)
 
     def completed(self, state: RequestState) -> None:
@@ -68,12 +73,14 @@ class WaitingRequests:
         """The case of these may have changed. Requests that do not wait, or are not admitted, are ignored."""
         self._again.update(state for state in states if state.waits_with_items)
 
-    def sought(self, state: RequestState, here: bool) -> None:
-        """Whether all items that it needs are here, or on their way from the host copy."""
-        if here:
-            self.startable.add(state)
-        else:
+    def sought(self, state: RequestState, found: Sought) -> None:
+        """What has been found of the items that it needs. Room for a host copy may come within the step."""
+        if found is Sought.WAITS:
             self.startable.discard(state)
+        else:
+            self.startable.add(state)
+        if found is Sought.NO_ROOM:
+            self._again.add(state)
 
     def unready(self, state: RequestState) -> None:
         """The request cannot start after all: an item that it needs is not here."""
@@ -93,12 +100,3 @@ class WaitingRequests:
         changed = sorted(self._again, key=lambda state: state.order)
         self._again.clear()
         return changed
-
-    def audit(self) -> None:
-        """Has one request more looked at, each in its turn."""
-        if not len(self._all):
-            return
-        state = None if self._audited is None else self._all.after(self._audited)
-        state = state or self._all[0]
-        self._audited = state.order
-        self.look_again((state,))

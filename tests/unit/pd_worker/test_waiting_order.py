@@ -14,16 +14,18 @@ from support.engine_requests import (
     Make,
     ModellessEngine,
     finished,
+    make_cross,
     make_feature,
     make_request,
     names,
     publish,
 )
 from triptych.ec_connector.memory_connector import memory_store
-from triptych.pd_worker.items import Sought
 from triptych.pd_worker.outputs import RequestAdmitted, SchedulerOutput
-from triptych.pd_worker.request import EngineRequest, RequestState
+from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.scheduler import Scheduler
+from triptych.pd_worker.scheduler_limits import Budget
+from triptych.types import MMFeature
 
 POOL = 5
 
@@ -63,11 +65,17 @@ def test_a_new_request_gives_its_blocks_up_before_one_taken_up_again(make: Make)
 
 
 class LooksAtAll(Scheduler):
-    """Looks at every waiting request in every step."""
+    """Looks at every waiting request in every step, before the running ones are scheduled and after."""
 
     def schedule(self, now: float) -> SchedulerOutput:
         self._waiting.look_again(list(self._states.values()))
         return super().schedule(now)
+
+    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
+        for state in self._states.values():
+            if state.waits_with_items:
+                self._waiting.startable.add(state)
+        super()._start(output, budget, now)
 
 
 def _outcome(output: SchedulerOutput, engine: ModellessEngine) -> object:
@@ -81,12 +89,17 @@ def _no_times(event: object) -> dict[str, object]:
     return {"timings": None} if hasattr(event, "timings") else {}
 
 
-def _draw(rng: random.Random, name: str) -> EngineRequest:
-    features, offset = [], rng.randint(0, 3)
-    for _ in range(rng.choice([0, 1, 2, 3])):
-        index = rng.randrange(POOL)
-        features.append(make_feature(f"i{index}", offset, 3 + index))
-        offset += 3 + index
+def _feature(index: int, offset: int = 0, *, cross: bool) -> MMFeature:
+    if cross:
+        return make_cross(f"c{index}", 3 + index)
+    return make_feature(f"i{index}", offset, 3 + index)
+
+
+def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
+    features, offset = [], rng.randint(0, 1)
+    for _ in range(1 if cross else rng.choice([0, 1, 2, 3])):
+        features.append(_feature(rng.randrange(POOL), offset, cross=cross))
+        offset += features[-1].placement.length
     prompt = [rng.randint(0, 1)] * (offset + rng.randint(1, 6))
     return make_request(
         name,
@@ -99,9 +112,13 @@ def _draw(rng: random.Random, name: str) -> EngineRequest:
     )
 
 
+@pytest.mark.parametrize("cross", [False, True], ids=["in the prompt", "beside the prompt"])
+@pytest.mark.parametrize("host_blocks", [0, 12])
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6))
-def test_looking_only_where_something_has_happened_decides_as_looking_at_all(seed: int) -> None:
+@given(seed=st.integers(0, 10**6))
+def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
+    cross: bool, host_blocks: int, seed: int
+) -> None:
     outcomes = []
     for kind in (Scheduler, LooksAtAll):
         rng = random.Random(seed)
@@ -113,17 +130,18 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(see
             max_num_seqs=rng.randint(1, 6),
             capacity=16 * rng.randint(21, 40),
             max_model_len=40,
-            prefix_caching=False,
+            prefix_caching=rng.random() < 0.8,
+            cross=cross,
+            host_blocks=host_blocks,
         )
         engine.scheduler.__class__ = kind
-        requests = [_draw(rng, f"r{i}") for i in range(14)]
+        requests = [_draw(rng, f"r{i}", cross=cross) for i in range(14)]
         outcome: list[object] = []
         for _ in range(120):
             if requests and rng.random() < 0.4:
                 engine.add(requests.pop())
             if rng.random() < 0.3:
-                index = rng.randrange(POOL)
-                image = make_feature(f"i{index}", 0, 3 + index)
+                image = _feature(rng.randrange(POOL), cross=cross)
                 if rng.random() < 0.8:
                     publish(memory_store(STORE), image)
                 engine.scheduler.mark_ready([image.mm_hash], engine.now)
@@ -134,25 +152,6 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(see
             outcome.append(_outcome(engine.step(), engine))
         outcomes.append(outcome)
     assert outcomes[0] == outcomes[1]
-
-
-def test_each_waiting_request_is_looked_at_in_its_turn_though_nothing_has_happened(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, looked_at = make(), []
-    for index in range(5):
-        engine.add(make_request(f"r{index}", 9, [make_feature(f"x{index}", 0, 8)], ready=[]))
-    engine.step()
-    seek = engine.items.seek
-
-    def noted(state: RequestState, start: int, now: float) -> Sought:
-        looked_at.append(state.request.request_id)
-        return seek(state, start, now)
-
-    monkeypatch.setattr(engine.items, "seek", noted)
-    for _ in range(5):
-        engine.step()
-    assert sorted(looked_at) == [f"r{index}" for index in range(5)]
 
 
 def test_requests_that_have_ended_are_not_kept_until_their_deadline(make: Make) -> None:
@@ -172,3 +171,13 @@ def test_of_many_deadlines_the_late_ones_end_and_the_next_one_is_known(make: Mak
     engine.step()
     assert sorted(finished(engine)) == ["r3", "r4", "r5"]
     assert engine.scheduler.next_deadline() == 8.0
+
+
+def test_nothing_is_watched_for_requests_that_have_ended(make: Make) -> None:
+    engine = make()
+    engine.add(*(make_request(f"r{i}", 30, [make_feature(f"x{i}", 9, 8)], ready=[]) for i in range(5)))
+    engine.step()
+    assert len(engine.scheduler._waiting.prefixes) > 0
+    engine.scheduler.cancel([f"r{i}" for i in range(5)], "proxy")
+    engine.step()
+    assert len(engine.scheduler._waiting.prefixes) == 0
