@@ -96,7 +96,7 @@ def _feature(index: int, offset: int = 0, *, cross: bool) -> MMFeature:
 
 
 def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
-    features, offset = [], rng.randint(0, 1)
+    features, offset = [], 4 * rng.randint(0, 2)
     for _ in range(1 if cross else rng.choice([0, 1, 2, 3])):
         features.append(_feature(rng.randrange(POOL), offset, cross=cross))
         offset += features[-1].placement.length
@@ -105,9 +105,9 @@ def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
         name,
         prompt,
         features,
-        max_tokens=rng.randint(1, 8),
+        max_tokens=rng.randint(1, 14),
         arrival=float(name[1:]),
-        attempt=rng.choice((1, 1, 2)),
+        attempt=rng.choice((1, 1, 1, 2)),
         ready=[feature.mm_hash for feature in features if rng.random() < 0.3],
     )
 
@@ -125,9 +125,9 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
         memory_store(STORE).clear()
         engine = ModellessEngine(
             STORE,
-            num_blocks=rng.randint(8, 20),
-            budget=rng.choice([3, 8, 16]),
-            max_num_seqs=rng.randint(1, 6),
+            num_blocks=rng.randint(10, 16),
+            budget=rng.choice([8, 16, 64]),
+            max_num_seqs=rng.randint(2, 6),
             capacity=16 * rng.randint(21, 40),
             max_model_len=40,
             prefix_caching=rng.random() < 0.8,
@@ -138,14 +138,14 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
         requests = [_draw(rng, f"r{i}", cross=cross) for i in range(14)]
         outcome: list[object] = []
         for _ in range(120):
-            if requests and rng.random() < 0.4:
+            if requests and rng.random() < 0.6:
                 engine.add(requests.pop())
-            if rng.random() < 0.3:
+            if rng.random() < 0.5:
                 image = _feature(rng.randrange(POOL), cross=cross)
-                if rng.random() < 0.8:
+                if rng.random() < 0.95:
                     publish(memory_store(STORE), image)
                 engine.scheduler.mark_ready([image.mm_hash], engine.now)
-            if rng.random() < 0.1:
+            if rng.random() < 0.03:
                 memory_store(STORE).clear()
             if rng.random() < 0.05:
                 engine.scheduler.cancel([f"r{rng.randint(0, 13)}"], "proxy")
@@ -181,3 +181,19 @@ def test_nothing_is_watched_for_requests_that_have_ended(make: Make) -> None:
     engine.scheduler.cancel([f"r{i}" for i in range(5)], "proxy")
     engine.step()
     assert len(engine.scheduler._waiting.prefixes) == 0
+
+
+def test_a_waiting_request_whose_prefix_is_evicted_takes_hold_of_the_item_in_it(make: Make) -> None:
+    cat, dog = make_feature("cat", 0, 8), make_feature("dog", 12, 4)
+    engine = make(num_blocks=8, block_size=4, budget=64)
+    publish(memory_store(STORE), cat)
+    engine.add(make_request("a", 13, [cat]))
+    engine.run_out()
+    engine.add(make_request("b", 20, [cat, dog], ready=[cat.mm_hash]))
+    engine.step()
+    assert engine.cache.references == 0
+    engine.add(make_request("text", [9] * 30, max_tokens=2))
+    engine.step()
+    engine.step()
+    assert engine.scheduler.num_waiting == 1
+    assert engine.cache.references == 1
