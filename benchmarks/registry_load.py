@@ -128,8 +128,8 @@ def report(costs: Costs, repeats: int, load_before: float) -> str:
                 for name, (store, other) in costs.items()
             ),
             "",
-            f"A look at changed workers costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs per "
-            f"worker, a proxy {client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
+            f"A look at changed workers costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs "
+            f"per worker, a proxy {client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
             "",
         )
     )

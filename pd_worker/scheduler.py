@@ -291,7 +291,9 @@ class Scheduler:
         self._waiting.look_again(self._waiting.prefixes.depending(self.kv.pool.take_changes()))
         for state in self._waiting.changed():
             prefix, num_computed = self._known_prefix(state)
-            self._waiting.prefixes.watch(state, self.kv.prefix_contents(state.chain, prefix, state.num_tokens))
+            self._waiting.prefixes.watch(
+                state, self.kv.prefix_contents(state.chain, prefix, state.num_tokens)
+            )
             sought = self.items.seek(state, num_computed, now)
             self._note_items(state, sought is Sought.HERE, now)
             self._waiting.sought(state, sought)

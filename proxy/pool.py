@@ -59,7 +59,7 @@ class Worker:
     alive: bool = True
     serving: bool = True
     watch: asyncio.Task[None] | None = None
-    #: The registry vouches for it no more: it is checked at once.
+    #: The registry vouches for it no more, or names another process: it is checked at once.
     doubt: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -273,6 +273,7 @@ class WorkerPool:
         if worker.info.incarnation != info.incarnation:
             log.info("%s worker %s was started again", info.pool, info.address)
             worker.alive = worker.serving = True
+            worker.doubt.set()
             if worker.session is not None:
                 worker.session.expect(info)
         worker.info = info
