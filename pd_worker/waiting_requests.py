@@ -13,8 +13,8 @@ from triptych.pd_worker.request_order import OrderedRequests
 class WaitingRequests:
     """Some wait for room for their items, some for embeddings; the others for a slot and blocks.
 
-    A request whose case may have changed is looked at again in the next step. `prefixes` are those of the admitted
-    requests with items: a longer one needs fewer items.
+    A request whose case may have changed is looked at again in the next step. `prefixes` are those of the
+    admitted requests with items: a longer one needs fewer items.
     """
 
     def __init__(self) -> None:
