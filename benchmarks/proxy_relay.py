@@ -54,7 +54,7 @@ def proxy_process(pipe: Any, pd_port: int) -> None:
     async def serve() -> None:
         view = NoStore()
         metrics = ProxyMetrics()
-        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), view, "bench")
+        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), "bench")
         dispatcher = Dispatcher(pool, view, metrics, proxy_id="bench", max_queue=4096)
         listener = bind("127.0.0.1", 0)
         http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)

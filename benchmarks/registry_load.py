@@ -1,7 +1,8 @@
-"""What the registry costs: CPU of the store and of a proxy per heartbeat, and per look at all workers.
+"""What the registry costs: CPU of the store and of a proxy per heartbeat, and per look at it.
 
-Workers register once a second; every proxy looks twice a second and reads all of them. The store's CPU time
-is its own account of it (`INFO cpu`), the client's is this process's. `triptych plan --scale` uses the fits.
+Workers register once a second; every proxy looks twice a second and reads all of them where one has come,
+gone or changed. The store's CPU time is its own account of it (`INFO cpu`), the client's is this process's.
+`triptych plan --scale` uses the fits.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ async def beat(registry: Registry, held: Sequence[WorkerInfo], index: int) -> No
     await registry.register(held[index % len(held)], 3600.0)
 
 
+async def look_again(registry: Registry, mark: str, _: int) -> None:
+    found = await registry.look("proxy", 3600.0, mark=mark)
+    assert found.workers is None, "nothing has changed"
+
+
 async def server_cpu(store: EmbeddingStore) -> float:
     """User and system seconds since the store's start."""
     told: dict[str, float] = await store.control.execute("INFO", "cpu")
@@ -67,7 +73,7 @@ Costs = dict[str, tuple[float, float]]
 
 
 async def measure(url: str, repeats: int) -> Costs:
-    """Medians by name: a beat, and a look at each number of workers."""
+    """Medians by name: a beat, and looks at each number of workers, changed and unchanged ones."""
     store = await EmbeddingStore.connect(url)
     taken: dict[str, list[tuple[float, float]]] = {}
     try:
@@ -79,8 +85,10 @@ async def measure(url: str, repeats: int) -> Costs:
                 for index in range(len(held), count):
                     held.append(worker(index))
                     await registry.register(held[index], 3600.0)
-                found = await cpu_of(store, lambda _: registry.workers(), LOOKS)
+                found = await cpu_of(store, lambda _: registry.look("proxy", 3600.0), LOOKS)
                 taken.setdefault(f"look {count}", []).append(found)
+                again = partial(look_again, registry, (await registry.look("proxy", 3600.0)).mark)
+                taken.setdefault(f"again {count}", []).append(await cpu_of(store, again, LOOKS))
             found = await cpu_of(store, partial(beat, registry, held), BEATS)
             taken.setdefault("beat", []).append(found)
     finally:
@@ -116,15 +124,20 @@ def report(costs: Costs, repeats: int, load_before: float) -> str:
             "| call | store, µs | worker or proxy, µs |",
             "|---|---|---|",
             *(
-                f"| {name.replace('look', 'look at workers:')} | {store * 1e6:.1f} | {other * 1e6:.1f} |"
+                f"| {_title(name)} | {store * 1e6:.1f} | {other * 1e6:.1f} |"
                 for name, (store, other) in costs.items()
             ),
             "",
-            f"A look costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs per worker, a proxy "
-            f"{client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
+            f"A look at changed workers costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs "
+            f"per worker, a proxy {client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
             "",
         )
     )
+
+
+def _title(name: str) -> str:
+    name = name.replace("look", "look at changed workers:")
+    return name.replace("again", "look at workers that are as they were:")
 
 
 def main() -> int:

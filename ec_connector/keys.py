@@ -1,7 +1,7 @@
 """Every key in the store, how long it lives, and why.
 
-Keys of one item share the tag `{mm_hash}`, so that a Redis Cluster keeps them on one shard. A namespace
-needs no prefix: it is part of the mm_hash.
+Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one shard: the
+item's `{mm_hash}`, `{leases}`, `{registry}`. A namespace needs no prefix: it is part of the mm_hash.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from triptych.hashing import check_mm_hash
 
 #: One value per item. Has a TTL: the server's volatile-lru evicts only what has one.
 EMBEDDING = "ec:"
-#: One hash per item in a tower. No TTL, but a deadline inside: keys with a TTL are evicted before it ends.
-LEASE = "lease:"
+#: One hash of the items in a tower, field mm_hash. No TTL: keys with a TTL are evicted before it ends.
+LEASES = "{leases}:owners"
+#: When each lease ends, in ms of the server's clock: a sorted set, so that nobody searches for the dead.
+LEASE_DEADLINES = "{leases}:deadlines"
 #: One hash of all workers, field `pool address`. No TTL, for the same reason.
-WORKERS = "registry:workers"
-#: One hash of all proxies, field proxy id. No TTL, for the same reason.
-PROXIES = "registry:proxies"
+WORKERS = "{registry}:workers"
+#: When each registration ends; as with leases.
+WORKER_DEADLINES = "{registry}:deadlines"
+#: Counts the changes of the workers; their going by a deadline is none.
+VERSION = "{registry}:version"
+#: When each proxy's declaration ends; as with leases.
+PROXIES = "{registry}:proxies"
 #: A random word. No TTL: it goes only with everything else, so another word means a flush or restart.
-EPOCH = "registry:epoch"
+EPOCH = "{registry}:epoch"
 
 #: Seconds that an unused embedding stays when the writer says nothing else.
 EMBEDDING_TTL = 3600.0
@@ -35,8 +41,3 @@ def embedding(mm_hash: str) -> str:
 def part(mm_hash: str, write_id: str, index: int) -> str:
     """Part `index` of a value over 64 MiB, named by the write so that two writers never mix."""
     return f"{embedding(mm_hash)}:{write_id}:{index}"
-
-
-def lease(mm_hash: str) -> str:
-    """The item's lease; InvalidRequest when `mm_hash` is not 64 hex characters."""
-    return f"{LEASE}{{{check_mm_hash(mm_hash)}}}"

@@ -1,7 +1,7 @@
 """Leases: which encoder has an item in its tower. Several owners are harmless; saves are SET NX.
 
-A lease is a hash {token, address, incarnation, deadline in ms of the server's clock} without a TTL: keys
-with a TTL are the first to be evicted, long before it ends.
+One hash holds {token, incarnation, address} of every lease by mm_hash, a sorted set their deadlines in ms of
+the server's clock. Neither has a TTL: keys with a TTL are the first to be evicted, long before it ends.
 """
 
 from __future__ import annotations
@@ -10,51 +10,70 @@ import uuid
 from dataclasses import dataclass
 
 from triptych.ec_connector import keys
+from triptych.ec_connector.server_time import NOW
 from triptych.ec_connector.store import EmbeddingStore
+from triptych.hashing import check_mm_hash
 
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
+#: Leases that one command of the collection deletes: the server serves nobody else meanwhile.
+_AT_ONCE = 1000
 
 # A lease also goes over when its owner's process has been restarted: the old one holds nothing any more.
 _ACQUIRE = (
-    _NOW
+    NOW
     + """
-local token, address, incarnation, term, replace = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local old = redis.call('HMGET', KEYS[1], 'token', 'address', 'incarnation', 'deadline')
-local restarted = old[2] == address and old[3] ~= incarnation
-if old[1] and tonumber(old[4]) > now and old[1] ~= replace and not restarted then
-  return {old[1], old[2], old[3]}
+local item, token, address, incarnation, term, replace = unpack(ARGV)
+local old = redis.call('HGET', KEYS[1], item)
+if old then
+  local held_by, process, place = string.match(old, '^([^\\n]*)\\n([^\\n]*)\\n(.*)$')
+  local deadline = tonumber(redis.call('ZSCORE', KEYS[2], item) or '0')
+  local restarted = place == address and process ~= incarnation
+  if held_by and deadline > now and held_by ~= replace and not restarted then
+    return {held_by, place, process}
+  end
 end
-redis.call('HSET', KEYS[1], 'token', token, 'address', address, 'incarnation', incarnation,
-  'deadline', string.format('%.0f', now + term))
+redis.call('HSET', KEYS[1], item, token .. '\\n' .. incarnation .. '\\n' .. address)
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + term), item)
 return {}
 """
 )
 
+_OURS = """
+local value = redis.call('HGET', KEYS[1], ARGV[1])
+local mark = ARGV[2] .. '\\n'
+if not value or string.sub(value, 1, #mark) ~= mark then return 0 end
+"""
+
 _RENEW = (
-    _NOW
+    NOW
+    + _OURS
     + """
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'deadline', string.format('%.0f', now + ARGV[2]))
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[3]), ARGV[1])
 return 1
 """
 )
 
-_RELEASE = """
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])
-"""
-
-_COLLECT = (
-    _NOW
+_RELEASE = (
+    _OURS
     + """
-local deadline = tonumber(redis.call('HGET', KEYS[1], 'deadline') or '0')
-if deadline + ARGV[1] > now then return 0 end
-return redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 )
+
+_COLLECT = (
+    NOW
+    + """
+local limit = string.format('%.0f', now - ARGV[1])
+local dead = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', limit, 'LIMIT', 0, ARGV[2])
+for _, item in ipairs(dead) do
+  redis.call('HDEL', KEYS[1], item)
+  redis.call('ZREM', KEYS[2], item)
+end
+return #dead
+"""
+)
+
+_KEYS = [keys.LEASES, keys.LEASE_DEADLINES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +109,8 @@ class Leases:
         token = uuid.uuid4().hex
         owner: list[bytes] = await self._control.script(
             _ACQUIRE,
-            [keys.lease(mm_hash)],
+            _KEYS,
+            check_mm_hash(mm_hash),
             token,
             address,
             incarnation,
@@ -104,26 +124,20 @@ class Leases:
 
     async def renew(self, lease: Lease, term: float) -> bool:
         """Another `term` seconds from now; False when the lease is not ours any more."""
-        name = [keys.lease(lease.mm_hash)]
-        return bool(await self._control.script(_RENEW, name, lease.token, _milliseconds(term)))
+        held = (lease.mm_hash, lease.token)
+        return bool(await self._control.script(_RENEW, _KEYS, *held, _milliseconds(term)))
 
     async def release(self, lease: Lease) -> bool:
         """Gives the lease back; False when it was not ours any more, and then leaves it alone."""
-        return bool(await self._control.script(_RELEASE, [keys.lease(lease.mm_hash)], lease.token))
+        return bool(await self._control.script(_RELEASE, _KEYS, lease.mm_hash, lease.token))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
         """Deletes leases whose deadline is more than `older_than` seconds past; how many."""
-        dead, cursor = 0, b"0"
+        dead = 0
         while True:
-            cursor, names = await self._control.execute(
-                "SCAN", cursor, "MATCH", keys.LEASE + "*", "COUNT", 500
-            )
-            if names:
-                limit = _milliseconds(older_than)
-                dead += sum(
-                    await self._control.execute_all([("EVAL", _COLLECT, 1, name, limit) for name in names])
-                )
-            if int(cursor) == 0:
+            found = int(await self._control.script(_COLLECT, _KEYS, _milliseconds(older_than), _AT_ONCE))
+            dead += found
+            if found < _AT_ONCE:
                 return dead
 
 

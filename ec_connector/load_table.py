@@ -51,9 +51,9 @@ class LoadTable:
 
     def hold(self, request_id: str, plans: list[ItemPlan]) -> None:
         """The request needs these items, one count per place in its prompt. Idempotent."""
+        by_key = {plan.mm_hash: plan for plan in reversed(plans)}
         for mm_hash, count in Counter(plan.mm_hash for plan in plans).items():
-            plan = next(plan for plan in plans if plan.mm_hash == mm_hash)
-            entry = self._entries.setdefault(mm_hash, _Entry(plan))
+            entry = self._entries.setdefault(mm_hash, _Entry(by_key[mm_hash]))
             entry.holders[request_id] = count
 
     def release(self, request_id: str, mm_hash: str, *, wholly: bool = False) -> None:

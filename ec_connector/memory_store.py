@@ -26,12 +26,13 @@ class MemoryStore(OutputCache):
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         super().__init__(max_bytes)
         self._awaited: OrderedDict[str, int] = OrderedDict()
+        self._awaited_bytes = 0
         self._awaiting = threading.Lock()
 
     @property
     def awaited_bytes(self) -> int:
         """Bytes published and not loaded."""
-        return sum(self._awaited.values())
+        return self._awaited_bytes
 
     def publish(self, output: EncoderOutput) -> None:
         """Stores the output unless its key is there; either way it waits for its load from now on."""
@@ -69,9 +70,12 @@ class MemoryStore(OutputCache):
         if key in self._awaited:
             self._forget(key)
         self._awaited[key] = nbytes
+        self._awaited_bytes += nbytes
         while self.awaited_bytes > self._max_bytes // 2 and len(self._awaited) > 1:
             self._forget(next(iter(self._awaited)))
 
     def _forget(self, key: str) -> None:
-        if self._awaited.pop(key, None) is not None:
+        nbytes = self._awaited.pop(key, None)
+        if nbytes is not None:
+            self._awaited_bytes -= nbytes
             self.let_go(key)

@@ -1,19 +1,21 @@
 """The registry: which workers and proxies live. The only way in which processes find each other.
 
-Two hashes without a TTL (see `keys`). A value is its deadline in ms of the server's clock (16 digits), the
-incarnation, a line end, and the WorkerInfo as msgpack.
+A hash of the workers and sorted sets of deadlines in ms of the server's clock, without a TTL (see `keys`). A
+worker's value is its incarnation, a line end, and the WorkerInfo as msgpack.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgpack
 
 from triptych.ec_connector import keys
+from triptych.ec_connector.server_time import NOW
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.types import WorkerInfo
 
@@ -22,29 +24,18 @@ log = logging.getLogger(__name__)
 #: Seconds that a registration lasts unless it is renewed.
 TERM = 5.0
 
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
-
-_DECLARE = (
-    _NOW
+# A registration that is as it was costs the proxies nothing: the version stays.
+_REGISTER = (
+    NOW
     + """
-local value = string.format('%016.0f', now + ARGV[2]) .. ARGV[3] .. '\\n' .. ARGV[4]
-redis.call('HSET', KEYS[1], ARGV[1], value)
-return 1
-"""
-)
-
-_LIVE = (
-    _NOW
-    + """
-local live = {}
-for _, value in ipairs(redis.call('HVALS', KEYS[1])) do
-  local deadline = tonumber(string.sub(value, 1, 16))
-  if deadline and deadline > now then live[#live + 1] = string.sub(value, 17) end
+local name, term, value = ARGV[1], ARGV[2], ARGV[3]
+local deadline = tonumber(redis.call('ZSCORE', KEYS[2], name) or '0')
+if deadline <= now or redis.call('HGET', KEYS[1], name) ~= value then
+  redis.call('HSET', KEYS[1], name, value)
+  redis.call('INCR', KEYS[3])
 end
-return live
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + term), name)
+return 1
 """
 )
 
@@ -52,21 +43,73 @@ return live
 _WITHDRAW = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 local mark = ARGV[2] .. '\\n'
-if not value or string.sub(value, 17, 16 + #mark) ~= mark then return 0 end
+if not value or string.sub(value, 1, #mark) ~= mark then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('INCR', KEYS[3])
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 
-_COLLECT = (
-    _NOW
-    + """
-local dead, all = 0, redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-  local deadline = tonumber(string.sub(all[i + 1], 1, 16))
-  if not deadline or deadline + ARGV[1] <= now then dead = dead + redis.call('HDEL', KEYS[1], all[i]) end
+_LIVE = """
+local function live(after)
+  local found = {}
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], after, '+inf')) do
+    local value = redis.call('HGET', KEYS[1], name)
+    if value then found[#found + 1] = value end
+  end
+  return found
 end
-return dead
+local after = string.format('(%.0f', now)
+"""
+
+_WORKERS = NOW + _LIVE + "return live(after)"
+
+_DECLARE = NOW + "return redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2]), ARGV[1])"
+
+_PROXIES = NOW + "return redis.call('ZCOUNT', KEYS[1], string.format('(%.0f', now), '+inf')"
+
+# Of one version, workers can only go by their deadlines: then the version and their number name the state.
+_LOOK = (
+    NOW
+    + _LIVE
+    + """
+local proxy, term, word, known = unpack(ARGV)
+redis.call('SET', KEYS[5], word, 'NX')
+local epoch = redis.call('GET', KEYS[5])
+redis.call('ZADD', KEYS[4], string.format('%.0f', now + term), proxy)
+local proxies = redis.call('ZCOUNT', KEYS[4], after, '+inf')
+local version = redis.call('GET', KEYS[3]) or '0'
+local mark = epoch .. ' ' .. version .. ' ' .. redis.call('ZCOUNT', KEYS[2], after, '+inf')
+if mark == known then return {mark, epoch, proxies} end
+return {mark, epoch, proxies, live(after)}
 """
 )
+
+_COLLECT = (
+    NOW
+    + """
+local limit = string.format('%.0f', now - ARGV[1])
+local dead = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', limit)
+for _, name in ipairs(dead) do redis.call('HDEL', KEYS[1], name) end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', limit)
+return #dead + redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', limit)
+"""
+)
+
+_WORKER_KEYS = [keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLook:
+    """What one look at the registry has shown.
+
+    `workers` is None when they are those of the last look, whose `mark` was given. `epoch` is another one
+    after a flush or restart of the store.
+    """
+
+    mark: str
+    epoch: str
+    proxies: int
+    workers: list[WorkerInfo] | None
 
 
 class Registry:
@@ -77,39 +120,57 @@ class Registry:
 
     async def register(self, info: WorkerInfo, term: float = TERM) -> None:
         """The worker lives for `term` seconds from now, in place of one of its pool at this address."""
-        term_ms = int(term * 1000)
-        await self._control.script(
-            _DECLARE, [keys.WORKERS], _field(info), term_ms, info.incarnation, _pack(info)
-        )
+        await self._control.script(_REGISTER, _WORKER_KEYS, _field(info), int(term * 1000), _value(info))
 
     async def withdraw(self, info: WorkerInfo) -> None:
         """The worker is gone. Another one that took its address stays. Idempotent."""
-        await self._control.script(_WITHDRAW, [keys.WORKERS], _field(info), info.incarnation)
+        await self._control.script(_WITHDRAW, _WORKER_KEYS, _field(info), info.incarnation)
 
     async def workers(self) -> list[WorkerInfo]:
         """The live workers, by pool and address."""
-        live: list[bytes] = await self._control.script(_LIVE, [keys.WORKERS])
-        found = (_unpack(raw) for raw in live)
-        return sorted((info for info in found if info is not None), key=lambda i: (i.pool, i.address))
+        return _infos(await self._control.script(_WORKERS, _WORKER_KEYS))
+
+    async def look(self, proxy_id: str, term: float = TERM, *, mark: str = "") -> RegistryLook:
+        """All that a proxy asks again and again, in one command, which also declares the proxy for `term` s.
+
+        What it costs does not depend on the number of workers unless they have changed since `mark`.
+        """
+        found = await self._control.script(
+            _LOOK,
+            [*_WORKER_KEYS, keys.PROXIES, keys.EPOCH],
+            proxy_id,
+            int(term * 1000),
+            uuid.uuid4().hex,
+            mark,
+        )
+        workers = _infos(found[3]) if len(found) > 3 else None
+        return RegistryLook(found[0].decode(), found[1].decode(), int(found[2]), workers)
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
         """The proxy lives for `term` seconds from now."""
-        await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, int(term * 1000), proxy_id, b"")
+        await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, int(term * 1000))
 
     async def proxies(self) -> int:
         """How many proxies live."""
-        return len(await self._control.script(_LIVE, [keys.PROXIES]))
+        return int(await self._control.script(_PROXIES, [keys.PROXIES]))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
         """Deletes registrations whose deadline is more than `older_than` seconds past; how many."""
-        dead = 0
-        for name in (keys.WORKERS, keys.PROXIES):
-            dead += int(await self._control.script(_COLLECT, [name], int(older_than * 1000)))
-        return dead
+        names = [keys.WORKERS, keys.WORKER_DEADLINES, keys.PROXIES]
+        return int(await self._control.script(_COLLECT, names, int(older_than * 1000)))
+
+
+def _infos(values: list[bytes]) -> list[WorkerInfo]:
+    found = (_unpack(value) for value in values)
+    return sorted((info for info in found if info is not None), key=lambda i: (i.pool, i.address))
 
 
 def _field(info: WorkerInfo) -> str:
     return f"{info.pool} {info.address}"
+
+
+def _value(info: WorkerInfo) -> bytes:
+    return info.incarnation.encode() + b"\n" + _pack(info)
 
 
 def _pack(info: WorkerInfo) -> bytes:

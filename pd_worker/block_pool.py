@@ -19,6 +19,7 @@ class BlockPool:
         self._digests: list[bytes | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_digest: dict[bytes, int] = {}
+        self._changes: set[bytes] = set()
 
     @property
     def num_free(self) -> int:
@@ -43,6 +44,7 @@ class BlockPool:
         if digest is not None:
             del self._by_digest[digest]
             self._digests[block] = None
+            self._changes.add(digest)
         self._refs[block] = 1
         return block
 
@@ -67,6 +69,12 @@ class BlockPool:
         if digest not in self._by_digest:
             self._by_digest[digest] = block
             self._digests[block] = digest
+            self._changes.add(digest)
+
+    def take_changes(self) -> set[bytes]:
+        """Contents that `label` has made findable, or that have gone with their block; drained."""
+        changes, self._changes = self._changes, set()
+        return changes
 
     def relabel(self, block: int, digest: bytes) -> None:
         """As `label`, but this block is the one that is found from now on."""

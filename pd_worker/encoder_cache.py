@@ -6,6 +6,7 @@ Pure decisions, no tensors: the worker's map follows by `take_evicted` and by th
 from __future__ import annotations
 
 import enum
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -60,10 +61,12 @@ class EncoderCache:
         self._entries: dict[str, _Entry] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._idle_bytes = 0
-        #: Keys of the PENDING entries, in the order of their reservation.
-        self._pending: dict[str, None] = {}
         self._held: dict[str, dict[int, str]] = {}
-        self._evicted: list[str] = []
+        #: In the order of their eviction.
+        self._evicted: dict[str, None] = {}
+        self._references = 0
+        #: (deadline, key) of PENDING entries; those out of date are dropped when they come to the top.
+        self._deadlines: list[tuple[float, str]] = []
 
     @property
     def used(self) -> int:
@@ -72,7 +75,7 @@ class EncoderCache:
 
     @property
     def references(self) -> int:
-        return sum(len(items) for items in self._held.values())
+        return self._references
 
     def state(self, key: str) -> Residency:
         """READY, PENDING or ABSENT, without taking a reference."""
@@ -107,10 +110,9 @@ class EncoderCache:
         while self.capacity - self._used < item.nbytes:
             self._evict(next(iter(self._idle)))
         # An eviction of an earlier life of this key must not reach the worker after the new bytes.
-        if key in self._evicted:
-            self._evicted.remove(key)
+        self._evicted.pop(key, None)
         entry = self._entries[key] = _Entry(item, item.nbytes, source, deadline)
-        self._pending[key] = None
+        heapq.heappush(self._deadlines, (deadline, key))
         self._used += item.nbytes
         self._refer(holder, key, entry)
         return True
@@ -119,12 +121,10 @@ class EncoderCache:
         """The worker has the bytes: PENDING to READY. A report of an entry given up is an eviction."""
         entry = self._entries.get(key)
         if entry is None:
-            if key not in self._evicted:
-                self._evicted.append(key)
+            self._evicted[key] = None
             return
         if not entry.ready:
             entry.ready = True
-            self._pending.pop(key, None)
             if not entry.holders:
                 self._rest(key, entry)
 
@@ -135,16 +135,19 @@ class EncoderCache:
             return
         for request_id, index in entry.holders:
             self._drop_held(request_id, index)
-        self._pending.pop(key, None)
         del self._entries[key]
         self._used -= entry.nbytes
 
     def expire(self, now: float) -> list[str]:
         """Fails PENDING entries past their deadline and names them; the worker drops what it has of them."""
-        late = [key for key in self._pending if self._entries[key].deadline < now]
-        for key in late:
-            self.fail(key)
-            self._evicted.append(key)
+        late: list[str] = []
+        while self._deadlines and self._deadlines[0][0] < now:
+            deadline, key = heapq.heappop(self._deadlines)
+            entry = self._entries.get(key)
+            if entry is not None and not entry.ready and entry.deadline == deadline:
+                self.fail(key)
+                self._evicted[key] = None
+                late.append(key)
         return late
 
     def release(self, holder: Holder) -> None:
@@ -165,7 +168,7 @@ class EncoderCache:
 
     def take_evicted(self) -> list[str]:
         """Keys that the worker has to drop; drained. Never names a key that is resident or on the way."""
-        evicted, self._evicted = self._evicted, []
+        evicted, self._evicted = list(self._evicted), {}
         return evicted
 
     def _fits(self, nbytes: int) -> bool:
@@ -173,7 +176,9 @@ class EncoderCache:
 
     def _refer(self, holder: Holder, key: str, entry: _Entry) -> None:
         entry.holders.add(holder)
-        self._held.setdefault(holder[0], {})[holder[1]] = key
+        held = self._held.setdefault(holder[0], {})
+        self._references += holder[1] not in held
+        held[holder[1]] = key
         if key in self._idle:
             del self._idle[key]
             self._idle_bytes -= entry.nbytes
@@ -188,10 +193,10 @@ class EncoderCache:
         del self._idle[key]
         self._idle_bytes -= entry.nbytes
         self._used -= entry.nbytes
-        self._evicted.append(key)
+        self._evicted[key] = None
 
     def _drop_held(self, request_id: str, index: int) -> None:
         items = self._held.get(request_id, {})
-        items.pop(index, None)
+        self._references -= items.pop(index, None) is not None
         if not items:
             self._held.pop(request_id, None)

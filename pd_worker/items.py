@@ -6,7 +6,8 @@ cross table is written. Where the table is here already, nothing of the item is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import enum
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from triptych.ec_connector.base import ECConnectorOutput, ECConnectorScheduler, Presence
@@ -27,6 +28,17 @@ from triptych.types import MMFeature, Placement
 
 #: Seconds that moving a landed host copy into the encoder cache may take.
 MOVE_TIMEOUT = 10.0
+
+
+class Sought(enum.Enum):
+    """Whether a request has the items that it needs."""
+
+    #: All are here, or on their way from the host copy.
+    HERE = enum.auto()
+    #: Some are not.
+    WAITS = enum.auto()
+    #: Some are not, and one of them has a host copy but no room in the encoder cache.
+    NO_ROOM = enum.auto()
 
 
 @dataclass(slots=True)
@@ -79,7 +91,7 @@ class ItemTracker:
         features = [
             feature
             for index, feature in enumerate(state.features)
-            if index not in state.consumed and not self._has_table(feature)
+            if index not in state.consumed and not self.has_table(feature)
         ]
         if not self.admission.reserve(state.request_id, distinct_bytes(features)):
             return False
@@ -95,11 +107,12 @@ class ItemTracker:
         return (
             feature is None
             or 0 in state.consumed
-            or self._has_table(feature)
+            or self.has_table(feature)
             or self.admission.holds(state.request_id, feature.mm_hash)
         )
 
-    def _has_table(self, feature: MMFeature) -> bool:
+    def has_table(self, feature: MMFeature) -> bool:
+        """The item's cross table is here, in the making, or in host memory."""
         return (
             self.cross is not None
             and feature.placement.length == 0
@@ -170,19 +183,17 @@ class ItemTracker:
         """The embeddings of all items that are still to be projected are in the encoder cache."""
         feature = state.request.cross
         return (
-            feature is None
-            or self._has_table(feature)
-            or self.cache.state(feature.mm_hash) is Residency.READY
+            feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
         )
 
-    def seek(self, state: RequestState, start: int, now: float) -> bool:
+    def seek(self, state: RequestState, start: int, now: float) -> Sought:
         """Takes references to, or starts the loads of, all items needed from token `start` on.
 
-        True when all of them are here or on their way from the host copy. Only for admitted requests.
+        Only for admitted requests.
         """
         if not self.keeps_room(state):
-            return False
-        here = True
+            return Sought.WAITS
+        sought = Sought.HERE
         presences: list[Presence] | None = None
         for index in self.needed(state, start):
             residency = self.cache.acquire((state.request_id, index), state.features[index].plan)
@@ -190,8 +201,13 @@ class ItemTracker:
                 continue
             if presences is None:
                 presences = self.connector.has_caches(state)
-            here = self._load(state, index, residency, presences[index], now) and here
-        return here
+            if self._load(state, index, residency, presences[index], now):
+                continue
+            if presences[index] is Presence.HIT:
+                sought = Sought.NO_ROOM
+            elif sought is Sought.HERE:
+                sought = Sought.WAITS
+        return sought
 
     def needed(self, state: RequestState, start: int) -> Iterator[int]:
         """Indices of items with rows at or after token `start`, not consumed yet; no table has them."""
@@ -200,7 +216,7 @@ class ItemTracker:
                 continue
             placement = feature.placement
             if placement.length == 0:
-                if not self._has_table(feature):
+                if not self.has_table(feature):
                     yield index
                 continue
             first, last = placement.embeds_in(start - placement.offset, placement.length)
@@ -236,6 +252,8 @@ class ItemTracker:
 
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""
+        if len(state.consumed) == len(state.features):
+            return
         for index, feature in enumerate(state.features):
             if index not in state.consumed and self._is_consumed(state, feature):
                 state.consumed.add(index)
@@ -285,54 +303,57 @@ class ItemTracker:
             key = feature.mm_hash
             if key in state.loaded:
                 continue
-            resident = self._has_table(feature) or self.cache.state(key) is Residency.READY
+            resident = self.has_table(feature) or self.cache.state(key) is Residency.READY
             if index in state.consumed or resident:
                 self._counts.resident += 1
                 events.append(self._loaded(state, key, 0.0))
         return events
 
-    def update(self, output: ECConnectorOutput, states: Iterable[RequestState]) -> list[EngineEvent]:
-        """Takes in what the connector has finished; tells every holder of a key about it."""
+    def update(
+        self, output: ECConnectorOutput, naming: Callable[[str], Iterable[RequestState]]
+    ) -> list[EngineEvent]:
+        """Takes in what the connector has finished; tells every holder of a key about it.
+
+        `naming` gives the requests that name a key.
+        """
         for key in output.loaded:
             self.cache.commit(key)
         for failure in output.failed:
             self.cache.fail(failure.mm_hash)
         self.connector.update_connector_output(output)
-        if not output.fetched and not output.failed:
-            return []
-        holders = [state for state in states if state.admitted]
-        events = [
-            event for key, seconds in output.fetched.items() for event in self._arrived(key, seconds, holders)
-        ]
+        events: list[EngineEvent] = []
+        for key, seconds in output.fetched.items():
+            events.extend(self._arrived(key, seconds, naming(key)))
         digests = {failure.mm_hash: failure.damaged_digest for failure in output.failed}
         for key, digest in digests.items():
-            events.extend(self._missing(key, digest, holders))
+            events.extend(self._missing(key, digest, naming(key)))
         return events
 
     def take_counts(self) -> ItemCounts:
         counts, self._counts = self._counts, ItemCounts()
         return counts
 
-    def _arrived(self, key: str, seconds: float, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
+    def _arrived(self, key: str, seconds: float, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
         self._counts.fetched += 1
         self._counts.load_seconds.append(seconds)
         nbytes = 0
-        for state in holders:
-            plan = next((feature.plan for feature in state.features if feature.mm_hash == key), None)
-            nbytes = nbytes if plan is None else plan.nbytes
-            if plan is not None and key not in state.loaded:
+        for state in states:
+            if not state.admitted:
+                continue
+            nbytes = next(feature.plan.nbytes for feature in state.features if feature.mm_hash == key)
+            if key not in state.loaded:
                 yield self._loaded(state, key, seconds)
         self._counts.load_bytes += nbytes
 
-    def _missing(self, key: str, digest: str, holders: Sequence[RequestState]) -> Iterator[EngineEvent]:
+    def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
         """Tells those that do not know of the loss. Who knows waits for the item to be encoded again.
 
         A request may come with news from before the loss, and so begin a load that can but fail.
         """
         missing = False
-        for state in holders:
-            index = next((i for i, f in enumerate(state.features) if f.mm_hash == key), None)
-            if index is None or self.connector.has_caches(state)[index] is not Presence.MISS:
+        for state in states:
+            index = next(i for i, f in enumerate(state.features) if f.mm_hash == key)
+            if not state.admitted or self.connector.has_caches(state)[index] is not Presence.MISS:
                 continue
             missing = True
             state.stored.discard(key)

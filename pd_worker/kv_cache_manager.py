@@ -57,6 +57,12 @@ class KVCacheManager:
             found.append(block)
         return found
 
+    def prefix_contents(self, chain: PrefixChain, prefix: list[int], num_tokens: int) -> list[bytes]:
+        """What `find_prefix` has found, and the next content that it has looked for in vain."""
+        if not self.prefix_caching:
+            return []
+        return chain.digests(min(len(prefix) + 1, (num_tokens - 1) // self.block_size))
+
     def allocate(self, request_id: str, prefix: list[int], num_tokens: int, *, spare: int = 0) -> bool:
         """Gives a request that holds nothing `prefix` and new blocks for the rest of `num_tokens`.
 

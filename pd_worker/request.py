@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from triptych.pd_worker.sampling import ResolvedSampling
 
 
+#: Whether it is new, its arrival, its name.
+RequestOrder = tuple[bool, float, str]
+
+
 class TextOutput(Protocol):
     """Turns output tokens into text and says when the request has to stop."""
 
@@ -135,8 +139,8 @@ class RequestState:
     chain: PrefixChain
     #: Names the attempt inside this worker; what caches and the connector know it by.
     request_id: str = field(init=False)
-    #: Earlier requests go first, everywhere.
-    order: tuple[float, str] = field(init=False)
+    #: Requests taken up again after the loss of a worker go first, everywhere; then earlier ones.
+    order: RequestOrder = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
     #: Keys whose embedding is stored and whose mark the connector has not been given yet.
     stored: set[str] = field(default_factory=set)
@@ -163,7 +167,7 @@ class RequestState:
     def __post_init__(self) -> None:
         request = self.request
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
-        self.order = (request.arrival, self.request_id)
+        self.order = (request.attempt == 1, request.arrival, self.request_id)
 
     @property
     def features(self) -> Sequence[MMFeature]:
@@ -178,6 +182,11 @@ class RequestState:
     def admitted(self) -> bool:
         """Room for its items is promised."""
         return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
+
+    @property
+    def waits_with_items(self) -> bool:
+        """Admitted, with items, and not in the running batch."""
+        return bool(self.features) and self.status in (RequestStatus.WAITING_ITEMS, RequestStatus.PREEMPTED)
 
     @property
     def is_decoding(self) -> bool:

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from triptych.errors import DeadlineExceeded, InternalError, RequestError
 from triptych.pd_worker import request_events
 from triptych.pd_worker.chunks import ChunkCutter
-from triptych.pd_worker.items import ItemTracker
+from triptych.pd_worker.deadlines import Deadlines
+from triptych.pd_worker.items import ItemTracker, Sought
+from triptych.pd_worker.key_index import KeyIndex
 from triptych.pd_worker.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.outputs import (
     EngineEvent,
@@ -26,6 +28,7 @@ from triptych.pd_worker.request_check import CrossLimits, check_request
 from triptych.pd_worker.scheduler_limits import Budget, Latencies, SchedulerLimits
 from triptych.pd_worker.swap_manager import SwapManager
 from triptych.pd_worker.swapper import Swapper
+from triptych.pd_worker.waiting_requests import WaitingRequests
 from triptych.types import FinishReason
 
 __all__ = ["CrossLimits", "Latencies", "Scheduler", "SchedulerLimits"]
@@ -34,7 +37,8 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """`schedule`, run, `update`, again. Requests are served in the order of their arrival.
+    """`schedule`, run, `update`, again. Requests are served in the order of their arrival, those that another
+    worker has lost before new ones.
 
     A request waits for room (its items' bytes), then for its items, then for blocks and a slot; it gets
     all blocks of its known tokens when it starts and one more at a time while it decodes. When none is
@@ -59,9 +63,13 @@ class Scheduler:
         self.swap = swap
         self._swapper = Swapper(kv, items, swap)
         self._step = 0
-        self._waiting: list[RequestState] = []
+        self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
         self._states: dict[tuple[str, str], RequestState] = {}
+        self._by_key = KeyIndex()
+        self._deadlines = Deadlines()
+        #: Keys of requests whose cross table was there at the last look.
+        self._tables: set[str] = set()
         self._events: list[EngineEvent] = []
         self.latencies = Latencies()
         self._marks = ReadyMarks()
@@ -78,11 +86,10 @@ class Scheduler:
     @property
     def item_pressure(self) -> float:
         """Requests that wait for embeddings, for each one that runs."""
-        waiting = sum(1 for state in self._waiting if state.features and state.items_at is None)
-        return waiting / max(1, len(self._running))
+        return self._waiting.num_incomplete / max(1, len(self._running))
 
     def next_deadline(self) -> float | None:
-        return min((state.request.deadline for state in self._states.values()), default=None)
+        return self._deadlines.next()
 
     def check(self, request: EngineRequest) -> None:
         """InvalidRequest for what could never run; the same for every way in."""
@@ -107,7 +114,9 @@ class Scheduler:
         stored = {key for key in keys if key in request.ready or self._marks.has(key, now)}
         state = RequestState(request, chain, stored=stored)
         self._states[request.key] = state
-        bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
+        self._by_key.add(state)
+        self._deadlines.add(state)
+        self._waiting.add(state)
         if request.output.finished is not None:
             self._end_output(state, request.output.flush(), request.output.finished)
 
@@ -115,9 +124,11 @@ class Scheduler:
         """These embeddings are in the store. A request that is still being taken in learns of it too."""
         keys = set(mm_hashes)
         self._marks.add(keys, now)
-        for state in self._states.values():
-            state.stored.update(feature.mm_hash for feature in state.features if feature.mm_hash in keys)
-            state.lost -= keys
+        for key in keys:
+            for state in self._by_key.naming(key):
+                state.stored.add(key)
+                state.lost.discard(key)
+        self._look_again(keys)
 
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests wherever they stand; unknown ones are ignored."""
@@ -149,8 +160,9 @@ class Scheduler:
         """The next step's work. Takes effect on waiting and blocks; tokens count once `update` is called."""
         self._step += 1
         output = SchedulerOutput(self._step)
-        self.items.cache.expire(now)
+        self._look_again(self.items.cache.expire(now))
         self._end_late(now)
+        self._look_at_tables()
         self._admit(now)
         self._seek_items(now)
         budget = self._decode(output)
@@ -162,7 +174,9 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Takes in what the step has done; all events since the last call, in order."""
-        news = self.items.update(result.ec_connector_output, self._states.values())
+        moved = result.ec_connector_output
+        news = self.items.update(moved, self._by_key.naming)
+        self._look_again((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
         for event in news:
             if isinstance(event, ItemMissing):
                 self._marks.drop(event.mm_hash)
@@ -193,8 +207,9 @@ class Scheduler:
     def _end_swaps(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """What copies have failed is computed again; host blocks may be read only if none has."""
         if failed := set(self._swapper.end_out(written=result.swapped_out)):
-            for state in [state for state in self._waiting if state.request_id in failed]:
-                self._wait_again(state)
+            for state in self._states.values():
+                if state.request_id in failed and state.status is not RequestStatus.RUNNING:
+                    self._wait_again(state)
         if result.swapped_in or not output.swap_in:
             return
         keys = set(output.restored)
@@ -208,13 +223,13 @@ class Scheduler:
             self._running.remove(state)
             self.kv.free(state.request_id)
             self._wait_again(state)
-            bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
 
     def _wait_again(self, state: RequestState, *, swapped: bool = False) -> None:
         """The request has no blocks: it starts again, or goes on where it stopped if it is swapped."""
         state.num_computed_tokens = 0
         keeps_room = self.items.preempt(state, swapped=swapped)
         state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
+        self._waiting.add(state)
 
     def _fail_step(self, output: SchedulerOutput) -> None:
         """Ends all whose work was in the step."""
@@ -248,18 +263,30 @@ class Scheduler:
         return events
 
     def _end_late(self, now: float) -> None:
-        for state in [state for state in self._states.values() if state.request.deadline <= now]:
+        for state in self._deadlines.late(now):
             error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
             self._finish(state, FinishReason.ERROR, error)
+
+    def _look_again(self, keys: Iterable[str]) -> None:
+        """What has become of these keys may let requests go on that wait for them."""
+        self._waiting.look_again(self._by_key.naming_any(keys))
+
+    def _look_at_tables(self) -> None:
+        """A request whose cross table has come needs less; one whose table has gone may need room again."""
+        if self.items.cross is None:
+            return
+        tables = {key for key, feature in self._by_key.features() if self.items.has_table(feature)}
+        self._look_again(tables ^ self._tables)
+        self._tables = tables
+        for state in self._waiting.changed():
+            if not self.items.keeps_room(state):
+                state.status = RequestStatus.WAITING_ROOM
+            self._waiting.file(state)
 
     def _admit(self, now: float) -> None:
         """Room in order of arrival: media requests behind one that does not fit wait too."""
         blocked = False
-        for state in list(self._waiting):
-            if not self.items.keeps_room(state):
-                state.status = RequestStatus.WAITING_ROOM
-            if state.status is not RequestStatus.WAITING_ROOM or (blocked and state.features):
-                continue
+        while (state := self._waiting.first_for_room(text_only=blocked)) is not None:
             if (error := self.items.contradiction(state)) is not None:
                 self._finish(state, FinishReason.ERROR, error)
                 continue
@@ -267,16 +294,22 @@ class Scheduler:
                 blocked = True
                 continue
             state.status = RequestStatus.WAITING_ITEMS
+            self._waiting.file(state)
             if state.admitted_at is None:
                 state.admitted_at = now
                 self._events.append(request_events.admitted(state))
 
     def _seek_items(self, now: float) -> None:
         """Starts loads ahead of time; again for running requests whose item came to nothing."""
-        for state in self._waiting:
-            if state.admitted and state.features:
-                here = self.items.seek(state, self._known_prefix(state)[1], now)
-                self._note_items(state, here, now)
+        self._waiting.look_again(self._waiting.prefixes.depending(self.kv.pool.take_changes()))
+        for state in self._waiting.changed():
+            prefix, num_computed = self._known_prefix(state)
+            self._waiting.prefixes.watch(
+                state, self.kv.prefix_contents(state.chain, prefix, state.num_tokens)
+            )
+            sought = self.items.seek(state, num_computed, now)
+            self._note_items(state, sought is Sought.HERE, now)
+            self._waiting.sought(state, sought)
         for state in self._running:
             if state.features and not state.is_decoding:
                 self.items.seek(state, state.num_computed_tokens, now)
@@ -285,6 +318,7 @@ class Scheduler:
         self._events += self.items.found(state)
         if here and state.items_at is None:
             state.items_at = now
+            self._waiting.completed(state)
 
     def _known_prefix(self, state: RequestState) -> tuple[list[int], int]:
         """Blocks that the request would start with, and how many of its tokens need not be computed."""
@@ -325,7 +359,6 @@ class Scheduler:
         self.kv.free(state.request_id)
         state.preemptions += 1
         self._wait_again(state, swapped=swapped)
-        bisect.insort(self._waiting, state, key=lambda waiting: waiting.order)
 
     def _prefill(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
         for state in self._running:
@@ -342,16 +375,15 @@ class Scheduler:
             budget.take_prefill(chunk)
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
-        for state in list(self._waiting):
+        for state in list(self._waiting.startable):
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return
-            if not state.admitted:
-                continue
             if self._swapper.is_leaving(state):
                 continue
             prefix, num_computed = self._known_prefix(state)
             # Not the queue: whoever waits for an encoder holds nobody up.
-            if not self.items.seek(state, num_computed, now):
+            if self.items.seek(state, num_computed, now) is not Sought.HERE:
+                self._waiting.unready(state)
                 continue
             if state.request.cross is not None and not self._can_project(state):
                 continue
@@ -386,7 +418,7 @@ class Scheduler:
         return False
 
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
-        self._waiting.remove(state)
+        self._waiting.discard(state)
         bisect.insort(self._running, state, key=lambda running: running.order)
         state.status = RequestStatus.RUNNING
         state.num_computed_tokens = num_computed
@@ -441,10 +473,14 @@ class Scheduler:
     def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
         if state.status is RequestStatus.FINISHED:
             return
-        queue = self._running if state.status is RequestStatus.RUNNING else self._waiting
-        queue.remove(state)
+        if state.status is RequestStatus.RUNNING:
+            self._running.remove(state)
+        else:
+            self._waiting.discard(state)
         del self._states[state.request.key]
+        self._by_key.discard(state)
         state.status = RequestStatus.FINISHED
+        self._deadlines.ended()
         self.kv.free(state.request_id)
         self._swapper.free(state)
         self.items.finish(state)

@@ -357,7 +357,7 @@ class Dispatcher:
 
     def _pool_changed(self) -> None:
         self._router.sync()
-        self.jobs.pump()
+        self.jobs.pool_changed()
         self._shortage.pool_changed()
         for pool in ("encoder", "pd"):
             self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))

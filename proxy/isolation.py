@@ -1,4 +1,4 @@
-"""Who may be worked on beside whom, in one look at all jobs."""
+"""Who may be worked on beside whom."""
 
 from __future__ import annotations
 
@@ -9,27 +9,39 @@ from collections.abc import Iterable
 class Isolation:
     """A suspect, which may have killed its encoders, is alone at its encoder: so nobody else is blamed.
 
-    `at_work` has the address, and whether it is a suspect, of every job in preprocessing or in a tower.
+    Counts the jobs in preprocessing or in a tower at every encoder, and the suspects among them.
     """
 
-    def __init__(self, at_work: Iterable[tuple[str, bool]]) -> None:
+    def __init__(self) -> None:
         self._busy: Counter[str] = Counter()
-        self._closed: set[str] = set()
-        for address, suspect in at_work:
-            self.enter(address, suspect=suspect)
+        self._suspects: Counter[str] = Counter()
+        self._kept: set[str] = set()
+
+    def begin(self) -> None:
+        """Another look at all jobs: what was kept in the last one is forgotten."""
+        self._kept.clear()
 
     def admits(self, address: str, *, suspect: bool) -> bool:
         """Whether the job may begin there now."""
-        return address not in self._closed and not (suspect and self._busy[address])
+        return not self._closed(address) and not (suspect and self._busy[address])
 
     def enter(self, address: str, *, suspect: bool) -> None:
         """The job has begun there."""
         self._busy[address] += 1
-        if suspect:
-            self._closed.add(address)
+        self._suspects[address] += suspect
+
+    def leave(self, address: str, *, suspect: bool) -> None:
+        """The job is not worked on there any more."""
+        self._busy[address] -= 1
+        self._suspects[address] -= suspect
+        if not self._busy[address]:
+            del self._busy[address], self._suspects[address]
 
     def keep(self, addresses: Iterable[str]) -> None:
         """A suspect waits for the emptiest of these to become empty: nothing begins there before it."""
-        free = [address for address in addresses if address not in self._closed]
+        free = [address for address in addresses if not self._closed(address)]
         if free:
-            self._closed.add(min(free, key=lambda address: (self._busy[address], address)))
+            self._kept.add(min(free, key=lambda address: (self._busy[address], address)))
+
+    def _closed(self, address: str) -> bool:
+        return address in self._kept or self._suspects[address] > 0

@@ -87,13 +87,13 @@ class JobRunner:
         phase_timeout: float = 60.0,
         flow_control: bool = True,
     ) -> None:
-        self.table = JobTable(share, self.work, flow_control=flow_control)
+        self._model = WorkModel()
+        self.table = JobTable(share, _patches, self._model, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
         self._sink = sink
         self._phase_timeout = phase_timeout
-        self._model = WorkModel()
         self._sources: dict[str, ItemSource] = {}
         self._tries: dict[str, _Try] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -101,6 +101,7 @@ class JobRunner:
         self._ticker: asyncio.TimerHandle | None = None
         #: Items that left an encoder, by its address and the reason, and are not in the log yet.
         self._untold: Counter[tuple[str, str]] = Counter()
+        self.table.set_encoders(self._slots())
 
     def work(self, plan: ItemPlan | None) -> float:
         """Seconds of tower time expected of an item."""
@@ -159,9 +160,13 @@ class JobRunner:
             self._drop(job)
         self.pump()
 
-    def pump(self) -> None:
-        """Starts what may start, and looks again soon while there are jobs."""
+    def pool_changed(self) -> None:
+        """The encoders, or the number of proxies that share them, are others."""
         self.table.set_encoders(self._slots())
+        self.pump()
+
+    def pump(self) -> None:
+        """Starts what may start, and looks again soon while there are jobs: some wait for a moment."""
         for action in self.table.pump(time.monotonic()):
             if isinstance(action, StartJob):
                 self._open(action.job)
@@ -169,14 +174,16 @@ class JobRunner:
                 entry.stream.permit()
         self._metrics.published_bytes.set(self.table.published_bytes)
         self._metrics.waiting_items.set(self.table.waiting)
-        if self._ticker:
-            self._ticker.cancel()
-            self._ticker = None
-        if len(self.table):
-            self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self.pump)
+        if self._ticker is None and len(self.table):
+            self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        self.pump()
 
     def lose(self, address: str) -> None:
         """The encoder has gone or stalled: its jobs go elsewhere."""
+        self.table.set_encoders(self._slots())
         for try_id, entry in list(self._tries.items()):
             if entry.job.address == address:
                 self._forget(try_id, entry)

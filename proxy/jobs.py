@@ -7,86 +7,28 @@ Pure: calls are events, `pump` returns what may start now. A job's life:
 
 The bytes of a run count against the share from its start until an admitted waiter has loaded the item,
 reported it missing, or ended its attempt.
+
+Jobs are filed by what they wait for, so that an event costs what it moves, however many jobs there are.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from triptych.proxy.isolation import Isolation
-from triptych.proxy.routing import EncoderLoad, choose_encoder
+from triptych.proxy.encoder_loads import EncoderLoads
+from triptych.proxy.job import AT_WORK, MAX_LOSSES, EncoderSlot, Job, JobState
+from triptych.proxy.job_queue import JobFiles
+from triptych.proxy.published import Published
+from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
 from triptych.types import ItemPlan
+
+__all__ = ["MAX_LOSSES", "EncoderSlot", "Job", "JobState", "JobTable", "RunJob", "StartJob"]
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
-#: Encoders that may die while they work on an item. The last one of them works on nothing else.
-MAX_LOSSES = 3
-
-
-class JobState(enum.Enum):
-    QUEUED = enum.auto()
-    PLANNING = enum.auto()
-    PLANNED = enum.auto()
-    RUNNING = enum.auto()
-
-
-#: What an encoder is at: an item that waits there with its plan has nothing to do with its end.
-_AT_WORK = (JobState.PLANNING, JobState.RUNNING)
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderSlot:
-    """An encoder as the table sees it; credits are this proxy's part."""
-
-    address: str
-    namespaces: tuple[str, ...]
-    plan_credit: int
-    tower_credit: int
-
-
-@dataclass(slots=True)
-class Job:
-    """One item on its way into the store. `try_id` is new for every try; reports of old tries are ignored."""
-
-    mm_hash: str
-    namespace: str
-    order: int
-    re_encode: bool = False
-    damaged_digest: str = ""
-    state: JobState = JobState.QUEUED
-    address: str = ""
-    tries: int = 0
-    #: Encoders that ended while they worked on the item.
-    losses: int = 0
-    plan: ItemPlan | None = None
-    #: Requests that wait for the item.
-    waiters: set[str] = field(default_factory=set)
-    #: Admission order by request.
-    admitted: dict[str, int] = field(default_factory=dict)
-    #: An encoder that holds the item's lease: the next try joins it there.
-    owner_address: str = ""
-    owner_token: str = ""
-    #: Token of a lease whose owner failed the item: the next try replaces that lease.
-    failed_lease_token: str = ""
-    not_before: float = 0.0
-    avoid: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def try_id(self) -> str:
-        return f"{self.mm_hash[:12]}-{self.order}.{self.tries}"
-
-    @property
-    def suspect(self) -> bool:
-        """Whether one encoder more may be lost to the item, and none after that."""
-        return self.losses >= MAX_LOSSES - 1
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """Re-encodes first, then by admission, then by arrival."""
-        return (not self.re_encode, min(self.admitted.values(), default=self.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +45,26 @@ class RunJob:
     job: Job
 
 
-@dataclass(slots=True)
-class _Hold:
-    nbytes: int
-    holders: set[str]
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it."""
+
+    namespace: str
+    owner: str
+    avoid: frozenset[str]
+    alone: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What planned and admitted jobs need alike to run."""
+
+    address: str
+    alone: str
 
 
 class JobTable:
-    """All jobs of one proxy. `share` is in bytes; `work` gives the seconds expected of a plan.
+    """All jobs of one proxy. `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
 
     Without `flow_control` planned jobs run in the order of their coming, as soon as a tower takes them,
     whoever has room for the result: what the rules are measured against.
@@ -119,18 +73,26 @@ class JobTable:
     def __init__(
         self,
         share: int,
-        work: Callable[[ItemPlan | None], float] = lambda plan: 1.0,
+        patches: Callable[[ItemPlan], int] = lambda plan: plan.rows,
+        model: WorkModel | None = None,
         *,
         flow_control: bool = True,
     ) -> None:
         self.share = share
         self._flow_control = flow_control
-        self._work = work
         self._jobs: dict[str, Job] = {}
-        self._holds: dict[str, _Hold] = {}
-        self._encoders: dict[str, EncoderSlot] = {}
+        #: Keys of the jobs that each request waits for.
+        self._wanted: dict[str, dict[str, None]] = {}
         self._admissions: dict[str, int] = {}
         self._counter = 0
+        self._encoders: dict[str, EncoderSlot] = {}
+        self._by_namespace: dict[str, list[EncoderSlot]] = {}
+        self._loads = EncoderLoads(patches, model or WorkModel())
+        self._published = Published()
+        self._queued: JobFiles[_Start] = JobFiles()
+        self._planned: JobFiles[_Run] = JobFiles()
+        #: (when, order, tries, job): a queued job whose try is still this one is then filed anew.
+        self._timers: list[tuple[float, int, int, Job]] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -138,12 +100,12 @@ class JobTable:
     @property
     def published_bytes(self) -> int:
         """Bytes in a tower or in the store that nobody has loaded yet."""
-        return sum(hold.nbytes for hold in self._holds.values())
+        return self._published.nbytes
 
     @property
     def waiting(self) -> int:
         """Jobs that no tower works on."""
-        return sum(job.state is not JobState.RUNNING for job in self._jobs.values())
+        return len(self._jobs) - self._loads.running_jobs
 
     def get(self, mm_hash: str) -> Job | None:
         return self._jobs.get(mm_hash)
@@ -151,6 +113,11 @@ class JobTable:
     def set_encoders(self, encoders: Iterable[EncoderSlot]) -> None:
         """The encoders that may get jobs. Jobs on others end by their streams' failure."""
         self._encoders = {slot.address: slot for slot in encoders}
+        self._by_namespace = {}
+        for slot in self._encoders.values():
+            for namespace in slot.namespaces:
+                self._by_namespace.setdefault(namespace, []).append(slot)
+        self._forget_owners()
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -168,57 +135,63 @@ class JobTable:
         joined = job is not None
         if job is None:
             self._counter += 1
-            job = Job(mm_hash, namespace, self._counter)
-            self._jobs[mm_hash] = job
+            job = self._jobs[mm_hash] = Job(mm_hash, namespace, self._counter)
         job.waiters.add(request_id)
+        self._wanted.setdefault(request_id, {})[mm_hash] = None
         if re_encode and job.state is not JobState.RUNNING:
             job.re_encode = self._flow_control
             job.damaged_digest = damaged_digest or job.damaged_digest
         if request_id in self._admissions:
-            job.admitted[request_id] = self._admissions[request_id]
+            job.admitted.add(request_id, self._admissions[request_id])
+        if joined:
+            self._rank_changed(job)
+        else:
+            self._settle(job, 0.0)
         return job, joined
 
     def admit(self, request_id: str) -> None:
         """A PD worker has reserved room for all items of the request."""
         self._counter += 1
         order = self._admissions.setdefault(request_id, self._counter)
-        for job in self._jobs.values():
-            if request_id in job.waiters:
-                job.admitted[request_id] = order
-                if job.state is JobState.RUNNING:
-                    self._hold(job).holders.add(request_id)
+        for mm_hash in self._wanted.get(request_id, ()):
+            job = self._jobs[mm_hash]
+            job.admitted.add(request_id, order)
+            if job.state is JobState.RUNNING:
+                self._hold(job)
+                self._published.join(mm_hash, request_id)
+            self._rank_changed(job)
 
     def loaded(self, request_id: str, mm_hash: str) -> None:
         """An admitted waiter has the item, or knows that the store has not: its bytes count no longer."""
-        hold = self._holds.get(mm_hash)
-        if hold is None or request_id not in hold.holders:
+        if not self._published.holds(mm_hash, request_id):
             return
         job = self._jobs.get(mm_hash)
         if job is not None and job.state is JobState.RUNNING:
-            hold.holders.discard(request_id)
+            self._published.leave(mm_hash, request_id)
         else:
-            del self._holds[mm_hash]
+            self._published.free(mm_hash)
 
     def end_attempt(self, request_id: str) -> None:
         """The request's reservations are gone; its jobs stay."""
         self._admissions.pop(request_id, None)
-        for job in self._jobs.values():
-            job.admitted.pop(request_id, None)
-        for key, hold in list(self._holds.items()):
-            hold.holders.discard(request_id)
-            if not hold.holders:
-                del self._holds[key]
+        for mm_hash in self._wanted.get(request_id, ()):
+            job = self._jobs[mm_hash]
+            if job.admitted.discard(request_id):
+                self._rank_changed(job)
+        self._published.end(request_id)
 
     def leave(self, request_id: str) -> list[Job]:
         """The request has ended. Returns the jobs that nobody waits for any more; they are gone."""
         self.end_attempt(request_id)
         dropped = []
-        for job in list(self._jobs.values()):
+        for mm_hash in self._wanted.pop(request_id, ()):
+            job = self._jobs[mm_hash]
             job.waiters.discard(request_id)
             if not job.waiters:
-                del self._jobs[job.mm_hash]
+                self._remove(job)
+                self._published.free_unheld(mm_hash)
                 dropped.append(job)
-        return dropped
+        return sorted(dropped, key=lambda job: job.order)
 
     def planned(self, try_id: str, plan: ItemPlan) -> Job | None:
         """Preprocessing is done: the plan credit returns. None for a report of an old try."""
@@ -227,6 +200,7 @@ class JobTable:
             return None
         job.plan = plan
         job.state = JobState.PLANNED
+        self._settle(job, 0.0)
         return job
 
     def ready(self, try_id: str, plan: ItemPlan) -> Job | None:
@@ -235,10 +209,8 @@ class JobTable:
         if job is None:
             return None
         job.plan = plan
-        del self._jobs[job.mm_hash]
-        hold = self._holds.get(job.mm_hash)
-        if hold is not None and not hold.holders:
-            del self._holds[job.mm_hash]
+        self._remove(job)
+        self._published.free_unheld(job.mm_hash)
         return job
 
     def failed(
@@ -255,9 +227,9 @@ class JobTable:
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
-        self._holds.pop(mm_hash, None)
+        self._published.free(mm_hash)
         if not retryable:
-            del self._jobs[mm_hash]
+            self._remove(job)
             return job
         backoff = min(FIRST_BACKOFF * 2**job.tries, LAST_BACKOFF)
         joins = owner_address != job.address and owner_address in self._encoders
@@ -267,12 +239,14 @@ class JobTable:
             job.not_before = now + backoff
         else:
             job.avoid[job.address] = now + LAST_BACKOFF
-            job.not_before = now + (0.0 if self._unblamed(job, now) else backoff)
+            elsewhere = any(job.avoid.get(slot.address, 0.0) <= now for slot in self._able(job.namespace))
+            job.not_before = now + (0.0 if elsewhere else backoff)
         if not joins:
             job.failed_lease_token = owner_token or job.owner_token or job.failed_lease_token
         job.owner_address, job.owner_token = (owner_address, owner_token) if joins else ("", "")
         job.state = JobState.QUEUED
         job.tries += 1
+        self._settle(job, now)
         return job
 
     def lost(self, try_id: str, mm_hash: str, now: float) -> Job | None:
@@ -280,131 +254,136 @@ class JobTable:
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
-        job.losses += job.state in _AT_WORK
+        job.losses += job.state in AT_WORK
         return self.failed(try_id, mm_hash, now, retryable=job.losses < MAX_LOSSES)
 
     # -- decisions ---------------------------------------------------------------------------------
 
     def pump(self, now: float) -> list[StartJob | RunJob]:
         """Everything that may start now, in order; the table counts it as started."""
-        planned = self._ranked(JobState.PLANNED)
-        queued = self._ranked(JobState.QUEUED)
-        if not planned and not queued:
-            return []
-        at_work = ((job.address, job.suspect) for job in self._jobs.values() if job.state in _AT_WORK)
-        isolation = Isolation(at_work)
-        runs = self._runs(planned, isolation) if planned else []
-        return [*runs, *self._starts(queued, now, isolation)] if queued else runs
+        while self._timers and self._timers[0][0] <= now:
+            _, _, tries, job = heapq.heappop(self._timers)
+            if job.state is JobState.QUEUED and job.tries == tries and self._jobs.get(job.mm_hash) is job:
+                self._settle(job, now)
+        self._loads.isolation.begin()
+        return [*self._runs(), *self._starts(now)]
 
-    def _starts(self, jobs: list[Job], now: float, isolation: Isolation) -> list[StartJob | RunJob]:
-        planning = self._count(JobState.PLANNING)
-        work = self._outstanding()
-        started: list[StartJob | RunJob] = []
-        for job in jobs:
-            if job.not_before > now:
-                continue
-            cost = self._work(job.plan)
-            candidates = self._admitting(job, now, isolation)
-            address = self._encoder_for(job, candidates, planning, work, cost)
-            if address is None:
-                continue
-            isolation.enter(address, suspect=job.suspect)
-            job.address, job.state = address, JobState.PLANNING
-            planning[address] = planning.get(address, 0) + 1
-            work[address] = work.get(address, 0.0) + cost
-            started.append(StartJob(job))
-        return started
-
-    def _admitting(self, job: Job, now: float, isolation: Isolation) -> list[EncoderSlot]:
-        """Candidates where the job may begin beside those that are there."""
-        able = self._candidates(job, now)
-        admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
-        if job.suspect and not admitting:
-            isolation.keep(slot.address for slot in able)
-        return admitting
-
-    def _encoder_for(
-        self,
-        job: Job,
-        candidates: list[EncoderSlot],
-        planning: Mapping[str, int],
-        work: Mapping[str, float],
-        cost: float,
-    ) -> str | None:
-        free = [slot.address for slot in candidates if planning.get(slot.address, 0) < slot.plan_credit]
-        if job.owner_address:
-            owner = job.owner_address
-            if owner not in self._encoders:
-                job.owner_address = ""
-            elif owner in free:
-                return owner
-            else:
-                return None
-        loads = [EncoderLoad(address, work.get(address, 0.0)) for address in free]
-        return choose_encoder(loads, job.mm_hash, cost)
-
-    def _candidates(self, job: Job, now: float) -> list[EncoderSlot]:
-        """Encoders of the namespace; those that failed the job only when there is no other."""
-        waited = job.not_before and job.not_before <= now
-        return self._unblamed(job, now) or (self._able(job) if waited else [])
-
-    def _unblamed(self, job: Job, now: float) -> list[EncoderSlot]:
-        return [slot for slot in self._able(job) if job.avoid.get(slot.address, 0.0) <= now]
-
-    def _able(self, job: Job) -> list[EncoderSlot]:
-        return [slot for slot in self._encoders.values() if job.namespace in slot.namespaces]
-
-    def _runs(self, jobs: list[Job], isolation: Isolation) -> list[StartJob | RunJob]:
-        running = self._count(JobState.RUNNING)
-        published = self.published_bytes
+    def _runs(self) -> list[StartJob | RunJob]:
         runs: list[StartJob | RunJob] = []
-        for job in jobs:
-            if self._flow_control and not job.admitted:
+        isolation, published = self._loads.isolation, self._published
+        walk = self._planned.walk(key for key in self._planned.all_keys() if self._tower_free(key.address))
+        while (job := walk.first()) is not None:
+            if not self._tower_free(job.address):
+                walk.skip()
                 continue
-            slot = self._encoders.get(job.address)
-            if slot is None or running.get(job.address, 0) >= slot.tower_credit:
-                continue
-            assert job.plan is not None
-            if self._flow_control and published and published + job.plan.nbytes > self.share:
-                break  # strict order: smaller items behind must not starve this one
             if not isolation.admits(job.address, suspect=job.suspect):
                 if job.suspect:
                     isolation.keep([job.address])
+                walk.skip()
                 continue
-            isolation.enter(job.address, suspect=job.suspect)
+            assert job.plan is not None
+            if self._flow_control and published.nbytes and published.nbytes + job.plan.nbytes > self.share:
+                break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
-            published += self._hold(job).nbytes
-            running[job.address] = running.get(job.address, 0) + 1
+            self._hold(job)
+            self._settle(job, 0.0)
             runs.append(RunJob(job))
         return runs
 
-    # -- helpers -----------------------------------------------------------------------------------
+    def _starts(self, now: float) -> list[StartJob | RunJob]:
+        started: list[StartJob | RunJob] = []
+        if not self._queued or not any(self._plan_free(slot) for slot in self._encoders.values()):
+            return started
+        walk = self._queued.walk(self._queued.all_keys())
+        while (job := walk.first()) is not None:
+            address = self._encoder_for(job, now)
+            if address is None:
+                walk.skip()
+                continue
+            job.address, job.state = address, JobState.PLANNING
+            self._settle(job, now)
+            started.append(StartJob(job))
+        return started
 
-    def _hold(self, job: Job) -> _Hold:
+    def _encoder_for(self, job: Job, now: float) -> str | None:
+        able = self._able(job.namespace)
+        # Those that failed the job only when there is no other.
+        able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
+        isolation = self._loads.isolation
+        admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
+        if job.suspect and not admitting:
+            isolation.keep(slot.address for slot in able)
+        free = [slot.address for slot in admitting if self._plan_free(slot)]
+        if job.owner_address:
+            return job.owner_address if job.owner_address in free else None
+        loads = [EncoderLoad(address, self._loads.work(address)) for address in free]
+        return choose_encoder(loads, job.mm_hash, self._loads.cost(job))
+
+    def _forget_owners(self) -> None:
+        """Jobs that would join an encoder which has gone start anywhere."""
+        for key in self._queued.all_keys():
+            if key.owner and key.owner not in self._encoders:
+                for job in self._queued.jobs(key):
+                    job.owner_address = ""
+                    self._queued.file(job, replace(key, owner=""))
+
+    def _tower_free(self, address: str) -> bool:
+        slot = self._encoders.get(address)
+        return slot is not None and self._loads.running(address) < slot.tower_credit
+
+    def _plan_free(self, slot: EncoderSlot) -> bool:
+        return self._loads.planning(slot.address) < slot.plan_credit
+
+    def _able(self, namespace: str) -> list[EncoderSlot]:
+        return self._by_namespace.get(namespace, [])
+
+    # -- where a job stands ------------------------------------------------------------------------
+
+    def _settle(self, job: Job, now: float) -> None:
+        """Counts the job at its encoder and files it by what it waits for."""
+        self._loads.count(job)
+        self._queued.discard(job)
+        self._planned.discard(job)
+        if job.state is JobState.PLANNED:
+            if job.admitted or not self._flow_control:
+                self._planned.file(job, _Run(job.address, _alone(job)))
+        elif job.state is JobState.QUEUED:
+            job.avoid = {address: until for address, until in job.avoid.items() if until > now}
+            waits = [job.not_before] if job.not_before > now else list(job.avoid.values())
+            for when in waits:
+                heapq.heappush(self._timers, (when, job.order, job.tries, job))
+            if job.not_before <= now:
+                key = _Start(job.namespace, job.owner_address, frozenset(job.avoid), _alone(job))
+                self._queued.file(job, key)
+
+    def _rank_changed(self, job: Job) -> None:
+        """The job's waiters, or their admissions, are others."""
+        if job.state is JobState.PLANNED:
+            self._settle(job, 0.0)
+        else:
+            self._queued.renew(job)
+
+    def _remove(self, job: Job) -> None:
+        """The job is gone; what it has published counts on."""
+        del self._jobs[job.mm_hash]
+        self._loads.remove(job)
+        self._queued.discard(job)
+        self._planned.discard(job)
+        for request_id in job.waiters:
+            wanted = self._wanted.get(request_id)
+            if wanted is not None:
+                wanted.pop(job.mm_hash, None)
+                if not wanted:
+                    del self._wanted[request_id]
+
+    def _hold(self, job: Job) -> None:
         assert job.plan is not None
-        hold = self._holds.get(job.mm_hash)
-        if hold is None:
-            hold = self._holds[job.mm_hash] = _Hold(job.plan.nbytes, set(job.admitted))
-        return hold
+        self._published.hold(job.mm_hash, job.plan.nbytes, job.admitted)
 
     def _current(self, try_id: str, mm_hash: str) -> Job | None:
         job = self._jobs.get(mm_hash)
         return job if job is not None and job.try_id == try_id else None
 
-    def _ranked(self, state: JobState) -> list[Job]:
-        jobs = [job for job in self._jobs.values() if job.state is state]
-        return sorted(jobs, key=lambda job: job.rank)
 
-    def _count(self, state: JobState) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for job in self._jobs.values():
-            if job.state is state:
-                counts[job.address] = counts.get(job.address, 0) + 1
-        return counts
-
-    def _outstanding(self) -> dict[str, float]:
-        work: dict[str, float] = {}
-        for job in self._jobs.values():
-            if job.state is not JobState.QUEUED:
-                work[job.address] = work.get(job.address, 0.0) + self._work(job.plan)
-        return work
+def _alone(job: Job) -> str:
+    return job.mm_hash if job.suspect else ""

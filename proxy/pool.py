@@ -7,6 +7,7 @@ be down or flushed. It is forgotten when its registration is gone and its health
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from triptych.ec_connector.registry import RegistryLook
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.internal_auth import InternalKey
 from triptych.proxy.encoder_prompt import ModelKind
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 HEALTH_INTERVAL = 1.0
 HEALTH_TIMEOUT = 5.0
+#: Health checks that a proxy makes of workers that nobody doubts.
+CHECKS_PER_SECOND = 16.0
 PROXY_TERM = 5.0
 #: How long a caller waits for the store's answer in one poll.
 STORE_TIMEOUT = 2.0
@@ -40,16 +44,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 class RegistryView(Protocol):
     """What the pool asks of the connector's registry."""
 
-    async def workers(self) -> list[WorkerInfo]: ...
-    async def declare_proxy(self, proxy_id: str, term: float) -> None: ...
-    async def proxies(self) -> int: ...
-    async def collect_dead(self, older_than: float = 600.0) -> int: ...
-
-
-class EpochView(Protocol):
-    """What the pool asks of the embedding store."""
-
-    async def epoch(self) -> str: ...
+    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook: ...
 
 
 @dataclass(slots=True)
@@ -64,6 +59,16 @@ class Worker:
     alive: bool = True
     serving: bool = True
     watch: asyncio.Task[None] | None = None
+    #: The registry vouches for it no more, or names another process: it is checked at once.
+    doubt: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def health_interval(workers: int) -> float:
+    """Seconds between two health checks of a worker that is registered and has been well.
+
+    They grow with the number of workers, so that a proxy never makes more than CHECKS_PER_SECOND of them.
+    """
+    return max(HEALTH_INTERVAL, workers / CHECKS_PER_SECOND)
 
 
 @dataclass(slots=True)
@@ -93,14 +98,14 @@ class WorkerPool:
     def __init__(
         self,
         registry: RegistryView,
-        store: EpochView,
         proxy_id: str,
         token: str = "",
         *,
         health_timeout: float = HEALTH_TIMEOUT,
     ) -> None:
         self._registry = registry
-        self._store = store
+        #: What the last look at the registry has shown.
+        self._mark = ""
         self._proxy_id = proxy_id
         self._token = token
         self._key = InternalKey(token) if token else None
@@ -111,6 +116,8 @@ class WorkerPool:
         self._models: dict[str, _Model] = {}
         #: By pool and address: one process may serve both pools at one address.
         self.workers: dict[tuple[str, str], Worker] = {}
+        #: Those that the registry does not name.
+        self._unregistered: dict[tuple[str, str], Worker] = {}
         self.store_ok = False
         #: The store's epoch at the last poll: another value later means that it was flushed or restarted.
         self.epoch = ""
@@ -194,21 +201,31 @@ class WorkerPool:
         """One look at the registry. Never raises: a store that is down leaves the workers as they are."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT):
-                await self._registry.declare_proxy(self._proxy_id, PROXY_TERM)
-                infos = await self._registry.workers()
-                self.epoch = await self._store.epoch()
-                self.proxies = max(await self._registry.proxies(), 1)
+                look = await self._registry.look(self._proxy_id, PROXY_TERM, mark=self._mark)
         except (TriptychError, TimeoutError) as error:
             if self.store_ok:
                 log.warning("the store does not answer: %s", error)
+                for worker in self.workers.values():
+                    worker.doubt.set()
             self.store_ok = False
             return
         if not self.store_ok:
             log.info("the store answers")
         self.store_ok = True
-        self._take_in(infos)
+        self.epoch = look.epoch
+        changed = self.proxies != (proxies := max(look.proxies, 1))
+        self.proxies = proxies
+        if look.workers is not None:
+            changed |= self._take_in(look.workers)
+        self._mark = look.mark
+        for worker in [worker for worker in self._unregistered.values() if not worker.alive]:
+            self._remove(worker)
+            changed = True
+        if changed:
+            self.on_change()
 
-    def _take_in(self, infos: Sequence[WorkerInfo]) -> None:
+    def _take_in(self, infos: Sequence[WorkerInfo]) -> bool:
+        """Whether the registry names others, or says other things of them, than before."""
         infos = [info for info in infos if self._is_ours(info)]
         named = {(info.pool, info.address): info for info in infos}
         changed = False
@@ -221,13 +238,15 @@ class WorkerPool:
                 changed |= self._renew(worker, info)
         for info in sorted(infos, key=lambda info: info.pool != "pd"):
             self._declare(info)
-        for key, worker in list(self.workers.items()):
-            worker.registered = key in named
-            if not worker.registered and not worker.alive:
-                self._remove(worker)
-                changed = True
-        if changed:
-            self.on_change()
+        for key, worker in self.workers.items():
+            if key in named:
+                worker.registered = True
+                self._unregistered.pop(key, None)
+            elif worker.registered:
+                worker.registered = False
+                self._unregistered[key] = worker
+                worker.doubt.set()
+        return changed
 
     def _is_ours(self, info: WorkerInfo) -> bool:
         """Whether somebody who knows the internal token wrote this registration; no other one is followed."""
@@ -258,6 +277,7 @@ class WorkerPool:
         if worker.info.incarnation != info.incarnation:
             log.info("%s worker %s was started again", info.pool, info.address)
             worker.alive = worker.serving = True
+            worker.doubt.set()
             if worker.session is not None:
                 worker.session.expect(info)
         worker.info = info
@@ -265,7 +285,9 @@ class WorkerPool:
 
     def _remove(self, worker: Worker) -> None:
         log.info("%s worker %s is gone", worker.info.pool, worker.info.address)
-        del self.workers[worker.info.pool, worker.info.address]
+        key = (worker.info.pool, worker.info.address)
+        del self.workers[key]
+        self._unregistered.pop(key, None)
         if worker.watch:
             worker.watch.cancel()
         self.on_lost(worker)
@@ -283,6 +305,7 @@ class WorkerPool:
         stub = health_pb2_grpc.HealthStub(worker.channel)
         while True:
             incarnation = worker.info.incarnation
+            worker.doubt.clear()
             alive, serving = await self._check(stub)
             if alive and worker.session is not None and not await worker.session.prove():
                 alive = serving = False
@@ -295,7 +318,14 @@ class WorkerPool:
                     log.warning("%s worker %s does not answer", worker.info.pool, worker.info.address)
                     self.on_lost(worker)
                 self.on_change()
-            await asyncio.sleep(HEALTH_INTERVAL)
+            await self._pause(worker)
+
+    async def _pause(self, worker: Worker) -> None:
+        """Until the worker's next check: soon where the registry does not vouch for it."""
+        well = self.store_ok and worker.registered and worker.alive and worker.serving
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(health_interval(len(self.workers)) if well else HEALTH_INTERVAL):
+                await worker.doubt.wait()
 
     async def _check(self, stub: health_pb2_grpc.HealthStub) -> tuple[bool, bool]:
         try:

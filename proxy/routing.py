@@ -10,6 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 #: Share of a worker's sequences by which a prefix match may outweigh load.
 PREFIX_SLACK = 0.25
+#: Seconds that any item is expected to take, whatever the fit says of small ones.
+LEAST_WORK = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,23 @@ class WorkModel:
         """Seconds expected of an item; of an average one when its patches are not known yet."""
         if self._n == 0:
             return 1.0
+        mean_x, mean_y, slope = self._fit()
+        if patches is None or slope == 0.0:
+            return max(mean_y, LEAST_WORK)
+        return max(mean_y + slope * (patches - mean_x), LEAST_WORK)
+
+    def total(self, unknown: int, known: int, patches: int) -> float:
+        """Seconds expected of `unknown` items without a plan and of `known` ones with `patches` together."""
+        if self._n == 0:
+            return float(unknown + known)
+        mean_x, mean_y, slope = self._fit()
+        planned = known * mean_y + slope * (patches - known * mean_x)
+        return unknown * max(mean_y, LEAST_WORK) + max(planned, known * LEAST_WORK)
+
+    def _fit(self) -> tuple[float, float, float]:
+        """Patches and seconds of an average item, and the seconds of a patch more."""
         mean_x, mean_y = self._x / self._n, self._y / self._n
         spread = self._xx / self._n - mean_x * mean_x
-        if patches is None or spread <= 1e-9 * max(mean_x * mean_x, 1.0):
-            return max(mean_y, 1e-4)
-        slope = max((self._xy / self._n - mean_x * mean_y) / spread, 0.0)
-        return max(mean_y + slope * (patches - mean_x), 1e-4)
+        if spread <= 1e-9 * max(mean_x * mean_x, 1.0):
+            return mean_x, mean_y, 0.0
+        return mean_x, mean_y, max((self._xy / self._n - mean_x * mean_y) / spread, 0.0)

@@ -96,7 +96,7 @@ async def _serve(
     """Starts everything; `stack` ends it in reverse order."""
     proxy_id = f"proxy-{uuid.uuid4().hex}"
     metrics = ProxyMetrics()
-    pool = WorkerPool(Registry(store), store, proxy_id, config.internal_token)
+    pool = WorkerPool(Registry(store), proxy_id, config.internal_token)
     stack.push_async_callback(pool.stop)
     dispatcher = Dispatcher(
         pool,

@@ -47,13 +47,13 @@ class EncoderJobs:
         hops: Hops,
         flow_control: bool = True,
     ) -> None:
-        self.table = JobTable(share, self.work, flow_control=flow_control)
+        self._model = WorkModel()
+        self.table = JobTable(share, _patches, self._model, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
         self._clock = clock
         self._encoders = {f"encoder-{index}": encoder for index, encoder in enumerate(encoders)}
         self._sink = sink
         self._out, self._back = hops.stream(), hops.stream()
-        self._model = WorkModel()
         self._items: dict[str, Item] = {}
         self._streams: dict[str, JobStream] = {}
         self._recent: OrderedDict[str, tuple[float, Ready]] = OrderedDict()
@@ -65,7 +65,7 @@ class EncoderJobs:
 
     def work(self, plan: ItemPlan | None) -> float:
         """Seconds of tower time expected of an item."""
-        return self._model.work(plan.grid_thw[2] if plan is not None else None)
+        return self._model.work(_patches(plan) if plan is not None else None)
 
     def start(
         self, item: Item, request_id: str, looked_up: float, *, re_encode: bool = False, counts: bool = True
@@ -138,7 +138,11 @@ class EncoderJobs:
             if len(self._recent) > RECENT_ITEMS:
                 self._recent.popitem(last=False)
             if not end.already_stored and end.encode_seconds > 0:
-                self._model.learn(end.plan.grid_thw[2], end.encode_seconds)
+                self._model.learn(_patches(end.plan), end.encode_seconds)
             for request_id in sorted(job.waiters):
                 self._sink.ready(request_id, job.mm_hash, end)
         self.pump()
+
+
+def _patches(plan: ItemPlan) -> int:
+    return plan.grid_thw[2]

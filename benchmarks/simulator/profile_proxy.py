@@ -52,7 +52,7 @@ def proxy_process(pipe: Any, pd_port: int, encoder_port: int = 0) -> None:
     async def serve() -> None:
         view, metrics = NoStore(), ProxyMetrics()
         encoder = f"127.0.0.1:{encoder_port}" if encoder_port else ""
-        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", encoder), view, "bench")
+        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", encoder), "bench")
         dispatcher = Dispatcher(pool, view, metrics, proxy_id="bench", max_queue=4096)
         listener = bind("127.0.0.1", 0)
         http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)

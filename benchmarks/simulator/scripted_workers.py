@@ -11,6 +11,7 @@ from typing import Any
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from triptych.ec_connector.registry import RegistryLook
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import ItemPlan, WorkerInfo
@@ -43,16 +44,8 @@ class FixedRegistry:
                 WorkerInfo(encoder_address, "encoder", "i", MODEL_KEY, MODEL, (NAMESPACE,), credit)
             )
 
-    async def workers(self) -> list[WorkerInfo]:
-        return list(self.infos)
-
-    async def declare_proxy(self, proxy_id: str, term: float) -> None: ...
-
-    async def proxies(self) -> int:
-        return 1
-
-    async def collect_dead(self, older_than: float = 600.0) -> int:
-        return 0
+    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+        return RegistryLook("fixed", "epoch", 1, None if mark else list(self.infos))
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ async def _unharmed(b: Bench, store: EmbeddingStore, seed: int) -> None:
     for name in GAUGES:
         await b.until(f"triptych_encoder_{name}", 0)
     async with asyncio.timeout(5):
-        while await store.control.execute("KEYS", keys.LEASE + "*"):
+        while await store.control.execute("HKEYS", keys.LEASES):
             await asyncio.sleep(0.01)
 
 

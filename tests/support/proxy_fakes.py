@@ -87,7 +87,7 @@ class FakeCluster:
         body_memory = options.pop("body_memory", 64 << 20)
         door = Door(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
-            registry, view, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
+            registry, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
         )
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
         self.dispatcher = Dispatcher(

@@ -126,11 +126,11 @@ async def kill_queued(cluster: Cluster, streams: Streams) -> None:
 def _leases(cluster: Cluster) -> dict[bytes, bytes | None]:
     """Items in a tower that are not stored yet, with its address; the store knows while encoders stand."""
     with redis.Redis.from_url(cluster.store_url, socket_timeout=PATIENCE) as client:
-        items = [key.removeprefix(keys.LEASE.encode()) for key in client.scan_iter(f"{keys.LEASE}*")]
+        leases = client.hgetall(keys.LEASES)
         return {
-            item: client.hget(keys.LEASE.encode() + item, "address")
-            for item in items
-            if not client.exists(keys.EMBEDDING.encode() + item)
+            item: lease.split(b"\n")[2]
+            for item, lease in leases.items()
+            if not client.exists(keys.embedding(item.decode()))
         }
 
 

@@ -4,11 +4,12 @@ Everything is a share of one core or one link, at the rate that N workers serve:
 
     proxy     rate/P · (request + tokens · message/m)  +  2 looks/s · (LOOK_PROXY + N · LOOK_PROXY_WORKER)
     store     rate · (fresh pictures / save rate + pictures / load rate) · bytes of an embedding
-    registry  N · BEAT  +  P · 2 looks/s · (BEAT + LOOK · 2 + (N + P) · LOOK_WORKER)
+    registry  N · BEAT  +  P · 2 looks/s · (LOOK + N · LOOK_WORKER)
 
 P proxies, m tokens in a message: a PD worker sends one message per step to every proxy that has a request
 there, so that with more proxies each brings fewer tokens. One store is one server process: transfers and
-registry each alone may take SHARE of it.
+registry each alone may take SHARE of it. Every look is taken for one at workers that have changed: an upper
+bound, since one at unchanged ones costs the same for any N.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def store_share(traffic: Traffic, rate: float) -> float:
 
 
 def registry_share(workers: int, proxies: int) -> float:
-    """Of the store's core: heartbeats of workers and proxies, and looks of proxies at both."""
-    looks = BEAT + 2 * LOOK + (workers + proxies) * LOOK_WORKER
+    """Of the store's core: heartbeats of workers, and looks of proxies at them."""
+    looks = LOOK + workers * LOOK_WORKER
     return workers * BEATS * BEAT + proxies * LOOKS * looks
 
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from support.items import make_plan
+from support.store_commands import commands
 from triptych.ec_connector import keys
 from triptych.ec_connector.leases import Lease, Leases, OwnedBy
 from triptych.ec_connector.store import EmbeddingStore
+from triptych.errors import InvalidRequest
 
 HASH = make_plan().mm_hash
 
@@ -79,7 +83,8 @@ async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(
 
 async def test_leases_have_no_ttl(store: EmbeddingStore) -> None:
     await owned(Leases(store), "a")
-    assert await store.control.execute("PTTL", keys.lease(HASH)) == -1
+    for name in (keys.LEASES, keys.LEASE_DEADLINES):
+        assert await store.control.execute("PTTL", name) == -1
 
 
 async def test_only_leases_long_past_their_deadline_are_collected(store: EmbeddingStore) -> None:
@@ -89,4 +94,27 @@ async def test_only_leases_long_past_their_deadline_are_collected(store: Embeddi
         await leases.acquire(make_plan(f"late {n}").mm_hash, address="a", incarnation="i", term=-10)
         await leases.acquire(make_plan(f"live {n}").mm_hash, address="a", incarnation="i", term=60)
     assert await leases.collect_dead() == 20
-    assert len(await store.control.execute("KEYS", "lease:*")) == 40
+    assert await store.control.execute("HLEN", keys.LEASES) == 40
+    assert await store.control.execute("ZCARD", keys.LEASE_DEADLINES) == 40
+
+
+@pytest.mark.parametrize("name", ["", "../escaped", "AB" * 32, "ab" * 31, "ab" * 32 + "\n"])
+async def test_names_that_are_no_hash_get_no_lease(store: EmbeddingStore, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        await Leases(store).acquire(name, address="a", incarnation="i", term=60)
+
+
+async def test_the_dead_leases_are_found_without_a_search_through_the_store(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    for n in range(300):
+        await store.control.execute("SET", f"other:{n}", "x")
+        await leases.acquire(make_plan(f"live {n}").mm_hash, address="a", incarnation="i", term=60)
+    for n in range(3):
+        await leases.acquire(make_plan(f"dead {n}").mm_hash, address="a", incarnation="i", term=-700)
+    before = await commands(store)
+    assert await leases.collect_dead() == 3
+    spent = await commands(store) - before
+    assert spent["scan"] == 0
+    # One script, and two deletions for each dead lease.
+    assert spent["eval"] == spent["zrangebyscore"] == 1
+    assert spent["hdel"] == spent["zrem"] == 3

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgpack
 
+from support.store_commands import commands
 from support.waiting import until
 from triptych.ec_connector import keys
 from triptych.ec_connector.heartbeat import Heartbeat
@@ -16,6 +18,7 @@ from triptych.types import WorkerInfo
 
 ENCODER = WorkerInfo("10.0.0.1:5000", "encoder", "i1", "k", "m", ("ns1", "ns2"), {"plan_credit": 16})
 PD = WorkerInfo("10.0.0.1:5000", "pd", "i2", "k", "m")
+RESTARTED = dataclasses.replace(PD, incarnation="i9")
 
 
 async def becomes(registry: Registry, expected: list[WorkerInfo]) -> None:
@@ -67,7 +70,8 @@ async def test_a_registration_of_before_modalities_is_one_of_images(store: Embed
 
 async def test_registrations_have_no_ttl(store: EmbeddingStore) -> None:
     await Registry(store).register(ENCODER)
-    assert await store.control.execute("PTTL", keys.WORKERS) == -1
+    for name in (keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION):
+        assert await store.control.execute("PTTL", name) == -1
 
 
 async def test_live_proxies_are_counted(store: EmbeddingStore) -> None:
@@ -76,6 +80,62 @@ async def test_live_proxies_are_counted(store: EmbeddingStore) -> None:
         await registry.declare_proxy(name, 60)
     await registry.declare_proxy("gone", -1)
     assert await registry.proxies() == 2
+
+
+async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_mark(
+    store: EmbeddingStore,
+) -> None:
+    registry = Registry(store)
+    await registry.register(ENCODER)
+    first = await registry.look("p")
+    assert (first.workers, first.proxies) == ([ENCODER], 1)
+    await registry.register(ENCODER)
+    same = await registry.look("p", mark=first.mark)
+    assert (same.workers, same.mark, same.epoch) == (None, first.mark, first.epoch)
+    changes: list[tuple[Callable[[], Awaitable[object]], list[WorkerInfo]]] = [
+        (lambda: registry.register(PD), [ENCODER, PD]),
+        (lambda: registry.withdraw(ENCODER), [PD]),
+        (lambda: registry.register(RESTARTED), [RESTARTED]),
+        # As a deadline that passes.
+        (lambda: store.control.execute("ZADD", keys.WORKER_DEADLINES, 1, "pd 10.0.0.1:5000"), []),
+        (lambda: registry.register(RESTARTED), [RESTARTED]),
+        (lambda: store.control.execute("FLUSHALL"), []),
+        (lambda: registry.register(RESTARTED), [RESTARTED]),
+    ]
+    mark = same.mark
+    for change, expected in changes:
+        await change()
+        look = await registry.look("p", mark=mark)
+        assert look.workers == expected
+        mark = look.mark
+        assert (await registry.look("p", mark=mark)).workers is None
+
+
+async def test_a_look_tells_of_a_flush_by_another_epoch(store: EmbeddingStore) -> None:
+    registry = Registry(store)
+    first = await registry.look("p")
+    assert first.epoch == await store.epoch()
+    await store.control.execute("FLUSHALL")
+    assert (await registry.look("p", mark=first.mark)).epoch != first.epoch
+
+
+async def test_a_look_at_unchanged_workers_costs_the_store_as_much_for_two_as_for_two_hundred(
+    store: EmbeddingStore,
+) -> None:
+    registry = Registry(store)
+    costs, sizes = [], []
+    for count in (2, 200):
+        for n in range(count):
+            await registry.register(dataclasses.replace(ENCODER, address=f"10.0.0.2:{n}"))
+        mark = (await registry.look("p")).mark
+        before = await commands(store)
+        look = await registry.look("p", mark=mark)
+        spent = await commands(store) - before
+        costs.append(sum(calls for name, calls in spent.items() if name != "info"))
+        sizes.append(look.workers)
+        assert spent["eval"] == 1
+    assert costs[0] == costs[1]
+    assert sizes == [None, None]
 
 
 async def test_only_registrations_long_past_their_deadline_are_collected(store: EmbeddingStore) -> None:
@@ -91,9 +151,10 @@ async def test_only_registrations_long_past_their_deadline_are_collected(store: 
 async def test_a_registration_that_cannot_be_read_hides_no_other(store: EmbeddingStore) -> None:
     registry = Registry(store)
     await registry.register(ENCODER)
-    far = b"9" * 16
-    for name, raw in {"a": b"", "b": b"rubbish", "c": far + b"i\n\xff", "d": far + b"i\n\x80"}.items():
+    far = 9 * 10**15
+    for name, raw in {"a": b"", "b": b"rubbish", "c": b"i\n\xff", "d": b"i\n\x80"}.items():
         await store.control.execute("HSET", keys.WORKERS, name, raw)
+        await store.control.execute("ZADD", keys.WORKER_DEADLINES, far, name)
     assert await registry.workers() == [ENCODER]
 
 

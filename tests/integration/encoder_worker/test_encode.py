@@ -43,7 +43,7 @@ async def at_rest(b: Bench, store: EmbeddingStore) -> None:
     for name in ("jobs", "queue_items", "planned_items", "inflight", "leases_held", "prepared_bytes"):
         await b.until(f"triptych_encoder_{name}", 0)
     async with asyncio.timeout(5):
-        while await store.control.execute("KEYS", keys.LEASE + "*"):
+        while await store.control.execute("HKEYS", keys.LEASES):
             await asyncio.sleep(0.01)
 
 

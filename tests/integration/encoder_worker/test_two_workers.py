@@ -47,7 +47,7 @@ async def test_a_hung_owner_is_replaced_by_the_token_of_its_lease(
         a.tower.open.set()
         assert (await first.last()).WhichOneof("body") == "ready"
         async with asyncio.timeout(5):
-            while await store.control.execute("KEYS", keys.LEASE + "*"):
+            while await store.control.execute("HKEYS", keys.LEASES):
                 await asyncio.sleep(0.01)
 
 

@@ -10,6 +10,7 @@ from openai import APIStatusError
 from support.fake_workers import key_of, picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
+from triptych.ec_connector.registry import Registry, RegistryLook
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.types import ItemPlan
@@ -329,11 +330,16 @@ async def test_a_check_that_began_before_a_restart_says_nothing_about_the_new_pr
 
 
 class BrokenStore:
-    """The store's view of a proxy whose store can be switched off."""
+    """The view that a proxy has of a store, and of the registry in it, which can be switched off."""
 
     def __init__(self, store: EmbeddingStore) -> None:
         self.store = store
+        self.registry = Registry(store)
         self.down = False
+
+    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+        self._check()
+        return await self.registry.look(proxy_id, term, mark=mark)
 
     async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
         self._check()
@@ -350,7 +356,7 @@ class BrokenStore:
 
 async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store: EmbeddingStore) -> None:
     view = BrokenStore(store)
-    async with FakeCluster(store, store_view=view, request_timeout=3.0) as cluster:
+    async with FakeCluster(store, store_view=view, registry_view=view, request_timeout=3.0) as cluster:
         view.down = True
         await until(lambda: not cluster.pool.store_ok)
         assert await cluster.stream(TEXT) == whole_text(8)

@@ -13,14 +13,19 @@ HASH = "ab" * 32
 def test_all_keys_of_an_item_carry_its_tag() -> None:
     assert keys.embedding(HASH) == f"ec:{{{HASH}}}"
     assert keys.part(HASH, "0011223344556677", 2) == f"ec:{{{HASH}}}:0011223344556677:2"
-    assert keys.lease(HASH) == f"lease:{{{HASH}}}"
+
+
+def test_keys_that_one_script_touches_carry_one_tag() -> None:
+    registry = (keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION, keys.PROXIES, keys.EPOCH)
+    assert {name.partition(":")[0] for name in registry} == {"{registry}"}
+    leases = (keys.LEASES, keys.LEASE_DEADLINES)
+    assert {name.partition(":")[0] for name in leases} == {"{leases}"}
 
 
 @pytest.mark.parametrize("name", ["", "../escaped", "AB" * 32, "ab" * 31, "ab" * 32 + "\n", "{x}" + "a" * 61])
 def test_names_that_are_no_hash_never_become_keys(name: str) -> None:
-    for make in (keys.embedding, keys.lease):
-        with pytest.raises(InvalidRequest):
-            make(name)
+    with pytest.raises(InvalidRequest):
+        keys.embedding(name)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""One item on its way into the store, as the proxy's job table sees it."""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from triptych.types import ItemPlan
+
+#: Encoders that may die while they work on an item. The last one of them works on nothing else.
+MAX_LOSSES = 3
+
+Rank = tuple[bool, int, int]
+
+
+class JobState(enum.Enum):
+    QUEUED = enum.auto()
+    PLANNING = enum.auto()
+    PLANNED = enum.auto()
+    RUNNING = enum.auto()
+
+
+#: What an encoder is at: an item that waits there with its plan has nothing to do with its end.
+AT_WORK = (JobState.PLANNING, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSlot:
+    """An encoder as the table sees it; credits are this proxy's part."""
+
+    address: str
+    namespaces: tuple[str, ...]
+    plan_credit: int
+    tower_credit: int
+
+
+class Admissions:
+    """The admitted requests among a job's waiters, and the order of the one that was admitted first."""
+
+    __slots__ = ("_heap", "_orders")
+
+    def __init__(self) -> None:
+        self._orders: dict[str, int] = {}
+        #: (order, request); what is no longer in `_orders` is dropped when it comes to the top.
+        self._heap: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._orders)
+
+    def add(self, request_id: str, order: int) -> None:
+        if self._orders.get(request_id) != order:
+            self._orders[request_id] = order
+            heapq.heappush(self._heap, (order, request_id))
+
+    def discard(self, request_id: str) -> bool:
+        """Whether the request was among them."""
+        return self._orders.pop(request_id, None) is not None
+
+    @property
+    def first(self) -> int | None:
+        heap = self._heap
+        while heap and self._orders.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One item on its way into the store. `try_id` is new for every try; reports of old tries are ignored."""
+
+    mm_hash: str
+    namespace: str
+    order: int
+    re_encode: bool = False
+    damaged_digest: str = ""
+    state: JobState = JobState.QUEUED
+    address: str = ""
+    tries: int = 0
+    #: Encoders that ended while they worked on the item.
+    losses: int = 0
+    plan: ItemPlan | None = None
+    #: Requests that wait for the item.
+    waiters: set[str] = field(default_factory=set)
+    admitted: Admissions = field(default_factory=Admissions)
+    #: An encoder that holds the item's lease: the next try joins it there.
+    owner_address: str = ""
+    owner_token: str = ""
+    #: Token of a lease whose owner failed the item: the next try replaces that lease.
+    failed_lease_token: str = ""
+    not_before: float = 0.0
+    avoid: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def try_id(self) -> str:
+        return f"{self.mm_hash[:12]}-{self.order}.{self.tries}"
+
+    @property
+    def suspect(self) -> bool:
+        """Whether one encoder more may be lost to the item, and none after that."""
+        return self.losses >= MAX_LOSSES - 1
+
+    @property
+    def rank(self) -> Rank:
+        """Re-encodes first, then by admission, then by arrival."""
+        first = self.admitted.first
+        return (not self.re_encode, self.order if first is None else first, self.order)

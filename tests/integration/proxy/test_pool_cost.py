@@ -1,0 +1,78 @@
+"""What a proxy's upkeep costs store and workers, counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.proxy_fakes import FakeCluster
+from support.store_commands import commands
+from support.waiting import until
+from triptych.ec_connector.registry import Registry, RegistryLook
+from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.proxy import pool
+from triptych.proxy.pool import CHECKS_PER_SECOND, HEALTH_INTERVAL, health_interval
+
+LOOKS = 5
+
+
+async def test_a_poll_of_the_registry_is_one_command(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "POLL_SECONDS", 60.0)
+    async with FakeCluster(store, encoders=2, pd_workers=2) as cluster:
+        before = await commands(store)
+        for _ in range(LOOKS):
+            await cluster.pool.poll()
+        spent = await commands(store) - before
+        assert spent["eval"] == LOOKS
+        # All else is of the scripts, and the same for any number of workers.
+        assert sum(spent.values()) - spent["info"] <= 8 * LOOKS
+        assert spent["hgetall"] == spent["hvals"] == spent["hget"] == spent["scan"] == 0
+        assert len(cluster.pool.workers) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16, 17, 100, 1000])
+def test_a_proxy_makes_no_more_health_checks_a_second_for_more_workers(workers: int) -> None:
+    interval = health_interval(workers)
+    assert interval >= HEALTH_INTERVAL
+    assert workers / interval <= CHECKS_PER_SECOND
+
+
+async def test_a_worker_whose_registration_is_gone_is_checked_at_once_however_many_workers_there_are(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "health_interval", lambda workers: 3600.0)
+    async with FakeCluster(store, encoders=2) as cluster:
+        first, second = cluster.encoders
+        await until(lambda: first.health.checked == second.health.checked == 1, "the first checks")
+        await first.kill()
+        await cluster.registry.withdraw(first.info)
+        await until(lambda: ("encoder", first.address) not in cluster.pool.workers, "the worker's going")
+        assert second.health.checked == 1
+
+
+class SwitchedRegistry:
+    """The registry, which can be switched off."""
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._registry = Registry(store)
+        self.down = False
+
+    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+        if self.down:
+            raise StoreUnavailable("switched off")
+        return await self._registry.look(proxy_id, term, mark=mark)
+
+
+async def test_all_workers_are_checked_at_once_when_the_store_goes_away(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "health_interval", lambda workers: 3600.0)
+    registry = SwitchedRegistry(store)
+    async with FakeCluster(store, encoders=2, registry_view=registry) as cluster:
+        workers = (*cluster.encoders, *cluster.pd_workers)
+        await until(lambda: all(worker.health.checked == 1 for worker in workers), "the first checks")
+        registry.down = True
+        await until(
+            lambda: all(worker.health.checked > 1 for worker in workers), "checks by the proxy itself"
+        )
