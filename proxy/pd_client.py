@@ -18,9 +18,16 @@ log = logging.getLogger(__name__)
 #: A PD worker keeps the requests of a proxy without a stream for as long.
 REATTACH_SECONDS = 2.0
 RETRY_SECONDS = 0.1
+#: Longest pause after an error of our own, which comes again at once where it has a lasting cause.
+LAST_RETRY_SECONDS = 5.0
 CALL_TIMEOUT = 10.0
 #: A worker that sends no initial metadata counts as attached when the call has not failed by then.
 ATTACH_SECONDS = 0.5
+
+
+def retry_pause(failures: int) -> float:
+    """Seconds before the stream is made anew, after so many errors of our own in a row."""
+    return min(RETRY_SECONDS * 2.0**failures, LAST_RETRY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +127,33 @@ class PDLink:
                     self.give_up()
                     return
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("PD worker %s was sent no notices; its requests go on elsewhere", self.address)
+                self.give_up()
+                return
 
     # -- back --------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s."""
+        """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s.
+
+        An unexpected error loses them at once: what made it would be sent again.
+        """
         loop = asyncio.get_running_loop()
         broken_at = loop.time()
+        failures = 0
         while True:
             try:
                 await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
+                failures = 0
             except (aio.AioRpcError, TimeoutError) as error:
+                failures = 0
                 log.debug("no stream of PD worker %s: %s", self.address, error)
+            except Exception:
+                failures += 1
+                log.exception("the stream of PD worker %s failed; its requests go on elsewhere", self.address)
+                self.attached = False
+                self._lose_all()
             if self.attached:
                 broken_at = loop.time()
                 log.info("the stream of PD worker %s broke", self.address)
@@ -139,7 +161,7 @@ class PDLink:
             self._cancels.clear()
             if loop.time() - broken_at >= REATTACH_SECONDS:
                 self._lose_all()
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(retry_pause(failures))
 
     async def _attach(self, deadline: float | None) -> None:
         """One stream, from its start to its break. TimeoutError when it is not established in time."""
@@ -185,4 +207,7 @@ class PDLink:
         self._cancels.clear()
         lost, self._requests = self._requests, {}
         for request_id, tracked in lost.items():
-            self._sink.lost(request_id, tracked.attempt)
+            try:
+                self._sink.lost(request_id, tracked.attempt)
+            except Exception:  # of one request: the others are lost all the same
+                log.exception("request %s of PD worker %s", request_id, self.address)

@@ -91,6 +91,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=self.refusals.pop(0))
         held = FakeRequest(request)
         held.ready = {slot.plan.mm_hash for slot in request.items if slot.state == pd_pb2.ITEM_STATE_READY}
+        earlier = self.requests.get(request.request_id)
+        if earlier is not None and earlier.task is not None:
+            earlier.task.cancel()
         self.requests[request.request_id] = held
         held.task = asyncio.create_task(self._serve(held))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
