@@ -41,6 +41,8 @@ class Flow:
     stale_link: PDLink | None = None
     #: PD workers that have just refused the request.
     refused_by: set[str] = field(default_factory=set)
+    #: Fewest tokens of prompt and output that a PD worker has to take, as far as is known.
+    least_tokens: int = 0
     #: Where each item's embedding came from.
     origins: dict[str, str] = field(default_factory=dict)
     #: The store's epoch when the item was last known to be there.

@@ -1,4 +1,4 @@
-"""An unexpected error on the way of a PD worker's events: logged, its requests go on, the stream comes back."""
+"""An unexpected error in a PD worker's link is logged, its requests go on, the stream comes back."""
 
 from __future__ import annotations
 
