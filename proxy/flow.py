@@ -45,8 +45,8 @@ class Flow:
     least_tokens: int = 0
     #: Where each item's embedding came from.
     origins: dict[str, str] = field(default_factory=dict)
-    #: The store's epoch when the item was last known to be there.
-    epochs: dict[str, str] = field(default_factory=dict)
+    #: The store's epoch, and the jumps of its clock, when the item was last known to be there.
+    epochs: dict[str, tuple[str, int]] = field(default_factory=dict)
     #: When the store's look-up began, in loop time.
     looked_up: float = 0.0
     first_token: float | None = None
