@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from triptych.ec_connector.bulk_writer import BulkWriter
 from triptych.ec_connector.codec import Buffer, Damage, Head
 from triptych.ec_connector.control import Control, StoreFull, StoreUnavailable
 from triptych.ec_connector.scatter import Received, ScatterBuffer, scattered
+from triptych.ec_connector.server_clock import ServerClock
 from triptych.errors import ConfigError
 from triptych.log import short
 from triptych.types import ItemPlan
@@ -86,7 +88,8 @@ return redis.call('UNLINK', KEYS[1])
 
 _EPOCH = """
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
-return redis.call('GET', KEYS[1])
+local time = redis.call('TIME')
+return {redis.call('GET', KEYS[1]), time[1], time[2]}
 """
 
 
@@ -132,6 +135,7 @@ class EmbeddingStore:
         self.address = address
         self.control = Control(address, timeout)
         self._timeout = timeout
+        self._clock = ServerClock()
         self._readers = BulkPool(lambda: BulkReader.open(address), _BULK_CONNECTIONS)
         self._writers = BulkPool(lambda: BulkWriter.open(address), _BULK_CONNECTIONS)
 
@@ -333,8 +337,15 @@ class EmbeddingStore:
 
     async def epoch(self) -> str:
         """A word that stays while the store keeps its contents; another one: it was flushed or restarted."""
-        word: bytes = await self.control.script(_EPOCH, [keys.EPOCH], uuid.uuid4().hex)
-        return word.decode()
+        sent = time.monotonic()
+        word, seconds, micros = await self.control.script(_EPOCH, [keys.EPOCH], uuid.uuid4().hex)
+        self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())
+        return str(word.decode())
+
+    @property
+    def clock_jumps(self) -> int:
+        """How often the server's clock was found to have jumped, when `epoch` was last asked for."""
+        return self._clock.jumps
 
 
 async def connect_configured(url: str) -> EmbeddingStore:

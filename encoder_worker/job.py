@@ -72,7 +72,12 @@ class Failed:
     owner_token: str = ""
 
 
-JobEvent = Planned | Ready | MediaWanted | Failed
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The tower works on others; the item's turn comes."""
+
+
+JobEvent = Planned | Ready | MediaWanted | Waits | Failed
 
 
 @dataclass(eq=False, slots=True)

@@ -17,7 +17,7 @@ from triptych.encoder_worker.engine import (
     Saved,
     TowerItem,
 )
-from triptych.encoder_worker.job import Failed, ItemJob, Ready, VerifiedMedia, Waiter
+from triptych.encoder_worker.job import Failed, ItemJob, Ready, VerifiedMedia, Waiter, Waits
 from triptych.encoder_worker.job_metrics import JobMetrics
 from triptych.encoder_worker.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.limits import ItemFormat, JobLimits
@@ -34,6 +34,9 @@ from triptych.errors import (
 from triptych.log import short
 
 logger = logging.getLogger(__name__)
+
+#: Least time between two words to those that wait for the tower; far below a proxy's patience.
+WAITS_SECONDS = 1.0
 
 
 class JobTable:
@@ -66,6 +69,7 @@ class JobTable:
         self._jobs: dict[str, ItemJob] = {}
         self._tower_busy = False
         self._saving_bytes = 0
+        self._told_waiting = 0.0
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -189,8 +193,7 @@ class JobTable:
     def _pump(self) -> None:
         while (key := self._scheduler.next_preparation()) is not None:
             self._spawn(self._prepare(self._jobs[key]))
-        while (key := self._scheduler.next_media_request()) is not None:
-            self._ask_for_media(self._jobs[key])
+        self._ask_for_lacking_media()
         for key in self._scheduler.take_dropped():
             if (job := self._jobs.get(key)) is not None:
                 job.prepared = job.output = None
@@ -199,7 +202,12 @@ class JobTable:
             if batch:
                 self._tower_busy = True
                 self._spawn(self._run_batch(batch))
+                self._ask_for_lacking_media()  # of items that have taken the batch's places
         self._measure()
+
+    def _ask_for_lacking_media(self) -> None:
+        while (key := self._scheduler.next_media_request()) is not None:
+            self._ask_for_media(self._jobs[key])
 
     def _ask_for_media(self, job: ItemJob) -> None:
         job.asked = next(w for w in job.waiters if w.admitted)
@@ -283,6 +291,7 @@ class JobTable:
         if isinstance(event, BatchDone):
             self._tower_busy = False
             self._metrics.batch(event)
+            self._tell_waiting()
         elif (job := self._jobs.get(event.mm_hash)) is None:
             logger.debug("the engine reports an item without a job")
         elif isinstance(event, Encoded):
@@ -292,6 +301,17 @@ class JobTable:
         else:
             self._on_unsaved(job, event.reason)
         self._pump()
+
+    def _tell_waiting(self) -> None:
+        """The tower gets on: proxies wait on for items that have permission and no place in it."""
+        now = time.monotonic()
+        if now - self._told_waiting < WAITS_SECONDS:
+            return
+        self._told_waiting = now
+        for key in self._scheduler.waiting():
+            for waiter in self._jobs[key].waiters:
+                if waiter.admitted and not waiter.ended:
+                    waiter.send(Waits())
 
     def _on_encoded(self, job: ItemJob, event: Encoded) -> None:
         job.timings.encode = event.seconds

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready
+from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready, Waits
 from triptych.encoder_worker.limits import ItemFormat
 from triptych.encoder_worker.media import MAX_MEDIA_BYTES
 from triptych.errors import InvalidRequest, TooLarge
@@ -76,6 +76,8 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
     match event:
         case Planned(plan):
             return encoder_pb2.EncodeEvent(planned=plan_to_proto(plan))
+        case Waits():
+            return encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())
         case MediaWanted():
             return encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
         case Ready(plan, already_stored, timings):

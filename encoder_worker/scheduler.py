@@ -32,6 +32,9 @@ class _Item:
     cost: int = 0
     has_pixels: bool = False
     prepared_at: int = 0
+    #: When permission came; None: there is none.
+    permit_order: int | None = None
+    #: The same once the item has one of the tower's places: only then its pixels stay.
     run_order: int | None = None
     #: The media have been asked for again: their room is kept.
     awaited: bool = False
@@ -39,7 +42,7 @@ class _Item:
 
     @property
     def order(self) -> tuple[bool, int]:
-        return (not self.re_encode, self.arrival if self.run_order is None else self.run_order)
+        return (not self.re_encode, self.arrival if self.permit_order is None else self.permit_order)
 
     @property
     def pinned(self) -> bool:
@@ -50,10 +53,15 @@ class EncoderScheduler:
     """Plan queue, prepared pixels and run queue of one encoder worker.
 
     `prepared_memory` bounds the bytes of prepared pixels, `batch_patches` the cost of one batch,
-    `preparations` the items in preprocessing at once.
+    `preparations` the items in preprocessing at once, `tower_credit` the planned items that wait for the
+    tower with their pixels: proxies divide it among themselves, but each has one at least, so more items
+    may have permission. Those wait as if they had none.
     """
 
-    def __init__(self, *, prepared_memory: int, batch_patches: int, preparations: int) -> None:
+    def __init__(
+        self, *, prepared_memory: int, batch_patches: int, preparations: int, tower_credit: int
+    ) -> None:
+        self._tower_credit = tower_credit
         self._memory = prepared_memory
         self._batch_patches = batch_patches
         self._preparations = preparations
@@ -75,13 +83,14 @@ class EncoderScheduler:
     @property
     def planned(self) -> int:
         """Items that are planned and have no permission to run."""
-        return sum(item.planned and item.run_order is None for item in self._items.values())
+        return sum(item.planned and item.permit_order is None for item in self._items.values())
 
     @property
     def queued(self) -> int:
         """Items that have permission and wait for the tower."""
         return sum(
-            item.planned and item.run_order is not None and not item.in_tower for item in self._items.values()
+            item.planned and item.permit_order is not None and not item.in_tower
+            for item in self._items.values()
         )
 
     @property
@@ -100,6 +109,7 @@ class EncoderScheduler:
     def remove(self, key: str) -> None:
         """The item is encoded, failed or cancelled: nothing of it stays."""
         self._items.pop(key, None)
+        self._fill_places()
 
     def needs_media(self, key: str) -> bool:
         """Whether media that arrive now are of use."""
@@ -119,15 +129,39 @@ class EncoderScheduler:
     def run(self, key: str) -> None:
         """Permission to use the tower. A second one changes nothing."""
         item = self._items[key]
-        if item.run_order is None:
-            item.run_order = next(self._clock)
+        if item.permit_order is None:
+            item.permit_order = next(self._clock)
+            self._fill_places()
 
     def withdraw(self, key: str) -> None:
         """The permission is gone with the stream that had it."""
         item = self._items.get(key)
         if item is not None and not item.in_tower:
-            item.run_order = None
+            item.permit_order = item.run_order = None
             item.awaited = item.awaited and item.has_media
+            self._fill_places()
+
+    def waiting(self) -> list[str]:
+        """Planned items with permission that are not in the tower."""
+        return [
+            item.key
+            for item in self._items.values()
+            if item.planned and item.permit_order is not None and not item.in_tower
+        ]
+
+    def _fill_places(self) -> None:
+        """Planned items with permission take the free places: re-encodes first, then in order."""
+        placed = (item for item in self._items.values() if item.run_order is not None and not item.in_tower)
+        free = self._tower_credit - sum(1 for _ in placed)
+        if free <= 0:
+            return
+        able = [
+            item
+            for item in self._items.values()
+            if item.planned and item.permit_order is not None and item.run_order is None
+        ]
+        for item in sorted(able, key=lambda i: i.order)[:free]:
+            item.run_order = item.permit_order
 
     def next_preparation(self) -> str | None:
         """The item to preprocess now: re-encodes first, then those that may run, then by arrival."""
@@ -136,7 +170,7 @@ class EncoderScheduler:
         waiting = [item for item in self._items.values() if item.has_media and not item.preparing]
         if not waiting:
             return None
-        item = min(waiting, key=lambda i: (not i.re_encode, i.run_order is None, i.order))
+        item = min(waiting, key=lambda i: (not i.re_encode, i.permit_order is None, i.order))
         item.preparing = True
         return item.key
 
@@ -146,6 +180,7 @@ class EncoderScheduler:
         item.has_media = item.preparing = item.awaited = False
         item.planned = item.has_pixels = True
         item.nbytes, item.cost, item.prepared_at = nbytes, cost, next(self._clock)
+        self._fill_places()
         self._make_room(item)
 
     def take_dropped(self) -> list[str]:
@@ -211,4 +246,5 @@ class EncoderScheduler:
             cost += item.cost
         for item in batch:
             item.in_tower = True
+        self._fill_places()
         return [item.key for item in batch]

@@ -106,6 +106,7 @@ class EncoderWorker:
                 prepared_memory=config.prepared_memory,
                 batch_patches=config.batch_patches,
                 preparations=max(1, config.decode_threads),
+                tower_credit=max(1, config.tower_credit),
             ),
             preparer=self._preparer,
             engine=self._engine,

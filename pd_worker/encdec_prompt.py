@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from triptych.errors import InternalError, InvalidRequest
+from triptych.errors import ContextTooLong, InternalError, InvalidRequest
 from triptych.models.base import DecoderSide, PromptDefaults
 from triptych.pd_worker.prompt import Prompt
 from triptych.pd_worker.tokenization import GuardedTokenizer
@@ -169,6 +169,6 @@ class EncDecPrompts:
 
     def _check_chars(self, text: str, tokens: int, param: str) -> None:
         if len(text) > tokens * _MOST_CHARS_PER_TOKEN:
-            raise InvalidRequest(
+            raise ContextTooLong(
                 f"{param} has {len(text)} characters, more than {tokens} tokens hold: shorten it", param=param
             )

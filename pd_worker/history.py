@@ -26,6 +26,11 @@ from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.types import FinishReason
 
+#: Events with tokens that become one: what waits with many log-probabilities is handed over in pieces.
+_MOST_TEXTS = 4096
+#: Bytes that an event, a token, one of the likeliest tokens, a prompt's id and an item take in a message.
+_EVENT_BYTES, _TOKEN_BYTES, _TOP_BYTES, _ID_BYTES, _ITEM_BYTES = 128, 32, 128, 6, 160
+
 
 class RequestHistory:
     """One attempt's events, and up to where they have been handed to the proxy's stream.
@@ -92,8 +97,27 @@ class RequestHistory:
             del self._items[mm_hash]
             self._untaken_items.pop(mm_hash, None)
 
+    @property
+    def untaken_bytes(self) -> int:
+        """About as many bytes would be taken now."""
+        nbytes = _EVENT_BYTES + min(len(self._texts) - self._taken_texts, _MOST_TEXTS) * self._token_bytes
+        nbytes += _ITEM_BYTES * len(self._untaken_items)
+        if self._admitted is not None and not self._taken_admitted:
+            ids = len(self._admitted.prompt_token_ids) + len(self._admitted.encoder_prompt_token_ids)
+            nbytes += _ID_BYTES * ids
+        return nbytes
+
+    @property
+    def _token_bytes(self) -> int:
+        return _TOKEN_BYTES + (_TOP_BYTES * (1 + len(self._logprobs[0].top)) if self._logprobs else 0)
+
+    @property
+    def has_untaken(self) -> bool:
+        """Whether `take` has left something: output goes over in pieces."""
+        return self._taken_texts < len(self._texts)
+
     def take(self, now: float) -> list[pd_pb2.RequestEvent]:
-        """All that has not been handed over yet, in order, new tokens in one event."""
+        """What has not been handed over yet, in order, new tokens in one event; of much output a part."""
         events: list[pd_pb2.RequestEvent] = []
         if self._admitted is not None and not self._taken_admitted:
             self._taken_admitted = True
@@ -101,9 +125,10 @@ class RequestHistory:
         events.extend(self._items[mm_hash] for mm_hash in self._untaken_items)
         self._untaken_items.clear()
         if self._taken_texts < len(self._texts):
-            events.append(self._event(tokens=self._untaken_tokens()))
-            self._taken_texts = len(self._texts)
-        return [*events, *self.take_end(now)]
+            events.append(self._event(tokens=self._take_tokens()))
+        if not self.has_untaken:
+            events.extend(self.take_end(now))
+        return events
 
     def take_end(self, now: float) -> list[pd_pb2.RequestEvent]:
         """The last event, where it has not been handed over yet."""
@@ -116,6 +141,7 @@ class RequestHistory:
         """The request ends with `error`, whatever the engine says of it from now on."""
         self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
         self.finished_taken_at = None
+        self._taken_texts = len(self._texts)
 
     def rewind(self, position: int) -> bool:
         """The proxy has the first `position` tokens: the rest is to be taken again.
@@ -132,13 +158,17 @@ class RequestHistory:
         self.finished_taken_at = None
         return True
 
-    def _untaken_tokens(self) -> pd_pb2.Tokens:
-        position = self._starts[self._taken_texts]
+    def _take_tokens(self) -> pd_pb2.Tokens:
+        first = self._taken_texts
+        last = self._taken_texts = min(first + _MOST_TEXTS, len(self._texts))
+        position = self._starts[first]
+        end = self._starts[last] if last < len(self._texts) else self.position
+        ids = slice(position - self._first, end - self._first)
         return pd_pb2.Tokens(
             position=position,
-            token_ids=self._token_ids[position - self._first :],
-            text="".join(self._texts[self._taken_texts :]),
-            logprobs=self._logprobs[position - self._first :],
+            token_ids=self._token_ids[ids],
+            text="".join(self._texts[first:last]),
+            logprobs=self._logprobs[ids],
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:

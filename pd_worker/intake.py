@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.config import format_size
-from triptych.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from triptych.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.encdec_prompt import EncDecPrompts
@@ -79,6 +79,12 @@ class Intake:
             self._decoder.geometry.vocab_size,
         )
         received = list(resume.output_token_ids) if resume else []
+        if len(prompt.token_ids) + len(received) > self._max_model_len:
+            raise ContextTooLong(
+                f"prompt and output have {len(prompt.token_ids) + len(received)} tokens, but the model takes "
+                f"{self._max_model_len}",
+                param="resume",
+            )
         self._check_tokens(received, "output_token_ids", "resume")
         output = OutputText(self._speaker, sampling, received, resume.text_sent_chars if resume else 0)
         positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
@@ -175,7 +181,7 @@ class Intake:
         param = "messages" if cross is None else "encoder_prompt"
         tokens = sum(plan.length for plan in plans)
         if tokens >= self._max_model_len:
-            raise InvalidRequest(
+            raise ContextTooLong(
                 f"the images of messages take {tokens} tokens, but the model takes {self._max_model_len} "
                 "with text and output: send fewer or smaller images",
                 param="messages",

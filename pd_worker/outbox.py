@@ -21,6 +21,10 @@ KEEP_DETACHED_SECONDS = 2.0
 #: A finished request can be asked for again for as long after its last event was handed over; and for as
 #: long after a request is forgotten its attempts are not taken a second time.
 KEEP_FINISHED_SECONDS = 10.0
+#: About the most that one message of a stream holds: far below gRPC's limit.
+MESSAGE_BYTES = 4 << 20
+#: Requests that one proxy may take up again at once.
+MAX_NAMED = 1 << 20
 
 
 class EventStream:
@@ -69,12 +73,7 @@ class EventStream:
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
         while True:
-            events: list[pd_pb2.RequestEvent] = []
-            histories, self._new = list(self._new.values()), {}
-            for history in histories:
-                events.extend(self._taken(history))
-            events.extend(self._lost)
-            self._lost.clear()
+            events = self._take()
             beat, self._beat = self._beat, None
             if events or beat is not None:
                 return pd_pb2.StepEvents(events=events, beat=beat)
@@ -82,6 +81,23 @@ class EventStream:
                 return None
             self._wake.clear()
             await self._wake.wait()
+
+    def _take(self) -> list[pd_pb2.RequestEvent]:
+        """What is new, as far as one message holds it; losses come after all tokens."""
+        events: list[pd_pb2.RequestEvent] = []
+        room = MESSAGE_BYTES
+        for request_id, history in list(self._new.items()):
+            if room <= 0:
+                break
+            room -= history.untaken_bytes
+            del self._new[request_id]
+            events.extend(self._taken(history))
+            if history.has_untaken:
+                self._new[request_id] = history
+        if not self._new:
+            events.extend(self._lost)
+            self._lost.clear()
+        return events
 
     def _taken(self, history: RequestHistory) -> list[pd_pb2.RequestEvent]:
         """What is new of one request; an error where it cannot be sent, so that all others go on."""
@@ -94,6 +110,14 @@ class EventStream:
 
 
 @dataclass(slots=True)
+class _Naming:
+    """Requests that an Attach to come takes up again."""
+
+    round: str
+    named: list[pd_pb2.Reattach] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Proxy:
     """One proxy's requests. `detached_at` is None while it has a stream."""
 
@@ -102,6 +126,7 @@ class _Proxy:
     requests: dict[str, RequestHistory] = field(default_factory=dict)
     #: Attempts that were forgotten, and when, in that order: events of theirs may still be under way.
     past: dict[str, tuple[int, float]] = field(default_factory=dict)
+    naming: _Naming | None = None
 
     def knows(self, request_id: str, attempt: int) -> bool:
         """Whether this attempt, or a later one, has been here."""
@@ -210,6 +235,26 @@ class Outbox:
             for history in proxy.requests.values():
                 for mm_hash in mm_hashes:
                     history.item_ready(mm_hash)
+
+    def name(self, proxy_id: str, round: str, named: Sequence[pd_pb2.Reattach]) -> bool:
+        """These are taken up again too by the Attach that ends the round. False when they are too many."""
+        proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
+        if proxy.naming is None or proxy.naming.round != round:
+            proxy.naming = _Naming(round)
+        if len(proxy.naming.named) + len(named) > MAX_NAMED:
+            return False
+        proxy.naming.named += named
+        if proxy.detached_at is not None:
+            proxy.detached_at = self._clock()  # it is on its way back
+        return True
+
+    def named(self, proxy_id: str, round: str) -> list[pd_pb2.Reattach]:
+        """What has been named in this round, which is over now."""
+        proxy = self._proxies.get(proxy_id)
+        naming = proxy.naming if proxy else None
+        if proxy is not None:
+            proxy.naming = None
+        return naming.named if naming is not None and naming.round == round else []
 
     def attach(self, proxy_id: str, named: Sequence[pd_pb2.Reattach]) -> EventStream:
         """The proxy's stream from now on, in place of any other.

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from triptych.errors import InvalidRequest
+from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.chat_template import ChatTemplate, read_template
 from triptych.pd_worker.messages import (
@@ -129,7 +129,7 @@ class PromptBuilder:
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         if len(messages) > self._max_model_len:
             # Each is a token at least; a template takes its time for each.
-            raise InvalidRequest(
+            raise ContextTooLong(
                 f"messages holds {len(messages)} messages, more than the {self._max_model_len} tokens that "
                 "the model takes: leave some out",
                 param="messages",
@@ -155,7 +155,7 @@ class PromptBuilder:
 
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._max_model_len * _MOST_CHARS_PER_TOKEN:
-            raise InvalidRequest(
+            raise ContextTooLong(
                 f"the prompt has {len(text)} characters, which is more than the {self._max_model_len} "
                 f"tokens that the model takes: shorten {param}",
                 param=param,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.errors import InvalidRequest
+from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.scheduler_limits import SchedulerLimits
 from triptych.types import MMFeature
@@ -25,8 +25,10 @@ class CrossLimits:
 
 def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossLimits | None) -> None:
     """InvalidRequest for a request that these limits can never serve; `cross` None: a decoder-only model."""
-    if request.num_tokens >= limits.max_model_len:
-        raise InvalidRequest(
+    room = limits.max_model_len - request.num_tokens
+    # A resumed request may have filled it: then its output has ended, and only that is still to be told.
+    if room < 0 or (room == 0 and request.output.finished is None):
+        raise ContextTooLong(
             f"the prompt has {request.num_tokens} tokens, but the model takes "
             f"{limits.max_model_len} with the output: shorten messages or send fewer images",
             param="messages",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triptych.errors import InvalidRequest
+from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def resolve(
         remedy = "shorten it"
         if prompt_field != "prompt":
             remedy = f"shorten {prompt_field} or send fewer or smaller images"
-        raise InvalidRequest(
+        raise ContextTooLong(
             f"the prompt has {prompt_len} tokens, but the model takes {max_model_len} with the output: "
             f"{remedy}",
             param=prompt_field,
@@ -120,7 +120,8 @@ def _max_tokens(params: SamplingParams, defaults: GenerationDefaults, room: int,
     if params.max_tokens is None:
         return min(room, defaults.max_tokens or room)
     if not 1 <= params.max_tokens <= room:
-        raise InvalidRequest(
+        kind = ContextTooLong if params.max_tokens > room else InvalidRequest
+        raise kind(
             f"max_tokens is {params.max_tokens}, but must be from 1 to {room}: the model takes "
             f"{prompt_len + room} tokens and the prompt has {prompt_len}",
             param="max_tokens",

@@ -16,7 +16,7 @@ from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestEr
 from triptych.hashing import check_mm_hash
 from triptych.pd_worker.isolation import Isolation
 from triptych.pd_worker.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
-from triptych.pd_worker.outbox import Outbox
+from triptych.pd_worker.outbox import MAX_NAMED, Outbox
 from triptych.pd_worker.request import EngineRequest
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
@@ -138,11 +138,27 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             return pd_pb2.SetApartReply(error=error_to_proto(error))
         return pd_pb2.SetApartReply()
 
+    async def NameRequests(
+        self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
+    ) -> common_pb2.Ack:
+        await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
+        try:
+            check_name("round", request.round)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        if not self._outbox.name(request.proxy_id, request.round, request.requests):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"requests: at most {MAX_NAMED}")
+        return common_pb2.Ack()
+
     async def Attach(
         self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pd_pb2.StepEvents]:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
-        stream = self._outbox.attach(request.proxy_id, request.requests)
+        named = self._outbox.named(request.proxy_id, request.round)
+        if len(named) != request.named_before:
+            why = f"named_before is {request.named_before}, but {len(named)} requests have been named here"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        stream = self._outbox.attach(request.proxy_id, [*named, *request.requests])
         try:
             # Says that the stream stands, long before the first event.
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))

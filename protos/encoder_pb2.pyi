@@ -51,18 +51,24 @@ class RunJob(_message.Message):
     def __init__(self) -> None: ...
 
 class EncodeEvent(_message.Message):
-    __slots__ = ("planned", "ready", "need_media", "failed")
+    __slots__ = ("planned", "ready", "need_media", "failed", "waits")
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     NEED_MEDIA_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     planned: _common_pb2.ItemPlan
     ready: ItemReady
     need_media: NeedMedia
     failed: JobFailed
-    def __init__(self, planned: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., ready: _Optional[_Union[ItemReady, _Mapping]] = ..., need_media: _Optional[_Union[NeedMedia, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ...) -> None: ...
+    waits: JobWaits
+    def __init__(self, planned: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., ready: _Optional[_Union[ItemReady, _Mapping]] = ..., need_media: _Optional[_Union[NeedMedia, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., waits: _Optional[_Union[JobWaits, _Mapping]] = ...) -> None: ...
 
 class NeedMedia(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JobWaits(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

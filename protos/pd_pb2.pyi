@@ -184,12 +184,16 @@ class SetApartReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("proxy_id", "requests")
+    __slots__ = ("proxy_id", "requests", "round", "named_before")
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NAMED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     proxy_id: str
     requests: _containers.RepeatedCompositeFieldContainer[Reattach]
-    def __init__(self, proxy_id: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[Reattach, _Mapping]]] = ...) -> None: ...
+    round: str
+    named_before: int
+    def __init__(self, proxy_id: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[Reattach, _Mapping]]] = ..., round: _Optional[str] = ..., named_before: _Optional[int] = ...) -> None: ...
 
 class Reattach(_message.Message):
     __slots__ = ("request_id", "attempt", "position")

@@ -52,6 +52,11 @@ class PDServiceStub:
                 request_serializer=triptych_dot_protos_dot_pd__pb2.CancelRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_common__pb2.Ack.FromString,
                 _registered_method=True)
+        self.NameRequests = channel.unary_unary(
+                '/triptych.v1.PDService/NameRequests',
+                request_serializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_common__pb2.Ack.FromString,
+                _registered_method=True)
         self.Attach = channel.unary_stream(
                 '/triptych.v1.PDService/Attach',
                 request_serializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
@@ -96,6 +101,13 @@ class PDServiceServicer:
 
     def Cancel(self, request, context):
         """Ends requests and frees all that they hold. Unknown requests are ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NameRequests(self, request, context):
+        """Names requests that the next Attach takes up again, where they are too many for one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +160,11 @@ def add_PDServiceServicer_to_server(servicer, server):
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=triptych_dot_protos_dot_pd__pb2.CancelRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_common__pb2.Ack.SerializeToString,
+            ),
+            'NameRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.NameRequests,
+                    request_deserializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_common__pb2.Ack.SerializeToString,
             ),
             'Attach': grpc.unary_stream_rpc_method_handler(
@@ -253,6 +270,33 @@ class PDService:
             target,
             '/triptych.v1.PDService/Cancel',
             triptych_dot_protos_dot_pd__pb2.CancelRequest.SerializeToString,
+            triptych_dot_protos_dot_common__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NameRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PDService/NameRequests',
+            triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
             triptych_dot_protos_dot_common__pb2.Ack.FromString,
             options,
             channel_credentials,

@@ -48,6 +48,8 @@ class StoreView(Protocol):
 
     async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]: ...
     async def epoch(self) -> str: ...
+    @property
+    def clock_jumps(self) -> int: ...
 
 
 class Dispatcher:
@@ -272,7 +274,7 @@ class Dispatcher:
         plans = {plan.mm_hash: plan for plan in found if plan is not None}
         for key in plans:
             flow.origins[key] = "store"
-            flow.epochs[key] = epoch
+            flow.epochs[key] = (epoch, self._store.clock_jumps)
         self._metrics.items.labels("store").inc(len(plans))
         self._carry_out(flow, flow.lifecycle.looked_up(plans))
 
@@ -293,14 +295,16 @@ class Dispatcher:
         return self.jobs.start(source, re_encode=re_encode, damaged_digest=damaged_digest, counts=counts)
 
     async def _re_encode(self, flow: Flow, order: do.StartJobs) -> None:
-        """A loss under another epoch than the item was stored in is the store's doing, not pressure."""
+        """A loss is the store's doing, not pressure, where the item was stored in another epoch of the store,
+        or before a jump of its clock, by which all that is stored expires."""
         try:
             epoch = await self._store.epoch()
         except TriptychError:
             epoch = ""
+        now = (epoch, self._store.clock_jumps)
         for key in order.mm_hashes:
             if not flow.lifecycle.ended:
-                counts = bool(epoch) and flow.epochs.get(key, epoch) == epoch
+                counts = bool(epoch) and flow.epochs.get(key, now) == now
                 self._start_job(flow, key, re_encode=True, damaged_digest=order.damaged_digest, counts=counts)
 
     def _submit(self, flow: Flow, order: do.Submit) -> None:
@@ -348,7 +352,7 @@ class Dispatcher:
         timings = flow.lifecycle.timings
         timings.encode = max(timings.encode, end.encode_seconds)
         timings.save = max(timings.save, end.save_seconds)
-        flow.epochs[mm_hash] = self._pool.epoch
+        flow.epochs[mm_hash] = (self._pool.epoch, self._store.clock_jumps)
         self._carry_out(flow, flow.lifecycle.item_ready(mm_hash, end.plan))
 
     def _job_failed(self, request_id: str, mm_hash: str, error: RequestError) -> None:

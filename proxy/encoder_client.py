@@ -89,6 +89,8 @@ class EncoderJob:
             if self._deadline is not None:
                 self._deadline.reschedule(None)  # until `permit` the job waits for the proxy
             self._on_planned(plan_from_proto(event.planned))
+        elif kind == "waits":
+            self._extend()  # others have the tower, and it gets on
         elif kind == "need_media":
             self._outbox.put_nowait("media")
         elif kind == "ready":

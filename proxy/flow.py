@@ -41,10 +41,12 @@ class Flow:
     stale_link: PDLink | None = None
     #: PD workers that have just refused the request.
     refused_by: set[str] = field(default_factory=set)
+    #: Fewest tokens of prompt and output that a PD worker has to take, as far as is known.
+    least_tokens: int = 0
     #: Where each item's embedding came from.
     origins: dict[str, str] = field(default_factory=dict)
-    #: The store's epoch when the item was last known to be there.
-    epochs: dict[str, str] = field(default_factory=dict)
+    #: The store's epoch, and the jumps of its clock, when the item was last known to be there.
+    epochs: dict[str, tuple[str, int]] = field(default_factory=dict)
     #: When the store's look-up began, in loop time.
     looked_up: float = 0.0
     first_token: float | None = None

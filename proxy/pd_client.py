@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -20,9 +22,19 @@ log = logging.getLogger(__name__)
 #: A PD worker keeps the requests of a proxy without a stream for as long.
 REATTACH_SECONDS = 2.0
 RETRY_SECONDS = 0.1
+#: Longest pause after an error of our own, which comes again at once where it has a lasting cause.
+LAST_RETRY_SECONDS = 5.0
 CALL_TIMEOUT = 10.0
+#: Requests, and keys of items, that one message names at most.
+NAMED_AT_ONCE = 16384
+KEYS_AT_ONCE = 4096
 #: A worker that sends no initial metadata counts as attached when the call has not failed by then.
 ATTACH_SECONDS = 0.5
+
+
+def retry_pause(failures: int) -> float:
+    """Seconds before the stream is made anew, after so many errors of our own in a row."""
+    return min(RETRY_SECONDS * 2.0**failures, LAST_RETRY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,8 @@ class PDLink:
         self._requests: dict[str, _Tracked] = {}
         self._notices: dict[str, None] = {}
         self._cancels: list[str] = []
+        #: Requests that the Attach under way names: they are to be cancelled once it stands.
+        self._named: set[str] = set()
         self._flush: asyncio.Task[None] | None = None
         self._call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents] | None = None
         self._incarnation = ""
@@ -157,8 +171,9 @@ class PDLink:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request there. Without a stream the next Attach, which does not name it, says so."""
-        if self.attached:
+        if self.attached or request_id in self._named:
             self._cancels.append(request_id)
+        if self.attached:
             self._start_flush()
 
     def _start_flush(self) -> None:
@@ -169,7 +184,8 @@ class PDLink:
         """Repeats until the worker has everything; failures for 2 s on a live stream end the stream."""
         started = asyncio.get_running_loop().time()
         while self.attached and (self._notices or self._cancels):
-            notices, cancels = list(self._notices), list(self._cancels)
+            notices = list(islice(self._notices, KEYS_AT_ONCE))
+            cancels = self._cancels[:NAMED_AT_ONCE]
             try:
                 if cancels:
                     request = pd_pb2.CancelRequest(proxy_id=self._proxy_id, request_ids=cancels)
@@ -186,42 +202,53 @@ class PDLink:
                     self.give_up()
                     return
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("PD worker %s was sent no notices; its requests go on elsewhere", self.address)
+                self.give_up()
+                return
 
     # -- back --------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s."""
+        """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s.
+
+        An unexpected error loses them at once: what made it would be sent again.
+        """
         loop = asyncio.get_running_loop()
         broken_at = loop.time()
+        failures = 0
         while True:
             try:
                 self._left = await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
+                failures = 0
             except (aio.AioRpcError, TimeoutError) as error:
+                failures = 0
                 log.debug("no stream of PD worker %s: %s", self.address, error)
+            except Exception:
+                failures += 1
+                log.exception("the stream of PD worker %s failed; its requests go on elsewhere", self.address)
+                self.attached = False
+                self._lose_all()
             if self.attached:
                 broken_at = loop.time()
                 log.info("the stream of PD worker %s broke", self.address)
             self.attached = False
             self._cancels.clear()
+            self._named.clear()
             if loop.time() - broken_at >= REATTACH_SECONDS:
                 self._lose_all()
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(retry_pause(failures))
 
     async def _attach(self, deadline: float | None) -> bool:
         """One stream, from its start to its end: whether it was the worker that ended it.
 
         TimeoutError when it is not established in time.
         """
-        request = pd_pb2.AttachRequest(
-            proxy_id=self._proxy_id,
-            requests=[
-                pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=tracked.position())
-                for request_id, tracked in self._requests.items()
-            ],
-        )
+        async with asyncio.timeout_at(deadline) as limit:
+            request = await self._name_requests(limit)
         call = self._call = self._stub.Attach(request)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(limit.when()):
                 known = await self._established(call)
             self.attached = True
             self._sink.attached(self._incarnation if known else "")
@@ -242,6 +269,26 @@ class PDLink:
         finally:
             call.cancel()
         return False
+
+    async def _name_requests(self, limit: asyncio.Timeout) -> pd_pb2.AttachRequest:
+        """Attach's message; what it has no room for is named in calls before it, which extend `limit`."""
+        named = [
+            pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=tracked.position())
+            for request_id, tracked in self._requests.items()
+        ]
+        self._named = set(self._requests)
+        pieces = [named[at : at + NAMED_AT_ONCE] for at in range(0, len(named), NAMED_AT_ONCE)] or [[]]
+        *before, last = pieces
+        request = pd_pb2.AttachRequest(proxy_id=self._proxy_id, requests=last)
+        if before:
+            request.round = secrets.token_hex(8)
+            request.named_before = len(named) - len(last)
+        for piece in before:
+            message = pd_pb2.AttachRequest(proxy_id=self._proxy_id, round=request.round, requests=piece)
+            await self._stub.NameRequests(message, timeout=CALL_TIMEOUT)
+            if limit.when() is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + REATTACH_SECONDS)
+        return request
 
     async def _established(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> bool:
         """Returns when the stream stands: whether the process at its other end is known."""
@@ -275,4 +322,7 @@ class PDLink:
         if lost and not self._left:
             self._sink.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
         for request_id, tracked in lost.items():
-            self._sink.lost(request_id, tracked.attempt)
+            try:
+                self._sink.lost(request_id, tracked.attempt)
+            except Exception:  # of one request: the others are lost all the same
+                log.exception("request %s of PD worker %s", request_id, self.address)

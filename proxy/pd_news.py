@@ -40,18 +40,21 @@ class PDNews:
             flow = flows.get(event.request_id)
             if flow is None:
                 continue
-            tokens = event.tokens
-            token_ids = tokens.token_ids[:]
-            if not token_ids and not event.HasField("tokens"):
-                self._try_event(flow, event)
-                continue
-            shown = flow.lifecycle.tokens(event.attempt, tokens.position, token_ids, tokens.text)
-            if isinstance(shown, Delta):
-                if flow.call.sampling.logprobs is not None and tokens.logprobs:
-                    shown = with_logprobs(shown, tokens.logprobs)
-                flow.emit_tokens(shown)
-            else:
-                self._carry_out(flow, shown)
+            try:
+                tokens = event.tokens
+                token_ids = tokens.token_ids[:]
+                if not token_ids and not event.HasField("tokens"):
+                    self._event(flow, event)
+                    continue
+                shown = flow.lifecycle.tokens(event.attempt, tokens.position, token_ids, tokens.text)
+                if isinstance(shown, Delta):
+                    if flow.call.sampling.logprobs is not None and tokens.logprobs:
+                        shown = with_logprobs(shown, tokens.logprobs)
+                    flow.emit_tokens(shown)
+                else:
+                    self._carry_out(flow, shown)
+            except Exception as error:
+                self._end(flow, error)
 
     def accepted(self, flow: Flow, attempt: int) -> None:
         self._carry_out(flow, flow.lifecycle.accepted(attempt))
@@ -74,13 +77,10 @@ class PDNews:
             )
             self._carry_out(flow, flow.lifecycle.fail(InternalError(message)))
 
-    def _try_event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
+    def _end(self, flow: Flow, error: Exception) -> None:
         """What makes no sense ends its request, and not the stream that all requests share."""
-        try:
-            self._event(flow, event)
-        except Exception as error:
-            log.warning("request %s: its PD worker's event makes no sense: %r", flow.name, error)
-            self._carry_out(flow, flow.lifecycle.fail(InternalError("the PD worker's answer makes no sense")))
+        log.warning("request %s: its PD worker's event makes no sense: %r", flow.name, error)
+        self._carry_out(flow, flow.lifecycle.fail(InternalError("the PD worker's answer makes no sense")))
 
     def _event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:
         machine, attempt, kind = flow.lifecycle, event.attempt, event.WhichOneof("body")

@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from triptych.errors import InternalError, Overloaded, RequestError, Unavailable
+from triptych.errors import ContextTooLong, InternalError, Overloaded, RequestError, Unavailable
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto, plan_to_proto, sampling_to_proto
+from triptych.proxy.context_length import least_tokens, takes, too_long
 from triptych.proxy.flow import Flow
 from triptych.proxy.lifecycle import Submit
 from triptych.proxy.pd_client import LinkSink, PDLink, ProcessEnd
@@ -90,6 +91,8 @@ class PDRouter:
                 self._links[address] = PDLink(
                     address, worker.channel, self._proxy_id, self._link_sink, self._stall_timeout
                 )
+        for flow, order in list(self._waiting.values()):
+            self._refuse_too_long(flow, order)
         self.pump()
 
     async def _look(self) -> None:
@@ -115,7 +118,20 @@ class PDRouter:
     def submit(self, flow: Flow, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
         self._waiting[flow.request_id] = (flow, order)
+        plans = flow.lifecycle.plans
+        items = (plans[item.mm_hash].length for item in flow.split.items) if flow.split else ()
+        tokens = least_tokens(flow.call, items, order.resume)
+        flow.least_tokens = max(flow.least_tokens, tokens)
+        self._refuse_too_long(flow, order)
         self.pump()
+
+    def _refuse_too_long(self, flow: Flow, order: Submit) -> None:
+        """A new request that no known worker takes fails; one that some worker took waits for its like."""
+        assert flow.binding is not None
+        limits = self._pool.max_model_lens(flow.binding.model_key)
+        if order.resume is not None or not limits or any(takes(limit, flow.least_tokens) for limit in limits):
+            return
+        self._sink.refused(flow, order.attempt, too_long(flow.call, flow.least_tokens, max(limits)))
 
     def withdraw(self, flow: Flow) -> None:
         """The request has ended: it waits no longer, and no worker keeps it."""
@@ -230,6 +246,8 @@ class PDRouter:
             link = self._links.get(info.address)
             if link is None or not link.attached or link.set_aside or info.address in closed:
                 continue
+            if not takes(info.capacity.get("max_model_len", 0), flow.least_tokens):
+                continue
             if info.model_key == flow.binding.model_key:
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
                 loads.append(PDLoad(info.address, link.in_flight, seqs))
@@ -274,6 +292,9 @@ class PDRouter:
     def _refused(self, flow: Flow, order: Submit, link: PDLink, error: RequestError) -> None:
         """A worker that is full or stopping is no reason to fail while another one may take the request."""
         link.forget(flow.request_id)
+        if isinstance(error, ContextTooLong) and self._longer_than(flow, link):
+            self._sink.lost(flow.request_id, order.attempt)
+            return
         if not isinstance(error, (Overloaded, Unavailable)):
             self._sink.refused(flow, order.attempt, error)
             return
@@ -282,6 +303,16 @@ class PDRouter:
             self._sink.refused(flow, order.attempt, error)
             return
         self._sink.lost(flow.request_id, order.attempt)
+
+    def _longer_than(self, flow: Flow, link: PDLink) -> bool:
+        """Whether another worker takes more tokens than this one, which has counted too many for itself."""
+        assert flow.binding is not None
+        worker = self._pool.workers.get(("pd", link.address))
+        limit = worker.info.capacity.get("max_model_len", 0) if worker is not None else 0
+        if limit == 0 or max(self._pool.max_model_lens(flow.binding.model_key)) <= limit:
+            return False
+        flow.least_tokens = max(flow.least_tokens, limit + 1)
+        return True
 
     def _leave_in_peace(self, flow: Flow, link: PDLink) -> None:
         def forgive() -> None:

@@ -190,6 +190,11 @@ class WorkerPool:
         live = self.namespaces_served()
         return next((name for name in reversed(names) if name in live), names[-1] if names else None)
 
+    def max_model_lens(self, model_key: str) -> list[int]:
+        """The limits of all known PD workers of the key, live or not; 0 where one names none."""
+        infos = [worker.info for worker in self.workers.values() if worker.info.pool == "pd"]
+        return [info.capacity.get("max_model_len", 0) for info in infos if info.model_key == model_key]
+
     # -- upkeep ------------------------------------------------------------------------------------
 
     async def _poll_forever(self) -> None:

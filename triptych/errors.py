@@ -4,6 +4,7 @@ TriptychError
 ├── ConfigError          a flag, file or environment that cannot work; exit code 2
 └── RequestError         one request cannot be served; carries status, code, param
     ├── InvalidRequest   400  the client's input; `param` names the field
+    │   └── ContextTooLong    prompt and output above a model length
     ├── Unauthorized     401  the API key is missing or opens nothing
     ├── RequestTimeout   408  the request itself does not arrive
     ├── TooLarge         413  a limit on size
@@ -48,6 +49,12 @@ class InvalidRequest(RequestError):
 class TooLarge(InvalidRequest):
     status = 413
     code = "request_too_large"
+
+
+class ContextTooLong(InvalidRequest):
+    """A worker that takes more tokens may serve it."""
+
+    code = "context_length_exceeded"
 
 
 class RequestTimeout(InvalidRequest):
@@ -100,6 +107,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         InvalidRequest,
         Unauthorized,
         TooLarge,
+        ContextTooLong,
         RequestTimeout,
         NotFound,
         Overloaded,

@@ -93,6 +93,7 @@ class SimulatedEncoder:
             prepared_memory=config.prepared_memory,
             batch_patches=config.batch_patches,
             preparations=max(1, config.decode_threads),
+            tower_credit=max(1, config.tower_credit),
         )
         self.counts = EncoderCounts()
         self._clock = clock

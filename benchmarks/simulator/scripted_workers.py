@@ -32,6 +32,10 @@ class NoStore:
     async def epoch(self) -> str:
         return "epoch"
 
+    @property
+    def clock_jumps(self) -> int:
+        return 0
+
 
 class FixedRegistry:
     """A registry with one PD worker, and one encoder if it has an address."""

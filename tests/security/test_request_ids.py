@@ -89,10 +89,12 @@ async def drop_a_stream(guarded: Guarded, tenant: str, question: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx2.URL(guarded.cluster.url).port)
     head = "".join(f"{name}: {value}\r\n" for name, value in words.items())
     writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body)
-    async with asyncio.timeout(PATIENCE):
-        while b'"token_ids":[' not in await reader.readline():
-            pass
-    writer.transport.abort()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while b'"token_ids":[' not in await reader.readline():
+                assert not reader.at_eof()
+    finally:
+        writer.transport.abort()
 
 
 async def test_an_id_may_be_used_again_and_again(web: httpx2.AsyncClient, guarded: Guarded) -> None:

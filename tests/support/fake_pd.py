@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -28,6 +29,18 @@ def fake_logprobs(index: int, text: str, top: int) -> common_pb2.PositionLogprob
         )
 
     return common_pb2.PositionLogprobs(chosen=token(0), top=[token(rank) for rank in range(top)])
+
+
+def tokens_of(submit: pd_pb2.SubmitRequest) -> int:
+    """Prompt and output of a request that ends at its limit; a character of text is a token."""
+    output = submit.sampling.max_tokens or 1
+    if submit.HasField("resume"):
+        return len(submit.resume.prompt_token_ids) + output
+    if submit.HasField("prompt"):
+        return len(submit.prompt.token_ids.ids or submit.prompt.text) + output
+    parts = [part for message in json.loads(submit.messages) for part in message["content"]]
+    text = "".join(part if isinstance(part, str) else part.get("text", "") for part in parts)
+    return len(text) + sum(slot.plan.length for slot in submit.items) + output
 
 
 @dataclass
@@ -121,10 +134,17 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
         if b"poison door" in request.messages:
             await self._end()
+        if self.max_model_len and (tokens := tokens_of(request)) > self.max_model_len:
+            message = f"{tokens} tokens, but the model takes {self.max_model_len}"
+            error = common_pb2.Error(code="context_length_exceeded", message=message, param="messages")
+            return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
         if self.refusals:
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=self.refusals.pop(0))
         held = FakeRequest(request)
         held.ready = {slot.plan.mm_hash for slot in request.items if slot.state == pd_pb2.ITEM_STATE_READY}
+        earlier = self.requests.get(request.request_id)
+        if earlier is not None and earlier.task is not None:
+            earlier.task.cancel()
         self.requests[request.request_id] = held
         held.task = asyncio.create_task(self._serve(held))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)

@@ -84,6 +84,8 @@ class FakeWorker:
     modality = "image"
     #: Whether the model's items are attended to from beside the prompt.
     encoder_decoder = False
+    #: Most tokens of a PD worker, announced and kept to; 0: it names none.
+    max_model_len = 0
 
     def __init__(self) -> None:
         self.port = 0
@@ -108,6 +110,8 @@ class FakeWorker:
         capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
         if self.pool == "pd" and self.encoder_decoder:
             capacity["encoder_decoder"] = 1
+        if self.pool == "pd" and self.max_model_len:
+            capacity["max_model_len"] = self.max_model_len
         incarnation = f"i{self.incarnation}"
         return self.door.enrol(
             WorkerInfo(

@@ -11,6 +11,7 @@ from support.encoder_bench import Job, bench, png
 from support.pictures import picture
 from triptych.ec_connector.leases import Lease, Leases
 from triptych.ec_connector.store import EmbeddingStore
+from triptych.encoder_worker import jobs
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
 from triptych.rpc import MEDIA_FRAME_BYTES
@@ -190,3 +191,26 @@ async def test_draining_finishes_what_may_run_and_sends_the_rest_elsewhere(
         b.tower.open.set()
         assert (await running.last()).WhichOneof("body") == "ready"
         await drain
+
+
+async def test_more_permissions_than_credit_wait_their_turn_and_hear_that_the_tower_gets_on(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of many proxies, each with a credit of one at least."""
+    monkeypatch.setattr(jobs, "WAITS_SECONDS", 0.0)
+    async with bench(encoder, store, store_url, tower_credit=1, encoder_batch_patches=1) as b:
+        b.tower.open.clear()
+        streams = [await Job(b, media(60 + n)).planned() for n in range(12)]
+        for stream in streams:
+            await stream.run()
+        await b.until("triptych_encoder_queue_items", 11)
+        scheduler = b.worker.jobs._scheduler
+        assert sum(item.pinned and not item.in_tower for item in scheduler._items.values()) == 1
+        b.tower.open.set()
+        heard = []
+        while (event := await streams[-1].event()).WhichOneof("body") != "ready":
+            heard.append(event.WhichOneof("body"))
+        assert set(heard) == {"waits"}
+        for stream in streams[:-1]:
+            assert (await stream.last()).WhichOneof("body") == "ready"
+        assert sum(b.tower.batches) == 12

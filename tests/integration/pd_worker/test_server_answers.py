@@ -134,8 +134,43 @@ async def test_a_refusal_names_the_field_and_leaves_nothing_behind(model, store_
         reply = await client.submit(message)
         assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
         assert reply.error.param == param
-        assert param in reply.error.message or reply.error.code != "invalid_request_error"
+        own = ("invalid_request_error", "context_length_exceeded")
+        assert param in reply.error.message or reply.error.code not in own
         assert worker.outbox.unfinished == 0
+
+
+LONG_RESUME = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 20, text_sent_chars=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": "far too long " * 400},
+        {"text": "x " * 600},
+        {"max_tokens": 510},
+        {"resume": LONG_RESUME, "attempt": 2, "ignore_eos": True},
+        {"resume": LONG_RESUME, "attempt": 2, "max_tokens": 20, "ignore_eos": True},
+    ],
+    ids=["characters", "tokens", "output", "resumed", "resumed with a limit"],
+)
+async def test_what_a_worker_with_more_tokens_would_take_has_a_code_of_its_own(model, store_url, change):
+    async with serving(model, store_url) as (_, client):
+        reply = await client.submit(client.message("r1", **{"text": "hello", **change}))
+        assert reply.error.code == "context_length_exceeded", reply
+        assert "512" in reply.error.message or "max_tokens" in reply.error.message
+
+
+async def test_a_resumed_request_that_has_filled_the_model_length_ends_as_it_had(model, store_url):
+    async with serving(model, store_url) as (_, client):
+        for number, limit in enumerate([{"max_tokens": 12}, {}]):
+            resume = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 12)
+            message = client.message(
+                f"r{number}", "hello", resume=resume, attempt=2, ignore_eos=True, **limit
+            )
+            assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+            answer = await client.until(f"r{number}")
+            assert answer.finished.reason == "length"
+            assert answer.finished.completion_tokens == 12
 
 
 async def no_requests(worker: PDWorker) -> None:

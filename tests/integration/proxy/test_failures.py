@@ -349,6 +349,10 @@ class BrokenStore:
         self._check()
         return await self.store.epoch()
 
+    @property
+    def clock_jumps(self) -> int:
+        return self.store.clock_jumps
+
     def _check(self) -> None:
         if self.down:
             raise StoreUnavailable("switched off")

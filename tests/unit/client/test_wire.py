@@ -8,6 +8,7 @@ import triptych
 from triptych.client.answers import answer_of, chunk_of
 from triptych.client.wire import EventLines, chat_body, error_of, pause, tokenize_body
 from triptych.errors import (
+    ContextTooLong,
     InternalError,
     InvalidRequest,
     NotFound,
@@ -35,6 +36,7 @@ def test_the_package_offers_both_clients_and_nothing_unknown():
     ("status", "code", "kind"),
     [
         (400, "invalid_request_error", InvalidRequest),
+        (400, "context_length_exceeded", ContextTooLong),
         (404, "not_found", NotFound),
         (413, "request_too_large", TooLarge),
         (429, "rate_limit_exceeded", RateLimited),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.encoder_worker.job import Failed, JobTimings, MediaWanted, Planned, Ready
+from triptych.encoder_worker.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
 from triptych.encoder_worker.limits import ItemFormat
 from triptych.encoder_worker.media import MAX_MEDIA_BYTES
 from triptych.encoder_worker.messages import MAX_TIMEOUT, event_message, parse_job
@@ -73,6 +73,7 @@ def test_events_travel_with_all_their_fields() -> None:
     ready = event_message(Ready(plan, True, JobTimings(1, 2, 3, 4))).ready
     assert (ready.already_stored, ready.queue_seconds, ready.save_seconds) == (True, 1, 4)
     assert event_message(MediaWanted()).WhichOneof("body") == "need_media"
+    assert event_message(Waits()).WhichOneof("body") == "waits"
     failed = event_message(Failed(Overloaded("full", retry_after=2), True, "h:1", "t")).failed
     assert (failed.error.code, failed.error.retry_after, failed.retryable) == ("overloaded", 2, True)
     assert (failed.owner_address, failed.owner_token) == ("h:1", "t")

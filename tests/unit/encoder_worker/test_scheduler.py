@@ -9,8 +9,12 @@ import pytest
 from triptych.encoder_worker.scheduler import EncoderScheduler
 
 
-def scheduler(memory: int = 100, patches: int = 10, preparations: int = 4) -> EncoderScheduler:
-    return EncoderScheduler(prepared_memory=memory, batch_patches=patches, preparations=preparations)
+def scheduler(
+    memory: int = 100, patches: int = 10, preparations: int = 4, credit: int = 100
+) -> EncoderScheduler:
+    return EncoderScheduler(
+        prepared_memory=memory, batch_patches=patches, preparations=preparations, tower_credit=credit
+    )
 
 
 def plan(s: EncoderScheduler, key: str, *, nbytes: int = 10, cost: int = 1, re_encode: bool = False) -> None:
@@ -162,6 +166,63 @@ def test_withdrawn_permission_keeps_the_item_from_the_tower() -> None:
     assert s.planned == 1
 
 
+def test_no_more_items_than_the_credit_hold_their_pixels_whoever_permits_them() -> None:
+    s = scheduler(memory=40, patches=1, credit=2)
+    for key in "abcd":
+        plan(s, key)
+    run(s, *"abcd")
+    assert sorted(s.waiting()) == list("abcd")
+    plan(s, "new", nbytes=20)
+    assert s.take_dropped() == ["c", "d"]
+    assert s.next_media_request() is None
+    assert s.next_batch() == ["a"]
+    s.remove("a")
+    assert s.next_media_request() == "c"
+    assert s.next_media_request() is None
+
+
+def test_places_go_to_re_encodes_first_and_then_in_order_of_permission() -> None:
+    s = scheduler(credit=1, patches=1)
+    for key in "abc":
+        plan(s, key, re_encode=key == "c")
+    run(s, *"bac")
+    order = []
+    for _ in range(3):
+        (key,) = s.next_batch()
+        order.append(key)
+        s.remove(key)
+    assert order == ["b", "c", "a"]
+
+
+def test_a_place_is_free_again_when_its_item_leaves_or_loses_permission() -> None:
+    s = scheduler(credit=1)
+    for key in "abc":
+        plan(s, key)
+    run(s, *"abc")
+    s.withdraw("a")
+    assert s.next_batch() == ["b"]
+    s.remove("b")
+    assert s.next_batch() == ["c"]
+
+
+def test_an_item_that_is_not_planned_takes_no_place() -> None:
+    s = scheduler(credit=1)
+    s.add("late")
+    s.run("late")
+    plan(s, "here")
+    run(s, "here")
+    assert s.next_batch() == ["here"]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_job_of_more_proxies_than_credit_ends(seed: int) -> None:
+    """Each of many proxies permits an item of its own, whatever the encoder's credit."""
+    rng = random.Random(1000 + seed)
+    world = World(rng, credit=rng.choice([1, 2, 3]))
+    world.plan_credit = world.tower_credit = rng.choice([5, 12])
+    world.play()
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_every_job_ends_whatever_the_order_of_events(seed: int) -> None:
     """Plan credit 1, tower credit 1 or 2, room for about one item; cancels and failures in between."""
@@ -171,11 +232,12 @@ def test_every_job_ends_whatever_the_order_of_events(seed: int) -> None:
 class World:
     """A proxy, a decoder pool and a tower that act in random order."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, credit: int = 100) -> None:
         self.rng = rng
+        self.credit = credit
         self.memory = 10
         self.patches = rng.choice([1, 4, 100])
-        self.s = scheduler(self.memory, self.patches, preparations=rng.choice([1, 2]))
+        self.s = scheduler(self.memory, self.patches, preparations=rng.choice([1, 2]), credit=credit)
         self.plan_credit = 1
         self.tower_credit = rng.choice([1, 2, 4])
         self.fresh = [f"i{n}" for n in range(12)]
@@ -272,6 +334,8 @@ class World:
             assert cost <= self.patches or len(self.tower) == 1
 
     def check(self) -> None:
+        waiting = [item for item in self.s._items.values() if item.pinned and not item.in_tower]
+        assert len(waiting) <= self.credit
         self.pixels -= set(self.s.take_dropped())
         held = sum(self.sizes[key] for key in self.pixels)
         assert held == self.s.prepared_bytes
