@@ -124,11 +124,10 @@ class ModelRunner:
     @torch.inference_mode()
     def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
-        kv, host = self.kv_cache, self.host_cache
-        output.swapped_out = self._succeeds(
-            output, "a swap", lambda: copy_blocks(kv, host, scheduled.swap_out)
-        )
-        output.swapped_in = self._succeeds(output, "a swap", lambda: copy_blocks(host, kv, scheduled.swap_in))
+        out = partial(copy_blocks, self.kv_cache, self.host_cache, scheduled.swap_out)
+        back = partial(copy_blocks, self.host_cache, self.kv_cache, scheduled.swap_in)
+        output.swapped_out = self._succeeds(output, "a swap", out)
+        output.swapped_in = self._succeeds(output, "a swap", back)
 
     def _succeeds(self, output: ModelRunnerOutput, what: str, work: Callable[[], None]) -> bool:
         """Whether this part of the step can be done; the others go on without it."""
