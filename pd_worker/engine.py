@@ -217,6 +217,8 @@ class Engine:
             with self.beat.slow(), self._turn:
                 result = self.runner.execute(output)
             self._warm = True
+        for error in result.faults:
+            check_device(error, self._device)
         if result.error is not None or result.ec_connector_output.failed:
             check_device(result.error, self._device)
         return result

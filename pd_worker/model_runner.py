@@ -90,7 +90,7 @@ class ModelRunner:
             output.unprojected = frozenset(
                 projection.mm_hash
                 for projection in scheduled.projections
-                if not self._succeeds("a projection", partial(self._project, projection))
+                if not self._succeeds(output, "a projection", partial(self._project, projection))
             )
             if chunks:
                 self._compute(chunks, output)
@@ -98,7 +98,7 @@ class ModelRunner:
             log.exception("step %d failed", scheduled.step)
             output.error = error
         if scheduled.swap_out:
-            output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
+            output.swapped_out = output.swapped_out and self._succeeds(output, "a swap", self.host_cache.wait)
         output.ec_connector_output = self._connector.get_finished()
         output.ec_connector_output.failed.extend(FailedLoad(key, "not started") for key in failed)
         output.ec_connector_output.generations.update(failed)
@@ -124,16 +124,18 @@ class ModelRunner:
     @torch.inference_mode()
     def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
-        kv, host = self.kv_cache, self.host_cache
-        output.swapped_out = self._succeeds("a swap", lambda: copy_blocks(kv, host, scheduled.swap_out))
-        output.swapped_in = self._succeeds("a swap", lambda: copy_blocks(host, kv, scheduled.swap_in))
+        out = partial(copy_blocks, self.kv_cache, self.host_cache, scheduled.swap_out)
+        back = partial(copy_blocks, self.host_cache, self.kv_cache, scheduled.swap_in)
+        output.swapped_out = self._succeeds(output, "a swap", out)
+        output.swapped_in = self._succeeds(output, "a swap", back)
 
-    def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
+    def _succeeds(self, output: ModelRunnerOutput, what: str, work: Callable[[], None]) -> bool:
         """Whether this part of the step can be done; the others go on without it."""
         try:
             work()
-        except Exception:
+        except Exception as error:
             log.exception("%s failed", what)
+            output.faults.append(error)
             return False
         return True
 

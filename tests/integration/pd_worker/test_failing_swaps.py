@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from support.encdec_batches import varied
 from support.encdec_cell import EncDecCheckpoint
 from support.engine_cell import Checkpoint, EngineCell, Prompt, reference
 from support.failing_copies import fail_each_in_turn, swapping_cell
+from triptych.pd_worker import model_runner
 
 TOKENS = 24
 PROMPTS = [
@@ -51,3 +54,19 @@ def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> Non
         [result.token_ids for result in expected],
         at_least=2,
     )
+
+
+def test_a_copy_that_loses_the_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    checkpoint = Checkpoint.open("qwen3_vl")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with swapping_cell(checkpoint, 40, block_size=4, max_model_len=128) as cell:
+        dead = threading.Event()
+        cell.engine.beat.on_death = dead.set
+        monkeypatch.setattr(model_runner, "copy_blocks", fail)
+        ids = reference(checkpoint.path, PROMPTS[1], TOKENS).prompt_token_ids
+        cell.engine.submit(cell.request(PROMPTS[1], ids, TOKENS))
+        assert dead.wait(30)
