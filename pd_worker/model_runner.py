@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from triptych.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorWorker, EncoderOutput, FailedLoad
 from triptych.errors import InternalError
 from triptych.models.base import DecoderSide
@@ -95,6 +96,7 @@ class ModelRunner:
             if chunks:
                 self._compute(chunks, output)
         except Exception as error:
+            check_device(error, self._decoder.device)
             log.exception("step %d failed", scheduled.step)
             output.error = error
         if scheduled.swap_out:
@@ -114,7 +116,8 @@ class ModelRunner:
         try:
             for order in (*self._undone, metadata):
                 self._connector.start_load_caches(order, self.encoder_cache)
-        except Exception:
+        except Exception as error:
+            check_device(error, self._decoder.device)
             log.exception("the transfers of step %d failed", scheduled.step)
             self._undone.append(metadata.without_loads())
             return dict(metadata.loads())
@@ -132,7 +135,8 @@ class ModelRunner:
         """Whether this part of the step can be done; the others go on without it."""
         try:
             work()
-        except Exception:
+        except Exception as error:
+            check_device(error, self._decoder.device)
             log.exception("%s failed", what)
             return False
         return True
