@@ -207,7 +207,7 @@ class Engine:
         return bool(output.computes or events or moved.fetched or moved.loaded or moved.failed)
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """The step's result; DeviceLost where the device fails for good: nobody's request ends with that."""
+        """The step's result; DeviceLost, by the runner or here, where the device fails for good."""
         if not output.computes:
             result = self.runner.execute(output)
         elif self._warm:
@@ -217,10 +217,9 @@ class Engine:
             with self.beat.slow(), self._turn:
                 result = self.runner.execute(output)
             self._warm = True
-        for error in result.faults:
-            check_device(error, self._device)
-        if result.error is not None or result.ec_connector_output.failed:
-            check_device(result.error, self._device)
+        if result.ec_connector_output.failed:
+            # Most are misses; the connector's own copies to the device are among them too.
+            check_device(None, self._device)
         return result
 
     def _fail_all(self, error: RequestError) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from triptych.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorWorker, EncoderOutput, FailedLoad
 from triptych.errors import InternalError
 from triptych.models.base import DecoderSide
@@ -90,15 +91,16 @@ class ModelRunner:
             output.unprojected = frozenset(
                 projection.mm_hash
                 for projection in scheduled.projections
-                if not self._succeeds(output, "a projection", partial(self._project, projection))
+                if not self._succeeds("a projection", partial(self._project, projection))
             )
             if chunks:
                 self._compute(chunks, output)
         except Exception as error:
+            check_device(error, self._decoder.device)
             log.exception("step %d failed", scheduled.step)
             output.error = error
         if scheduled.swap_out:
-            output.swapped_out = output.swapped_out and self._succeeds(output, "a swap", self.host_cache.wait)
+            output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
         output.ec_connector_output = self._connector.get_finished()
         output.ec_connector_output.failed.extend(FailedLoad(key, "not started") for key in failed)
         output.ec_connector_output.generations.update(failed)
@@ -114,7 +116,8 @@ class ModelRunner:
         try:
             for order in (*self._undone, metadata):
                 self._connector.start_load_caches(order, self.encoder_cache)
-        except Exception:
+        except Exception as error:
+            check_device(error, self._decoder.device)
             log.exception("the transfers of step %d failed", scheduled.step)
             self._undone.append(metadata.without_loads())
             return dict(metadata.loads())
@@ -126,16 +129,16 @@ class ModelRunner:
         """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
         out = partial(copy_blocks, self.kv_cache, self.host_cache, scheduled.swap_out)
         back = partial(copy_blocks, self.host_cache, self.kv_cache, scheduled.swap_in)
-        output.swapped_out = self._succeeds(output, "a swap", out)
-        output.swapped_in = self._succeeds(output, "a swap", back)
+        output.swapped_out = self._succeeds("a swap", out)
+        output.swapped_in = self._succeeds("a swap", back)
 
-    def _succeeds(self, output: ModelRunnerOutput, what: str, work: Callable[[], None]) -> bool:
+    def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
         """Whether this part of the step can be done; the others go on without it."""
         try:
             work()
         except Exception as error:
+            check_device(error, self._decoder.device)
             log.exception("%s failed", what)
-            output.faults.append(error)
             return False
         return True
 

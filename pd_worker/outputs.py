@@ -148,8 +148,6 @@ class ModelRunnerOutput:
     #: By index into `sampled`: what requests that want them get, and why others can have no token.
     logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
     errors: dict[int, RequestError] = field(default_factory=dict)
-    #: Why parts of the step failed that the others went on without.
-    faults: list[Exception] = field(default_factory=list)
     #: Items whose cross tables could not be made.
     unprojected: frozenset[str] = frozenset()
     #: Indices into the computed chunks that came out as no numbers: nothing of them is left in the KV cache.

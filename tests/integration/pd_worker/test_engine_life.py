@@ -14,6 +14,7 @@ from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, ref
 from support.engine_requests import CountingText
 from triptych.config import MIB
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
+from triptych.pd_worker import model_runner
 from triptych.pd_worker.outputs import (
     EngineEvent,
     NewTokens,
@@ -233,10 +234,11 @@ def test_an_engine_that_dies_answers_nobody_so_that_their_proxies_go_elsewhere(
         assert not any(isinstance(event, RequestFinished) for event in cell.events)
 
 
-@pytest.mark.parametrize("where", ["_compute", "_start_transfers"])
+@pytest.mark.parametrize("where", ["_compute", "start_load_caches", "copy_blocks"])
 def test_a_lost_device_ends_the_engine_and_answers_nobody(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    """Whichever part of the step meets it: a part that fails for any other reason fails alone."""
     with engine_cell(checkpoint) as cell:
         dead = threading.Event()
         cell.engine.beat.on_death = dead.set
@@ -244,9 +246,10 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(
         def fail(*_: object) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
-        monkeypatch.setattr(cell.engine.runner, where, fail)
-        cell.engine.submit(request)
+        runner = cell.engine.runner
+        owners = {"_compute": runner, "start_load_caches": runner._connector, "copy_blocks": model_runner}
+        monkeypatch.setattr(owners[where], where, fail)
+        cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
         assert dead.wait(30)
         assert not any(isinstance(event, RequestFinished) for event in cell.events)
 
