@@ -204,7 +204,8 @@ class PDLink:
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:
                 log.exception("PD worker %s was sent no notices; its requests go on elsewhere", self.address)
-                self.give_up()
+                self.reattach()
+                self._lose_all(ours=True)
                 return
 
     # -- back --------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class PDLink:
                 failures += 1
                 log.exception("the stream of PD worker %s failed; its requests go on elsewhere", self.address)
                 self.attached = False
-                self._lose_all()
+                self._lose_all(ours=True)
             if self.attached:
                 broken_at = loop.time()
                 log.info("the stream of PD worker %s broke", self.address)
@@ -315,11 +316,12 @@ class PDLink:
         self._incarnation = str(incarnation) or self._incarnation
         self._left = False
 
-    def _lose_all(self, *, final: bool = False) -> None:
+    def _lose_all(self, *, final: bool = False, ours: bool = False) -> None:
+        """The requests go on elsewhere; `ours`: after an error of this process, which makes none suspect."""
         self._notices.clear()
         self._cancels.clear()
         lost, self._requests = self._requests, {}
-        if lost and not self._left:
+        if lost and not self._left and not ours:
             self._sink.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
         for request_id, tracked in lost.items():
             try:

@@ -210,6 +210,7 @@ CALLS = [
     (pd_pb2_grpc.PDServiceStub, "NotifyItems", pd_pb2.ItemsNotice()),
     (pd_pb2_grpc.PDServiceStub, "Cancel", pd_pb2.CancelRequest()),
     (pd_pb2_grpc.PDServiceStub, "Attach", pd_pb2.AttachRequest()),
+    (pd_pb2_grpc.PDServiceStub, "NameRequests", pd_pb2.AttachRequest()),
     (pd_pb2_grpc.PDServiceStub, "Tokenize", pd_pb2.TokenizeRequest()),
     (pd_pb2_grpc.PDServiceStub, "Detokenize", pd_pb2.DetokenizeRequest()),
 ]

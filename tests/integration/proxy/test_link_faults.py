@@ -33,8 +33,10 @@ class Faulty:
         self._work = work
         self.failures = failures
         self.failed = 0
+        self.called = 0
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        self.called += 1
         if self.failed < self.failures:
             self.failed += 1
             raise Fault("injected")
@@ -94,9 +96,11 @@ async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
     async with FakeCluster(store) as cluster:
         asked = await streaming(cluster)
         faulty = inject(link_of(cluster), "attached", failures)
+        ended = inject(link_of(cluster), "ended", failures=0)
         break_and_go_on(cluster)
         assert await asked == whole_text(12)
         assert faulty.failed == failures
+        assert ended.called == 0, "no request is suspect of an error of the proxy's"
         assert caplog.text.count("Fault: injected") == failures
         await cluster.at_rest()
 

@@ -30,7 +30,7 @@ from triptych.pd_worker.server import PDServicer
 from triptych.pd_worker.token_texts import TokenTexts
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy import pd_client
-from triptych.proxy.pd_client import LinkSink, PDLink
+from triptych.proxy.pd_client import LinkSink, PDLink, ProcessEnd
 from triptych.rpc import make_channel, make_server
 from triptych.types import FinishReason, PDTimings, Usage
 
@@ -58,14 +58,18 @@ class Heard:
     events: list[pd_pb2.RequestEvent] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     attached: int = 0
+    ended: list[ProcessEnd] = field(default_factory=list)
 
     def sink(self) -> LinkSink:
-        return LinkSink(self._take, lambda request_id, attempt: self.lost.append(request_id), self._attach)
+        return LinkSink(self._take, self._lose, self._attach, self.ended.append)
 
     def _take(self, events: Iterable[pd_pb2.RequestEvent]) -> None:
         self.events += events
 
-    def _attach(self) -> None:
+    def _lose(self, request_id: str, attempt: int) -> None:
+        self.lost.append(request_id)
+
+    def _attach(self, incarnation: str) -> None:
         self.attached += 1
 
     def ids(self, kind: str) -> list[str]:
