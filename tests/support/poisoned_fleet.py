@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from support.cluster import free_port
 from support.waiting import within
@@ -45,16 +46,18 @@ async def poisoned_fleet(
     pd = [_worker(f"pd-{index}", model, store_url, pids) for index in range(workers)]
     doors = [_proxy(f"proxy-{port}", port, store_url, timeout) for port in ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    watches = [asyncio.create_task(child.watch()) for child in (*pd, *doors)]
-    try:
-        for url in urls:
-            await _answers(url, watches, workers)
-        yield Fleet(urls, pd, pids)
-    finally:
-        await within("the fleet's end", asyncio.gather(*(child.end(20.0) for child in (*doors, *pd))))
-        for watch in watches:
-            watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+    # Children inherit it, those that are started again too.
+    with patch.dict(os.environ, _ENVIRONMENT):
+        watches = [asyncio.create_task(child.watch()) for child in (*pd, *doors)]
+        try:
+            for url in urls:
+                await _answers(url, watches, workers)
+            yield Fleet(urls, pd, pids)
+        finally:
+            await within("the fleet's end", asyncio.gather(*(child.end(20.0) for child in (*doors, *pd))))
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
 
 def _worker(name: str, model: Path, store_url: str, pids: set[int]) -> Child:
@@ -66,14 +69,14 @@ def _worker(name: str, model: Path, store_url: str, pids: set[int]) -> Child:
         if child.pid is not None:
             pids.add(child.pid)
 
-    child = Child(name, command, _ENVIRONMENT, on_change=note)
+    child = Child(name, command, on_change=note)
     return child
 
 
 def _proxy(name: str, port: int, store_url: str, timeout: float) -> Child:
     ports = ("--port", str(port), "--grpc-port", str(free_port()))
     words = ("proxy", "--store", store_url, *ports, "--request-timeout", str(timeout))
-    return Child(name, (sys.executable, "-m", "triptych.cli", *words), _ENVIRONMENT)
+    return Child(name, (sys.executable, "-m", "triptych.cli", *words))
 
 
 async def _answers(url: str, watches: Sequence[asyncio.Task[int]], workers: int) -> None:
