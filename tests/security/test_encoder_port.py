@@ -211,6 +211,7 @@ CALLS = [
     (pd_pb2_grpc.PDServiceStub, "Cancel", pd_pb2.CancelRequest()),
     (pd_pb2_grpc.PDServiceStub, "Attach", pd_pb2.AttachRequest()),
     (pd_pb2_grpc.PDServiceStub, "NameRequests", pd_pb2.AttachRequest()),
+    (pd_pb2_grpc.PDServiceStub, "SetApart", pd_pb2.SetApartRequest()),
     (pd_pb2_grpc.PDServiceStub, "Tokenize", pd_pb2.TokenizeRequest()),
     (pd_pb2_grpc.PDServiceStub, "Detokenize", pd_pb2.DetokenizeRequest()),
 ]
