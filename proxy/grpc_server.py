@@ -54,7 +54,8 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
                 timeout=self._timeout,
                 max_choices=self._max_choices,
             )
-            events = _Events(request, tools, call.n)
+            events = _Events(request.return_token_ids, tools, call.n)
+            del request  # it holds the media again
             async with aclosing(self._dispatcher.chat(call)) as batches:
                 async for outputs in batches:
                     for output in outputs:
@@ -71,7 +72,8 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
     ) -> AsyncIterator[proxy_pb2.ChatEvent]:
         try:
             call = generate_call(request, timeout=self._timeout, max_choices=self._max_choices)
-            events = _Events(request, ToolUse(), call.n)
+            events = _Events(request.return_token_ids, ToolUse(), call.n)
+            del request
             async with aclosing(self._dispatcher.chat(call)) as batches:
                 async for outputs in batches:
                     for output in outputs:
@@ -97,10 +99,8 @@ async def _abort(context: Context, error: RequestError) -> NoReturn:
 class _Events:
     """ChatEvents of one call; the prompts' ids go with the first one."""
 
-    def __init__(
-        self, request: proxy_pb2.ChatRequest | proxy_pb2.GenerateRequest, tools: ToolUse, choices: int
-    ) -> None:
-        self._with_ids = request.return_token_ids
+    def __init__(self, with_ids: bool, tools: ToolUse, choices: int) -> None:
+        self._with_ids = with_ids
         self._answers = [Answer(tools.form, parallel=tools.parallel) for _ in range(choices)]
         self._started: Started | None = None
 

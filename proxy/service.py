@@ -9,7 +9,8 @@ import logging
 import signal
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import uvicorn
 from grpc import aio
@@ -23,8 +24,8 @@ from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
-from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
-from triptych.proxy.body_budget import BodyBudget
+from triptych.proxy.auth import Door, HttpDoor
+from triptych.proxy.body_budget import BodyBudget, BudgetedBodies
 from triptych.proxy.connections import (
     ConnectionLimits,
     Sweeper,
@@ -33,6 +34,7 @@ from triptych.proxy.connections import (
     raise_file_limit,
 )
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc_admission import SPARE_CALLS, GrpcAdmission, server_options
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
 from triptych.proxy.key_ring import KeyRing
@@ -110,7 +112,17 @@ async def _serve(
     )
     stack.push_async_callback(dispatcher.close)
     door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None
-    grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool, door)
+    bodies = BodyBudget(config.body_memory, config.max_body)
+    admission = GrpcAdmission(bodies, door, max_calls=config.max_queue + SPARE_CALLS)
+    servicer = ProxyServicer(
+        dispatcher,
+        pool,
+        max_images=config.max_images,
+        timeout=config.request_timeout,
+        max_choices=config.max_choices,
+    )
+    options = server_options(bodies.message_bytes, limits.grpc)
+    grpc_server, grpc_port = await _start_grpc(config, servicer, admission, options)
     stack.push_async_callback(grpc_server.stop, 1.0)
     await pool.start()
     upkeep = Upkeep(config, store, pool, dispatcher)
@@ -131,7 +143,7 @@ async def _serve(
         stack.enter_context(
             metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
         )
-    app = BodyBudget(app, config.body_memory)
+    app = BudgetedBodies(app, bodies)
     http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
     http_task = await http.start()
     stack.push_async_callback(http.stop, http_task)
@@ -182,16 +194,12 @@ async def _connect(url: str) -> EmbeddingStore:
 
 
 async def _start_grpc(
-    config: ProxyConfig, dispatcher: Dispatcher, pool: WorkerPool, door: Door | None
+    config: ProxyConfig,
+    servicer: ProxyServicer,
+    admission: GrpcAdmission,
+    options: Sequence[tuple[str, Any]],
 ) -> tuple[aio.Server, int]:
-    server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
-    servicer = ProxyServicer(
-        dispatcher,
-        pool,
-        max_images=config.max_images,
-        timeout=config.request_timeout,
-        max_choices=config.max_choices,
-    )
+    server = make_server(interceptors=[admission], options=options)
     proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
