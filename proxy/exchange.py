@@ -8,6 +8,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
@@ -24,6 +25,8 @@ WRITE_SECONDS = 60.0
 BURST_SECONDS = 0.005
 #: Bodies above this are parsed off the event loop.
 INLINE_BODY = 64 << 10
+#: Few threads: a text takes up to four times its bytes while it is parsed.
+_PARSERS = ThreadPoolExecutor(2, thread_name_prefix="parse")
 Headers = Sequence[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 P = TypeVar("P")
@@ -64,6 +67,7 @@ class JsonEndpoint(ABC, Generic[P]):
         try:
             raw = await self._read(headers, receive)
             request = await self._parse(raw, request_id, headers.get(b"content-type", b""))
+            del raw
             await self._serve(request, receive, reply)
         except ClientGone:
             log.info("request %s: the client has gone", request_id)
@@ -96,7 +100,8 @@ class JsonEndpoint(ABC, Generic[P]):
             raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
-        return await asyncio.to_thread(self.parse, raw, request_id, content_type)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_PARSERS, self.parse, raw, request_id, content_type)
 
     async def _serve(self, request: P, receive: Receive, reply: Reply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.

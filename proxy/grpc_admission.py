@@ -18,7 +18,8 @@ from grpc import aio
 
 from triptych.errors import InvalidRequest, Overloaded, RateLimited, RequestError, RequestTimeout
 from triptych.proxy.auth import Door
-from triptych.proxy.body_budget import BodyBudget
+from triptych.proxy.body_budget import BodyBudget, MessageRoom
+from triptych.proxy.body_shape import check_fields
 from triptych.proxy.keys import Principal
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
             try:
-                async with self._admit(authorization, messages, handler, counts=False) as request:
+                async with self._admit(authorization, context, handler, counts=False) as request:
                     return await handler.unary_unary(request, context)
             except RequestError as error:
                 await _abort(context, error)
@@ -84,7 +85,7 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
         async def stream(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             try:
                 async with (
-                    self._admit(authorization, messages, handler, counts=True) as request,
+                    self._admit(authorization, context, handler, counts=True) as request,
                     aclosing(handler.unary_stream(request, context)) as replies,
                 ):
                     del request
@@ -100,7 +101,7 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
 
     @asynccontextmanager
     async def _admit(
-        self, authorization: bytes, messages: AsyncIterator[bytes], handler: Any, *, counts: bool
+        self, authorization: bytes, context: Context, handler: Any, *, counts: bool
     ) -> AsyncIterator[Any]:
         """The call's parsed message, counted until the call ends; RequestError when it is not let in."""
         principal = None if self._door is None else self._door.principal(authorization)
@@ -109,11 +110,8 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
             self._within_limits(principal if counts else None),
             self._bodies.message("" if principal is None else principal.id) as room,
         ):
-            raw = await _message(messages)
-            room.received(len(raw))
-            request = _parsed(handler, raw)
-            del raw
-            yield request
+            # Nothing here keeps the message: the handler has it alone.
+            yield await _message(context, handler, room)
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
@@ -138,19 +136,21 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
             raise
 
 
-async def _message(messages: AsyncIterator[bytes]) -> bytes:
-    """The call's first message. Further ones are never read: they wait in the client's window."""
+async def _message(context: Context, handler: Any, room: MessageRoom) -> Any:
+    """The call's first message, parsed. Further ones are never read: they wait in the client's window."""
     try:
         async with asyncio.timeout(MESSAGE_SECONDS):
-            raw = await anext(messages, None)
+            raw = await context.read()
     except TimeoutError:
         raise RequestTimeout("the call's message comes too slowly") from None
-    if raw is None:
+    if not isinstance(raw, bytes):
         raise InvalidRequest("the call has no message")
-    return raw
+    room.received(len(raw))
+    return _parsed(handler, raw)
 
 
 def _parsed(handler: Any, raw: bytes) -> Any:
+    check_fields(raw, handler.request_deserializer.__self__.DESCRIPTOR)
     try:
         return handler.request_deserializer(raw)
     except Exception:
@@ -158,6 +158,8 @@ def _parsed(handler: Any, raw: bytes) -> Any:
 
 
 async def _abort(context: Context, error: RequestError) -> NoReturn:
+    # gRPC keeps what ends a call in a cycle with it. The frames of the traceback would keep the message.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     if error.retry_after is not None:
         context.set_trailing_metadata((("retry-after", str(max(math.ceil(error.retry_after), 1))),))
     await context.abort(grpc.StatusCode[error.grpc_status], error.message)

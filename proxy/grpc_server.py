@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 from grpc import aio
 
 from triptych.errors import InternalError, RequestError
@@ -27,7 +26,7 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
-    """Translates and nothing else."""
+    """Translates and nothing else. RequestErrors are for `GrpcAdmission`, which ends the calls with them."""
 
     def __init__(
         self,
@@ -61,11 +60,11 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
                     for output in outputs:
                         if (event := events.of(output)) is not None:
                             yield event
-        except RequestError as error:
-            await _abort(context, error)
+        except RequestError:
+            raise
         except Exception:
             log.exception("gRPC chat")
-            await _abort(context, InternalError("an unexpected error in the proxy"))
+            raise InternalError("an unexpected error in the proxy") from None
 
     async def Generate(
         self, request: proxy_pb2.GenerateRequest, context: Context
@@ -79,21 +78,16 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
                     for output in outputs:
                         if (event := events.of(output)) is not None:
                             yield event
-        except RequestError as error:
-            await _abort(context, error)
+        except RequestError:
+            raise
         except Exception:
             log.exception("gRPC generate")
-            await _abort(context, InternalError("an unexpected error in the proxy"))
+            raise InternalError("an unexpected error in the proxy") from None
 
     async def ListModels(
         self, request: proxy_pb2.ListModelsRequest, context: Context
     ) -> proxy_pb2.ListModelsReply:
         return proxy_pb2.ListModelsReply(models=self._pool.models())
-
-
-async def _abort(context: Context, error: RequestError) -> NoReturn:
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message)
-    raise AssertionError("abort returns never")
 
 
 class _Events:

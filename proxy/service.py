@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import signal
@@ -17,7 +18,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
 
-from triptych.config import ProxyConfig, check_front_door, is_loopback
+from triptych.config import MIB, ProxyConfig, check_front_door, is_loopback
 from triptych.ec_connector.leases import Leases
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
@@ -53,6 +54,7 @@ DRAIN_SECONDS = 30.0
 COLLECT_SECONDS = 60.0
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
 KEEP_ALIVE_SECONDS = 20
+_M_MMAP_THRESHOLD = -3
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.
 DEFAULT_STORE_BYTES = 1 << 30
 
@@ -61,6 +63,7 @@ async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_stall_timeout(config.stall_timeout)
+    return_large_blocks()
     keys = _key_ring(config)
     limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
@@ -150,6 +153,15 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     log.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
     return dispatcher, http_task
+
+
+def return_large_blocks() -> None:
+    """Memory of large bodies goes back to the system when it is freed.
+
+    glibc otherwise keeps blocks of up to 32 MiB for each of its arenas once one such block was freed.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)
 
 
 def calm_gc() -> None:

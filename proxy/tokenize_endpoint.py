@@ -17,10 +17,9 @@ from triptych.proxy.openai_request import call_of
 from triptych.proxy.openai_types import ChatBody
 from triptych.proxy.pd_queries import PDQueries
 from triptych.proxy.splitter import pd_messages
+from triptych.proxy.validation import check_text, check_token_count
 from triptych.proxy.wire import prompt_to_proto, template_to_proto
 
-#: Of one body of /detokenize.
-MAX_TOKEN_IDS = 1 << 18
 _json = msgspec.json.Encoder().encode
 
 
@@ -75,6 +74,7 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
                 "return_token_strs is not served: send the ids to /detokenize", param="return_token_strs"
             )
         if body.prompt is not None:
+            check_text(len(body.prompt), "prompt")
             return Query(body.model or "", pd_pb2.TokenizeRequest(prompt=prompt_to_proto(body.prompt)))
         call = self._call(body, request_id)
         return Query(
@@ -116,8 +116,7 @@ class DetokenizeEndpoint(JsonEndpoint[DetokenizeBody]):
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
         body = decode_body(self._decoder, raw)
-        if len(body.tokens) > MAX_TOKEN_IDS:
-            raise InvalidRequest(f"tokens takes at most {MAX_TOKEN_IDS} ids", param="tokens")
+        check_token_count(len(body.tokens), "tokens")
         if any(not 0 <= token < 1 << 32 for token in body.tokens):
             raise InvalidRequest("tokens must hold token ids: integers from 0", param="tokens")
         return body
