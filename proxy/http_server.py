@@ -23,7 +23,7 @@ from triptych.proxy.docs_endpoints import DocsEndpoints
 from triptych.proxy.exchange import JsonEndpoint, Pace, Reply
 from triptych.proxy.openai_replies import SseStream, WholeReply, error_body
 from triptych.proxy.openai_request import ChatOptions, parse_body
-from triptych.proxy.pd_queries import PDQueries
+from triptych.proxy.pd_queries import PDQueries, QueryTurns
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.responses_endpoint import ResponsesEndpoint
 from triptych.proxy.rich_replies import RichReply, RichStream
@@ -49,7 +49,7 @@ def make_app(
         max_body=max_body,
         timeout=request_timeout,
     )
-    queries = PDQueries(pool)
+    queries, turns = PDQueries(pool), QueryTurns(dispatcher.gate)
     completions = CompletionsEndpoint(
         dispatcher, queries, max_choices=max_choices, max_body=max_body, timeout=request_timeout
     )
@@ -60,8 +60,8 @@ def make_app(
         AudioEndpoint(dispatcher, queries, translates=translates, max_body=max_body, timeout=request_timeout)
         for translates in (False, True)
     )
-    tokenize = TokenizeEndpoint(dispatcher, queries, max_images=max_images, max_body=max_body)
-    detokenize = DetokenizeEndpoint(dispatcher, queries, max_body=max_body)
+    tokenize = TokenizeEndpoint(dispatcher, queries, turns, max_images=max_images, max_body=max_body)
+    detokenize = DetokenizeEndpoint(dispatcher, queries, turns, max_body=max_body)
     state = StateEndpoints(dispatcher, pool, registry)
     pages = DocsEndpoints(max_choices=max_choices)
     return Starlette(

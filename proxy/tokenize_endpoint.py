@@ -15,7 +15,7 @@ from triptych.proxy.exchange import JsonEndpoint, Reply
 from triptych.proxy.json_body import decode_body
 from triptych.proxy.openai_request import call_of
 from triptych.proxy.openai_types import ChatBody
-from triptych.proxy.pd_queries import PDQueries
+from triptych.proxy.pd_queries import PDQueries, QueryTurns
 from triptych.proxy.splitter import pd_messages
 from triptych.proxy.validation import check_text, check_token_count
 from triptych.proxy.wire import prompt_to_proto, template_to_proto
@@ -57,10 +57,19 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
 
     _decoder = msgspec.json.Decoder(TokenizeBody)
 
-    def __init__(self, dispatcher: Dispatcher, queries: PDQueries, *, max_images: int, max_body: int) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        queries: PDQueries,
+        turns: QueryTurns,
+        *,
+        max_images: int,
+        max_body: int,
+    ) -> None:
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
+        self._turns = turns
         self._max_images = max_images
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> Query:
@@ -97,7 +106,8 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
 
     async def answer(self, request: Query, reply: Reply) -> None:
         model = self._dispatcher.resolve_model(request.model)
-        found = await self._queries.tokenize(model, request.message)
+        async with self._turns.turn():
+            found = await self._queries.tokenize(model, request.message)
         count = len(found.token_ids)
         await reply.whole(
             _json({"count": count, "max_model_len": found.max_model_len, "tokens": found.token_ids})
@@ -109,10 +119,13 @@ class DetokenizeEndpoint(JsonEndpoint[DetokenizeBody]):
 
     _decoder = msgspec.json.Decoder(DetokenizeBody)
 
-    def __init__(self, dispatcher: Dispatcher, queries: PDQueries, *, max_body: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, queries: PDQueries, turns: QueryTurns, *, max_body: int
+    ) -> None:
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
+        self._turns = turns
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
         body = decode_body(self._decoder, raw)
@@ -123,4 +136,6 @@ class DetokenizeEndpoint(JsonEndpoint[DetokenizeBody]):
 
     async def answer(self, request: DetokenizeBody, reply: Reply) -> None:
         model = self._dispatcher.resolve_model(request.model or "")
-        await reply.whole(_json({"prompt": await self._queries.detokenize(model, request.tokens)}))
+        async with self._turns.turn():
+            text = await self._queries.detokenize(model, request.tokens)
+        await reply.whole(_json({"prompt": text}))
