@@ -34,6 +34,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
         shape=shape,
         kv_memory=values["kv_memory"] if on_cpu else 0,
         encoder_cache_memory=values["encoder_cache_memory"],
+        media_memory=values["encoder_media_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=store_memory,
         swap_memory=swap,
