@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from support.fake_workers import user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
-from triptych.proxy import pd_queries
+from triptych.proxy import metrics_page, pd_queries
+from triptych.proxy.metrics_page import MetricsPage
 
 CLIENTS = 100
 QUESTIONS = {
@@ -122,6 +125,40 @@ async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
         await asyncio.gather(*asking)
         assert reply.choices[0].message.content == whole_text(4)
         assert after - before <= 40, "chat waits for its turn at every event, at each behind all others"
+
+
+async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[CollectorRegistry] = []
+    may_end = threading.Event()
+
+    def slow(registry: CollectorRegistry) -> bytes:
+        made.append(registry)
+        assert may_end.wait(20)
+        return generate_latest(registry)
+
+    asked: list[MetricsPage] = []
+    text = MetricsPage.text
+
+    async def counted(page: MetricsPage) -> bytes:
+        asked.append(page)
+        return await text(page)
+
+    monkeypatch.setattr(metrics_page, "generate_latest", slow)
+    monkeypatch.setattr(MetricsPage, "text", counted)
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        asking = [asyncio.create_task(asker.get("/metrics")) for _ in range(CLIENTS)]
+        await until(lambda: len(asked) == CLIENTS)
+        # Chat is answered meanwhile, and counts in the text that is made after it.
+        assert (await cluster.ask(user("x"), max_tokens=4)).choices[0].message.content == whole_text(4)
+        late = asyncio.create_task(asker.get("/metrics"))
+        await until(lambda: len(asked) == CLIENTS + 1)
+        assert len(made) == 1
+        may_end.set()
+        assert 'triptych_requests_total{status="200"} 1.0' in (await late).text
+        assert {reply.status_code for reply in await asyncio.gather(*asking)} == {200}
+        assert len(made) == 2
 
 
 @pytest.mark.parametrize("path", GENERATING)
