@@ -7,7 +7,7 @@ from typing import Any
 from triptych.errors import TooLarge
 
 #: Values of one JSON body; the largest that is of use holds 262,144 token ids.
-MAX_VALUES = 1 << 19
+MAX_VALUES = 1 << 20
 #: Fields of one protobuf message, those of the messages in it included; numbers of a packed list are one.
 MAX_FIELDS = 1 << 16
 _BYTES = 2

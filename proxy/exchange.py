@@ -25,8 +25,8 @@ WRITE_SECONDS = 60.0
 BURST_SECONDS = 0.005
 #: Bodies above this are parsed off the event loop.
 INLINE_BODY = 64 << 10
-#: Few threads: a text takes up to four times its bytes while it is parsed.
-_PARSERS = ThreadPoolExecutor(2, thread_name_prefix="parse")
+#: One thread: parsers hold the interpreter's lock, and a text takes up to five times its bytes meanwhile.
+_PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 Headers = Sequence[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 P = TypeVar("P")
@@ -65,17 +65,19 @@ class JsonEndpoint(ABC, Generic[P]):
             await reply.error(NotFound("use POST"), 405)
             return
         try:
-            raw = await self._read(headers, receive)
-            request = await self._parse(raw, request_id, headers.get(b"content-type", b""))
-            del raw
-            await self._serve(request, receive, reply)
+            await self._serve(await self._request(headers, receive, request_id), receive, reply)
         except ClientGone:
             log.info("request %s: the client has gone", request_id)
         except RequestError as error:
+            error.let_go()
             await reply.error(error)
         except Exception:
             log.exception("request %s", request_id)
             await reply.error(InternalError("an unexpected error in the proxy"))
+
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
+        raw = await self._read(headers, receive)
+        return await self._parse(raw, request_id, headers.get(b"content-type", b""))
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
@@ -101,7 +103,7 @@ class JsonEndpoint(ABC, Generic[P]):
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PARSERS, self.parse, raw, request_id, content_type)
+        return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
 
     async def _serve(self, request: P, receive: Receive, reply: Reply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
