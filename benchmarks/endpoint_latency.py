@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,8 @@ async def load(url: str, path: str) -> None:
             with contextlib.suppress(aiohttp.ClientError):
                 async with call as reply:
                     await reply.read()
+                sys.stdout.write("answered\n")
+                sys.stdout.flush()
 
     async with aiohttp.ClientSession(connector=connector) as session:
         await asyncio.gather(*(ask(session) for _ in range(CLIENTS)))
@@ -74,8 +77,11 @@ def clients_of(url: str, path: str) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "benchmarks", "endpoint_latency", "--load", url, path]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
+        process.stdout.readline()  # of the first reply: all clients have asked by then
+        threading.Thread(target=process.stdout.read, daemon=True).start()
         yield
     finally:
         process.kill()
