@@ -86,6 +86,17 @@ if #head == 0 or redis.sha1hex(head) ~= ARGV[1] then return 0 end
 return redis.call('UNLINK', KEYS[1])
 """
 
+# Deletes the parts of a write whose header is not the stored one: another writer's header came first. The
+# write's own header can be there although its SET said no, where the reply to an earlier try was lost.
+_DELETE_PARTS = """
+local id = redis.call('GETRANGE', KEYS[1], 16, 23)
+local hex = {}
+for i = 1, #id do hex[#hex + 1] = string.format('%02x', string.byte(id, i)) end
+if table.concat(hex) == ARGV[1] then return 0 end
+for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1
+"""
+
 _EPOCH = """
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 local time = redis.call('TIME')
@@ -220,11 +231,17 @@ class EmbeddingStore:
             value = [head]
             for name, piece in parts:
                 await self._set(name, [piece], milliseconds + int(keys.PART_GRACE * 1000), only_new=False)
-        if await self._set(key, value, milliseconds):
+        if await self._set(key, value, milliseconds) or (
+            parts and not await self._delete_parts(key, write_id, parts)
+        ):
             return SaveResult.REPLACED if dropped else SaveResult.STORED
-        unlinks: list[tuple[str, ...]] = [("UNLINK", name) for name, _ in parts]
-        await self.control.execute_all([("EVAL", _LOOK_UP, 1, key, int(keys.PART_GRACE)), *unlinks])
+        await self.control.execute_all([("EVAL", _LOOK_UP, 1, key, int(keys.PART_GRACE))])
         return SaveResult.ALREADY
+
+    async def _delete_parts(self, key: str, write_id: str, parts: Sequence[tuple[str, memoryview]]) -> bool:
+        """Whether the write's parts are gone; they stay where its own header is the stored one."""
+        names = [name for name, _ in parts]
+        return bool(await self.control.script(_DELETE_PARTS, [key, *names], write_id))
 
     async def _set(
         self, key: str, value: Sequence[Buffer], milliseconds: int, *, only_new: bool = True

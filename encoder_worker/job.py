@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.ec_connector.base import EncoderOutput
+from triptych.encoder_worker.media_budget import MediaRoom
 from triptych.errors import RequestError
 from triptych.models.base import PreparedItem
 from triptych.types import ItemPlan
@@ -126,8 +127,9 @@ class ItemJob:
     started: float
     waiters: list[Waiter] = field(default_factory=list)
     plan: ItemPlan | None = None
-    #: Verified media that wait for preprocessing.
+    #: Verified media that wait for preprocessing, and their room in the budget.
     media: VerifiedMedia | None = None
+    media_room: MediaRoom | None = None
     prepared: PreparedItem | None = None
     #: The tower's rows on the host, from the encode on, or kept from an earlier job.
     output: EncoderOutput | None = None
@@ -155,6 +157,18 @@ class ItemJob:
     def failed_lease_token(self) -> str:
         """Token of a lease whose owner failed some waiter."""
         return next((w.spec.failed_lease_token for w in self.waiters if w.spec.failed_lease_token), "")
+
+    def take_media(self) -> tuple[VerifiedMedia | None, MediaRoom | None]:
+        """The media, which are the caller's from now on, with their room."""
+        media, room = self.media, self.media_room
+        self.media = self.media_room = None
+        return media, room
+
+    def drop_media(self) -> None:
+        """Media that are not needed any more."""
+        _, room = self.take_media()
+        if room is not None:
+            room.release()
 
     def learn_plan(self, plan: ItemPlan) -> None:
         """Keeps the plan and tells it to every waiter."""

@@ -21,6 +21,7 @@ from triptych.encoder_worker.job import Failed, ItemJob, Ready, VerifiedMedia, W
 from triptych.encoder_worker.job_metrics import JobMetrics
 from triptych.encoder_worker.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.limits import ItemFormat, JobLimits
+from triptych.encoder_worker.media_budget import MediaRoom
 from triptych.encoder_worker.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.errors import (
@@ -112,17 +113,25 @@ class JobTable:
         if full:
             raise Overloaded("this encoder worker has too many jobs open", retry_after=1)
 
-    async def media(self, waiter: Waiter, frames: Sequence[bytes]) -> None:
-        """All media of one stream. InvalidRequest when they are not what its key was made of."""
-        media = await self._preparer.verify(waiter.spec, frames)
-        job = self._jobs.get(waiter.spec.mm_hash)
-        if job is None or waiter.ended or job.media or not self._scheduler.needs_media(job.mm_hash):
-            return
-        job.asked = None
-        self._take_media(job, media)
+    async def media(self, waiter: Waiter, frames: Sequence[bytes], room: MediaRoom) -> None:
+        """All media of one stream, with their `room`, which is given back when they are preprocessed.
 
-    def _take_media(self, job: ItemJob, media: VerifiedMedia) -> None:
-        job.media = media
+        InvalidRequest when they are not what the stream's key was made of.
+        """
+        try:
+            media = await self._preparer.verify(waiter.spec, frames)
+            job = self._jobs.get(waiter.spec.mm_hash)
+            if job is None or waiter.ended or job.media or not self._scheduler.needs_media(job.mm_hash):
+                room.release()
+                return
+        except BaseException:
+            room.release()
+            raise
+        job.asked = None
+        self._take_media(job, media, room)
+
+    def _take_media(self, job: ItemJob, media: VerifiedMedia, room: MediaRoom) -> None:
+        job.media, job.media_room = media, room
         if job.looked_up:
             self._scheduler.media_arrived(job.mm_hash)
             self._pump()
@@ -223,7 +232,8 @@ class JobTable:
         job.looked_up = True
         kept = self._engine.kept(job.mm_hash)
         if kept is not None:
-            job.output, job.media = kept, None
+            job.output = kept
+            job.drop_media()
             job.learn_plan(kept.plan)
             self._scheduler.prepared(job.mm_hash, nbytes=kept.plan.nbytes, cost=0)
         elif job.media is not None:
@@ -231,10 +241,11 @@ class JobTable:
         self._pump()
 
     async def _prepare(self, job: ItemJob) -> None:
-        assert job.media is not None
+        media, room = job.take_media()
+        assert media is not None
         start = time.monotonic()
         try:
-            prepared = await self._preparer.prepare(job.media)
+            prepared = await self._preparer.prepare(media)
         except RequestError as refused:
             self._end(job, Failed(refused, retryable=refused.status >= 500))
             return
@@ -244,9 +255,13 @@ class JobTable:
             error = InternalError(f"{modality}: preprocessing failed", param=modality)
             self._end(job, Failed(error, retryable=False))
             return
+        finally:
+            del media
+            if room is not None:
+                room.release()
         if self._jobs.get(job.mm_hash) is not job:
             return
-        job.media, job.prepared = None, prepared
+        job.prepared = prepared
         job.timings.preprocess += time.monotonic() - start
         job.learn_plan(self.format.plan(job.mm_hash, prepared))
         self._scheduler.prepared(job.mm_hash, nbytes=prepared.nbytes, cost=prepared.cost)
@@ -371,6 +386,7 @@ class JobTable:
         if self._jobs.get(job.mm_hash) is not job:
             return
         del self._jobs[job.mm_hash]
+        job.drop_media()
         self._scheduler.remove(job.mm_hash)
         self._leases.drop(job.mm_hash)
         if job.saving and job.output is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, Ready, Waiter
 from triptych.encoder_worker.jobs import JobTable
 from triptych.encoder_worker.limits import ItemFormat
+from triptych.encoder_worker.media_budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
@@ -20,13 +21,16 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for the first message of a stream.
 FIRST_MESSAGE_SECONDS = 10.0
+#: Seconds between two messages of a stream whose media are on their way.
+FRAME_SECONDS = 30.0
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """Translates streams into calls of the job table, and its events into messages."""
 
-    def __init__(self, jobs: JobTable) -> None:
+    def __init__(self, jobs: JobTable, media: MediaBudget) -> None:
         self._jobs = jobs
+        self._media = media
 
     async def Encode(
         self, request_iterator: AsyncIterator[encoder_pb2.EncodeRequest], context: Any
@@ -65,7 +69,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         try:
             await self._read_frames(requests, waiter)
         except RequestError as refused:
-            self._jobs.fail(waiter, refused, retryable=False)
+            self._jobs.fail(waiter, refused, retryable=refused.status >= 500)
         except Exception:
             # The stream is broken, or we are: either way it must not wait for its deadline.
             spec = waiter.spec
@@ -78,23 +82,43 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             self._jobs.fail(waiter, error, retryable=True)
 
     async def _read_frames(self, requests: AsyncIterator[encoder_pb2.EncodeRequest], waiter: Waiter) -> None:
+        """Nothing is read before there is room for the media: until then they stay with the sender."""
         frames: list[bytes] = []
         missing = waiter.spec.media_bytes
-        async for request in requests:
-            match request.WhichOneof("body"):
-                case "media":
-                    if not missing and waiter.media_wanted:
-                        waiter.media_wanted, missing = False, waiter.spec.media_bytes
-                    missing -= _checked_frame(request.media, missing)
-                    frames.append(request.media)
-                    if not missing:
-                        whole, frames = frames, []
-                        await self._jobs.media(waiter, whole)
-                case "run":
-                    self._jobs.run(waiter)
-                case _:
-                    raise InvalidRequest("job: only the first message may carry it", param="job")
+        room = await self._media.take(missing, first=waiter.spec.re_encode)
+        try:
+            while (request := await _next(requests, receiving=missing > 0)) is not None:
+                match request.WhichOneof("body"):
+                    case "media":
+                        if not missing and waiter.media_wanted:
+                            waiter.media_wanted, missing = False, waiter.spec.media_bytes
+                            room = await self._media.take(missing, first=True)
+                        missing -= _checked_frame(request.media, missing)
+                        frames.append(request.media)
+                        if not missing:
+                            whole, frames = frames, []
+                            await self._jobs.media(waiter, whole, room)
+                    case "run":
+                        self._jobs.run(waiter)
+                    case _:
+                        raise InvalidRequest("job: only the first message may carry it", param="job")
+        finally:
+            if missing:
+                room.release()
         self._jobs.no_more(waiter, complete=not missing)
+
+
+async def _next(
+    requests: AsyncIterator[encoder_pb2.EncodeRequest], *, receiving: bool
+) -> encoder_pb2.EncodeRequest | None:
+    """The next message; None at the end. What holds room for media has to go on sending them."""
+    if not receiving:
+        return await anext(requests, None)
+    try:
+        async with asyncio.timeout(FRAME_SECONDS):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceeded("the job's media come too slowly") from None
 
 
 def _checked_frame(frame: bytes, missing: int) -> int:

@@ -33,6 +33,8 @@ from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, s
 
 logger = logging.getLogger(__name__)
 
+#: Streams whose media wait for room are not read: without probing for better windows each holds 64 KiB.
+UNREAD_STREAMS = [("grpc.http2.bdp_probe", 0)]
 #: Seconds that open jobs get after SIGTERM.
 DRAIN_SECONDS = 30.0
 
@@ -62,7 +64,7 @@ async def _serve(
     stop: asyncio.Event,
 ) -> None:
     door = WorkerDoor(config.internal_token)
-    server = make_server(door)
+    server = make_server(door, options=UNREAD_STREAMS)
     address = bind(server, config)
     identity = worker_identity(config, model, address)
     metrics = EncoderMetrics(identity.model_name)

@@ -21,6 +21,7 @@ from triptych.encoder_worker.job_metrics import JobMetrics
 from triptych.encoder_worker.jobs import JobTable
 from triptych.encoder_worker.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.limits import ItemFormat, JobLimits
+from triptych.encoder_worker.media_budget import MediaBudget
 from triptych.encoder_worker.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
@@ -114,7 +115,8 @@ class EncoderWorker:
             leases=self._leases,
             metrics=JobMetrics(metrics, identity.model_name),
         )
-        self.servicer = EncoderServicer(self.jobs)
+        self.media = MediaBudget(config.encoder_media_memory)
+        self.servicer = EncoderServicer(self.jobs, self.media)
 
     def _saver_made(self) -> Saver:
         assert self._own_saver is not None

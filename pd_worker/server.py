@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 R = TypeVar("R")
 
+#: Tokenize and Detokenize calls that are held, before new ones are refused.
+MAX_QUERIES = 256
 #: Requests that may wait beyond those that run, before new ones are refused.
 MAX_WAITING = 1024
 #: Longest wait for the end of what is at work, when the worker is set apart.
@@ -54,7 +56,10 @@ class IntakePort(Protocol):
 
 
 class PDServicer(pd_pb2_grpc.PDServiceServicer):
-    """`max_requests` bounds the requests held; those taken up again (attempt above 1) always get in."""
+    """`max_requests` bounds the requests held; those taken up again (attempt above 1) always get in.
+
+    Submit runs in `pool`; Tokenize and Detokenize in `queries`, so that no request ever waits behind them.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         intake: IntakePort,
         outbox: Outbox,
         pool: Executor,
+        queries: Executor,
         *,
         max_requests: int = MAX_WAITING,
         incarnation: str = "",
@@ -70,6 +76,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._intake = intake
         self._outbox = outbox
         self._pool = pool
+        self._queries = queries
+        self._open_queries = 0
         self._max_requests = max_requests
         self._draining = False
         self._incarnation = incarnation
@@ -171,7 +179,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.TokenizeRequest, context: aio.ServicerContext[Any, Any]
     ) -> pd_pb2.TokenizeReply:
         try:
-            return await self._in_pool(self._intake.tokenize, request)
+            return await self._query(self._intake.tokenize, request)
         except RequestError as error:
             return pd_pb2.TokenizeReply(error=error_to_proto(error))
 
@@ -179,19 +187,24 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.DetokenizeRequest, context: aio.ServicerContext[Any, Any]
     ) -> pd_pb2.DetokenizeReply:
         try:
-            return await self._in_pool(self._intake.detokenize, request)
+            return await self._query(self._intake.detokenize, request)
         except RequestError as error:
             return pd_pb2.DetokenizeReply(error=error_to_proto(error))
 
-    async def _in_pool(self, function: Callable[[M], R], message: M) -> R:
-        """What `function` answers, from a thread of the pool; RequestError, whatever goes wrong."""
+    async def _query(self, function: Callable[[M], R], message: M) -> R:
+        """What `function` answers, from a thread for queries; RequestError, whatever goes wrong."""
+        if self._open_queries >= MAX_QUERIES:
+            raise Overloaded("too many queries wait for this worker", retry_after=1.0)
+        self._open_queries += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function, message)
+            return await asyncio.get_running_loop().run_in_executor(self._queries, function, message)
         except RequestError:
             raise
         except Exception as error:
             log.exception("%s failed", type(message).__name__)
             raise InternalError("an unexpected error in the PD worker") from error
+        finally:
+            self._open_queries -= 1
 
     async def _take(self, message: pd_pb2.SubmitRequest) -> None:
         arrival = time.monotonic()

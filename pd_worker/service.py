@@ -157,6 +157,7 @@ class PDWorker:
         self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
         self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
+        self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
         self._upkeep: list[asyncio.Task[None]] = []
         texts = TokenTexts(model.tokenizer)
         self.outbox = Outbox(self._cancel, texts=texts)
@@ -189,6 +190,7 @@ class PDWorker:
             intake,
             self.outbox,
             self._pool,
+            self._queries,
             max_requests=most,
             incarnation=self._incarnation,
         )
@@ -242,6 +244,7 @@ class PDWorker:
         await asyncio.to_thread(self._mover.shutdown)
         self._planner.shutdown()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._queries.shutdown(wait=False, cancel_futures=True)
 
     async def _sweep(self) -> None:
         while True:

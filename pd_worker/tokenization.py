@@ -20,6 +20,9 @@ from tokenizers import Tokenizer
 from triptych.errors import ConfigError
 
 _NONCE_DIGITS = 32
+#: Characters above which a text is encoded as a batch of one: that lets go of the interpreter's lock, which
+#: the engine's thread wants at every step.
+_SHORT_TEXT = 4096
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -99,7 +102,11 @@ class GuardedTokenizer:
 
     def _encode(self, plain: str, written: str, add_special_tokens: bool) -> list[int]:
         bos_written = bool(self._bos_token) and written.startswith(self._bos_token)
-        ids = self._tokenizer.encode(plain, add_special_tokens=add_special_tokens and not bos_written).ids
+        special = add_special_tokens and not bos_written
+        if len(plain) <= _SHORT_TEXT:
+            ids = self._tokenizer.encode(plain, add_special_tokens=special).ids
+        else:
+            ids = self._tokenizer.encode_batch([plain], add_special_tokens=special)[0].ids
         return [self._ids.get(token, token) for token in ids]
 
 

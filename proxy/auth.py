@@ -1,15 +1,11 @@
-"""The door in front of HTTP and gRPC: whose key it is, and whether that key may use more."""
+"""The door in front of HTTP, and what it shares with gRPC's: whose key it is, and what that key may use."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
-import grpc
-from grpc import aio
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,7 +19,6 @@ log = logging.getLogger(__name__)
 
 #: What answers without a key: whether the process lives and serves, and nothing else.
 OPEN_PATHS = frozenset({"/health", "/ready"})
-_HEALTH_SERVICE = "/grpc.health.v1.Health/"
 _SCHEME = "bearer "
 
 
@@ -103,63 +98,3 @@ async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     await JSONResponse(error_body(error), status_code=error.status, headers=headers)(scope, receive, send)
-
-
-class GrpcDoor(aio.ServerInterceptor):  # type: ignore[misc]
-    """The same for gRPC: metadata `authorization`; health checks are free."""
-
-    def __init__(self, door: Door) -> None:
-        self._door = door
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_HEALTH_SERVICE):
-            return handler
-        given = dict(handler_call_details.invocation_metadata).get("authorization", "")
-        return _guarded(handler, self._door, given if isinstance(given, bytes) else given.encode())
-
-
-def _guarded(handler: Any, door: Door, authorization: bytes) -> Any:
-    """The handler behind the door. A call with a streamed reply is a request that counts."""
-
-    async def one(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            door.principal(authorization)
-        except Unauthorized as error:
-            await _abort(context, error)
-        return await handler.unary_unary(request, context)
-
-    async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        principal: Principal | None = None
-        try:
-            principal = door.principal(authorization)
-            async with (
-                door.limits.admit(principal),
-                aclosing(handler.unary_stream(request, context)) as replies,
-            ):
-                async for reply in replies:
-                    yield reply
-        except RateLimited as error:
-            if principal is not None:
-                door.limited(principal, error)
-            await _abort(context, error)
-        except Unauthorized as error:
-            await _abort(context, error)
-
-    forms = (handler.request_deserializer, handler.response_serializer)
-    if handler.request_streaming:
-        raise TypeError("the front door has no calls with streamed requests")
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream, *forms)
-    return grpc.unary_unary_rpc_method_handler(one, *forms)
-
-
-async def _abort(context: aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
-    if error.retry_after is not None:
-        context.set_trailing_metadata((("retry-after", str(max(math.ceil(error.retry_after), 1))),))
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message)
-    raise AssertionError("abort returns never")

@@ -26,6 +26,13 @@ class ChatMessage:
     content: str | tuple[TextPart | ImagePart, ...]
     extra: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def text_length(self) -> int:
+        """Characters of its text."""
+        if isinstance(self.content, str):
+            return len(self.content)
+        return sum(len(part.text) for part in self.content if isinstance(part, TextPart))
+
     def images(self) -> list[ImagePart]:
         if isinstance(self.content, str):
             return []

@@ -15,7 +15,7 @@ from triptych.proxy.json_body import decode_body
 from triptych.proxy.sampling_fields import sampling_of
 from triptych.proxy.two_prompts import two_prompts
 from triptych.proxy.unserved_fields import refuse_unserved
-from triptych.proxy.validation import check_options, check_salt, in_range
+from triptych.proxy.validation import check_options, check_salt, check_text, check_token_count, in_range
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
@@ -140,8 +140,10 @@ def _checked(prompt: object, path: str) -> RawPrompt:
     if not prompt:
         raise InvalidRequest(f"{path} must not be empty", param=path)
     if isinstance(prompt, str):
+        check_text(len(prompt), path)
         return prompt
     assert isinstance(prompt, list)
+    check_token_count(len(prompt), path)
     if any(not 0 <= token < 1 << 32 for token in prompt):
         raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
     return tuple(prompt)

@@ -27,7 +27,8 @@ BUSY = Unavailable("too many connections to this proxy; try again later", retry_
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds and bytes. `most`: connections that are served; `spare`: further ones that are told so."""
+    """Seconds and bytes. `most`: connections that are served; `spare`: further ones that are told so;
+    `grpc`: those of gRPC clients."""
 
     head_seconds: float = 10.0
     #: Of a request's line and headers, beyond the first piece that the socket gives.
@@ -38,6 +39,7 @@ class ConnectionLimits:
     sweep_seconds: float = 1.0
     most: int = 512
     spare: int = 256
+    grpc: int = 128
 
 
 class HeadTooLarge(TooLarge):
@@ -59,8 +61,8 @@ def raise_file_limit() -> int:
 
 
 def limits_for(files: int) -> ConnectionLimits:
-    """A quarter of the files is for the store, workers, fetches and spooled media."""
-    return ConnectionLimits(most=max(files * 3 // 4, 64))
+    """An eighth of the files is for the store, workers, fetches and spooled media."""
+    return ConnectionLimits(most=max(files * 3 // 4, 64), grpc=max(files // 8, 64))
 
 
 class Connection(HttpToolsProtocol):

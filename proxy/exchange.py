@@ -8,6 +8,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
@@ -24,6 +25,8 @@ WRITE_SECONDS = 60.0
 BURST_SECONDS = 0.005
 #: Bodies above this are parsed off the event loop.
 INLINE_BODY = 64 << 10
+#: One thread: parsers hold the interpreter's lock, and a text takes up to five times its bytes meanwhile.
+_PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 Headers = Sequence[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 P = TypeVar("P")
@@ -62,16 +65,19 @@ class JsonEndpoint(ABC, Generic[P]):
             await reply.error(NotFound("use POST"), 405)
             return
         try:
-            raw = await self._read(headers, receive)
-            request = await self._parse(raw, request_id, headers.get(b"content-type", b""))
-            await self._serve(request, receive, reply)
+            await self._serve(await self._request(headers, receive, request_id), receive, reply)
         except ClientGone:
             log.info("request %s: the client has gone", request_id)
         except RequestError as error:
+            error.let_go()
             await reply.error(error)
         except Exception:
             log.exception("request %s", request_id)
             await reply.error(InternalError("an unexpected error in the proxy"))
+
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
+        raw = await self._read(headers, receive)
+        return await self._parse(raw, request_id, headers.get(b"content-type", b""))
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
@@ -96,7 +102,8 @@ class JsonEndpoint(ABC, Generic[P]):
             raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
-        return await asyncio.to_thread(self.parse, raw, request_id, content_type)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
 
     async def _serve(self, request: P, receive: Receive, reply: Reply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.

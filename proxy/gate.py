@@ -38,6 +38,13 @@ class Gate:
             self._check_room_for_media()
         return call
 
+    def admit_query(self, open_queries: int) -> None:
+        """RequestError where a question that generates nothing cannot be taken now."""
+        if self.draining:
+            raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)
+        if open_queries >= self.max_queue:
+            raise Overloaded(f"{self.max_queue} such requests wait already", retry_after=RETRY_AFTER)
+
     def _check_room_for_media(self) -> None:
         if self.backpressure.refuses_media(time.monotonic()):
             raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)

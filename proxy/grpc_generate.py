@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
@@ -10,7 +11,7 @@ from triptych.proxy.chat import ChatCall, RawPrompt
 from triptych.proxy.encoder_prompt import AudioFile, EncoderPrompt, Transcription
 from triptych.proxy.grpc_request import processor_options, sampling_of_message
 from triptych.proxy.media_source import ImagePart, parse_image_url
-from triptych.proxy.validation import check_salt, in_range
+from triptych.proxy.validation import check_salt, check_token_count, in_range
 
 
 def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_choices: int) -> ChatCall:
@@ -59,7 +60,7 @@ def _encoder(request: proxy_pb2.GenerateRequest) -> EncoderPrompt:
     if kind in ("image", "image_url"):
         image = parse_image_url(value, kind) if kind == "image_url" else value
         return EncoderPrompt(ImagePart(image, kind), kind)
-    return EncoderPrompt(_raw(source), kind)
+    return EncoderPrompt(_raw(source, kind), kind)
 
 
 def _decoder(request: proxy_pb2.GenerateRequest) -> RawPrompt | None:
@@ -70,11 +71,14 @@ def _decoder(request: proxy_pb2.GenerateRequest) -> RawPrompt | None:
     source = value.ids if kind == "decoder_token_ids" else value
     if not source:
         raise InvalidRequest(f"{kind} must not be empty: leave it out for the model's start", param=kind)
-    return _raw(source)
+    return _raw(source, kind)
 
 
-def _raw(source: object) -> RawPrompt:
-    return source if isinstance(source, str) else tuple(source)  # type: ignore[arg-type]
+def _raw(source: str | Sequence[int], param: str) -> RawPrompt:
+    if isinstance(source, str):
+        return source
+    check_token_count(len(source), param)
+    return tuple(source)
 
 
 def _transcription(request: proxy_pb2.GenerateRequest) -> Transcription | None:

@@ -22,10 +22,12 @@ from triptych.proxy.validation import (
     check_parts,
     check_salt,
     check_sampling,
+    check_text,
     in_range,
     part_count,
     seed_of,
     template_options,
+    text_length,
 )
 from triptych.types import OutputFormat, SamplingParams
 
@@ -71,6 +73,7 @@ def call_of(
         ),
     )
     check_parts(part_count(messages))
+    check_text(text_length(messages), "messages")
     check_image_count(len(call.images()), max_images)
     return call, tools
 

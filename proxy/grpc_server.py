@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 from grpc import aio
 
 from triptych.errors import InternalError, RequestError
@@ -27,7 +26,7 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
-    """Translates and nothing else."""
+    """Translates and nothing else. RequestErrors are for `GrpcAdmission`, which ends the calls with them."""
 
     def __init__(
         self,
@@ -54,34 +53,36 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
                 timeout=self._timeout,
                 max_choices=self._max_choices,
             )
-            events = _Events(request, tools, call.n)
+            events = _Events(request.return_token_ids, tools, call.n)
+            del request  # it holds the media again
             async with aclosing(self._dispatcher.chat(call)) as batches:
                 async for outputs in batches:
                     for output in outputs:
                         if (event := events.of(output)) is not None:
                             yield event
-        except RequestError as error:
-            await _abort(context, error)
+        except RequestError:
+            raise
         except Exception:
             log.exception("gRPC chat")
-            await _abort(context, InternalError("an unexpected error in the proxy"))
+            raise InternalError("an unexpected error in the proxy") from None
 
     async def Generate(
         self, request: proxy_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[proxy_pb2.ChatEvent]:
         try:
             call = generate_call(request, timeout=self._timeout, max_choices=self._max_choices)
-            events = _Events(request, ToolUse(), call.n)
+            events = _Events(request.return_token_ids, ToolUse(), call.n)
+            del request
             async with aclosing(self._dispatcher.chat(call)) as batches:
                 async for outputs in batches:
                     for output in outputs:
                         if (event := events.of(output)) is not None:
                             yield event
-        except RequestError as error:
-            await _abort(context, error)
+        except RequestError:
+            raise
         except Exception:
             log.exception("gRPC generate")
-            await _abort(context, InternalError("an unexpected error in the proxy"))
+            raise InternalError("an unexpected error in the proxy") from None
 
     async def ListModels(
         self, request: proxy_pb2.ListModelsRequest, context: Context
@@ -89,18 +90,11 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         return proxy_pb2.ListModelsReply(models=self._pool.models())
 
 
-async def _abort(context: Context, error: RequestError) -> NoReturn:
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message)
-    raise AssertionError("abort returns never")
-
-
 class _Events:
     """ChatEvents of one call; the prompts' ids go with the first one."""
 
-    def __init__(
-        self, request: proxy_pb2.ChatRequest | proxy_pb2.GenerateRequest, tools: ToolUse, choices: int
-    ) -> None:
-        self._with_ids = request.return_token_ids
+    def __init__(self, with_ids: bool, tools: ToolUse, choices: int) -> None:
+        self._with_ids = with_ids
         self._answers = [Answer(tools.form, parallel=tools.parallel) for _ in range(choices)]
         self._started: Started | None = None
 

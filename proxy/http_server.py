@@ -6,7 +6,7 @@ import time
 from contextlib import aclosing
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,9 +21,10 @@ from triptych.proxy.completions_endpoint import CompletionsEndpoint
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.docs_endpoints import DocsEndpoints
 from triptych.proxy.exchange import JsonEndpoint, Pace, Reply
+from triptych.proxy.metrics_page import MetricsPage
 from triptych.proxy.openai_replies import SseStream, WholeReply, error_body
 from triptych.proxy.openai_request import ChatOptions, parse_body
-from triptych.proxy.pd_queries import PDQueries
+from triptych.proxy.pd_queries import PDQueries, QueryTurns
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.responses_endpoint import ResponsesEndpoint
 from triptych.proxy.rich_replies import RichReply, RichStream
@@ -49,7 +50,7 @@ def make_app(
         max_body=max_body,
         timeout=request_timeout,
     )
-    queries = PDQueries(pool)
+    queries, turns = PDQueries(pool), QueryTurns(dispatcher.gate)
     completions = CompletionsEndpoint(
         dispatcher, queries, max_choices=max_choices, max_body=max_body, timeout=request_timeout
     )
@@ -60,8 +61,8 @@ def make_app(
         AudioEndpoint(dispatcher, queries, translates=translates, max_body=max_body, timeout=request_timeout)
         for translates in (False, True)
     )
-    tokenize = TokenizeEndpoint(dispatcher, queries, max_images=max_images, max_body=max_body)
-    detokenize = DetokenizeEndpoint(dispatcher, queries, max_body=max_body)
+    tokenize = TokenizeEndpoint(dispatcher, queries, turns, max_images=max_images, max_body=max_body)
+    detokenize = DetokenizeEndpoint(dispatcher, queries, turns, max_body=max_body)
     state = StateEndpoints(dispatcher, pool, registry)
     pages = DocsEndpoints(max_choices=max_choices)
     return Starlette(
@@ -97,7 +98,7 @@ class StateEndpoints:
     def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, registry: CollectorRegistry) -> None:
         self._dispatcher = dispatcher
         self._pool = pool
-        self._registry = registry
+        self._page = MetricsPage(registry)
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -122,7 +123,7 @@ class StateEndpoints:
         return JSONResponse(body)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._page.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 class ChatEndpoint(JsonEndpoint[tuple[ChatCall, ChatOptions]]):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from triptych.errors import InvalidRequest
+from triptych.proxy.body_shape import check_values
 
 T = TypeVar("T")
 
@@ -17,6 +18,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 def decode_body(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     """InvalidRequest names the field, or the body when it is no JSON object."""
+    check_values(raw)
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:

@@ -30,9 +30,11 @@ from triptych.proxy.validation import (
     check_options,
     check_parts,
     check_salt,
+    check_text,
     in_range,
     part_count,
     template_options,
+    text_length,
 )
 
 _ROLES = {
@@ -114,6 +116,7 @@ def call_of(
         ),
     )
     check_parts(part_count(messages))
+    check_text(text_length(messages), "messages")
     check_image_count(len(call.images()), max_images)
     options = ChatOptions(
         stream=bool(body.stream),

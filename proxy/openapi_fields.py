@@ -10,8 +10,7 @@ from typing import Any
 from triptych.proxy.chat_tools import MAX_TOOLS
 from triptych.proxy.completion_request import MAX_PROMPTS
 from triptych.proxy.output_format import MAX_CHOICE_TEXTS
-from triptych.proxy.tokenize_endpoint import MAX_TOKEN_IDS
-from triptych.proxy.validation import MAX_LOGPROBS, MAX_SALT, MAX_STOP_STRINGS, MAX_TOKENS
+from triptych.proxy.validation import MAX_LOGPROBS, MAX_SALT, MAX_STOP_STRINGS, MAX_TOKEN_IDS, MAX_TOKENS
 
 Schema = dict[str, Any]
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1}

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from grpc import aio
 
-from triptych.errors import InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_from_proto
+from triptych.proxy.gate import Gate
 from triptych.proxy.lifecycle import RETRY_AFTER
 from triptych.proxy.pool import Worker, WorkerPool
 
 QUERY_SECONDS = 10.0
+#: Queries of clients at the PD workers at once. A worker answers them in one thread.
+QUERIES_AT_ONCE = 8
+#: Seconds that a client's query waits for its turn.
+TURN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,39 @@ class Tokenized:
 
     token_ids: tuple[int, ...]
     max_model_len: int
+
+
+class QueryTurns:
+    """Admits the queries that clients ask for: a few at once, in order, and no more than --max-queue open.
+
+    Those that a request in flight needs, such as the text of a prompt that is echoed, take no turn.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._open = 0
+        self._turns = asyncio.Semaphore(QUERIES_AT_ONCE)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """One query. Overloaded when too many wait, or none ends in time; Unavailable at the proxy's end."""
+        self._gate.admit_query(self._open)
+        self._open += 1
+        try:
+            await self._acquire()
+            try:
+                yield
+            finally:
+                self._turns.release()
+        finally:
+            self._open -= 1
+
+    async def _acquire(self) -> None:
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Overloaded("too many such requests wait", retry_after=RETRY_AFTER) from None
 
 
 class PDQueries:

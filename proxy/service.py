@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import signal
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import uvicorn
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
 
-from triptych.config import ProxyConfig, check_front_door, is_loopback
+from triptych.config import MIB, ProxyConfig, check_front_door, is_loopback
 from triptych.ec_connector.leases import Leases
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
-from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
-from triptych.proxy.body_budget import BodyBudget
+from triptych.proxy.auth import Door, HttpDoor
+from triptych.proxy.body_budget import BodyBudget, BudgetedBodies
 from triptych.proxy.connections import (
     ConnectionLimits,
     Sweeper,
@@ -33,6 +35,7 @@ from triptych.proxy.connections import (
     raise_file_limit,
 )
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc_admission import SPARE_CALLS, GrpcAdmission, server_options
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
 from triptych.proxy.key_ring import KeyRing
@@ -51,6 +54,7 @@ DRAIN_SECONDS = 30.0
 COLLECT_SECONDS = 60.0
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
 KEEP_ALIVE_SECONDS = 20
+_M_MMAP_THRESHOLD = -3
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.
 DEFAULT_STORE_BYTES = 1 << 30
 
@@ -59,6 +63,7 @@ async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_stall_timeout(config.stall_timeout)
+    return_large_blocks()
     keys = _key_ring(config)
     limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
@@ -110,7 +115,17 @@ async def _serve(
     )
     stack.push_async_callback(dispatcher.close)
     door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None
-    grpc_server, grpc_port = await _start_grpc(config, dispatcher, pool, door)
+    bodies = BodyBudget(config.body_memory, config.max_body)
+    admission = GrpcAdmission(bodies, door, max_calls=config.max_queue + SPARE_CALLS)
+    servicer = ProxyServicer(
+        dispatcher,
+        pool,
+        max_images=config.max_images,
+        timeout=config.request_timeout,
+        max_choices=config.max_choices,
+    )
+    options = server_options(bodies.message_bytes, limits.grpc)
+    grpc_server, grpc_port = await _start_grpc(config, servicer, admission, options)
     stack.push_async_callback(grpc_server.stop, 1.0)
     await pool.start()
     upkeep = Upkeep(config, store, pool, dispatcher)
@@ -131,13 +146,22 @@ async def _serve(
         stack.enter_context(
             metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
         )
-    app = BodyBudget(app, config.body_memory)
+    app = BudgetedBodies(app, bodies)
     http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
     http_task = await http.start()
     stack.push_async_callback(http.stop, http_task)
     host, port = listener.getsockname()[:2]
     log.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
     return dispatcher, http_task
+
+
+def return_large_blocks() -> None:
+    """Memory of large bodies goes back to the system when it is freed.
+
+    glibc otherwise keeps blocks of up to 32 MiB for each of its arenas once one such block was freed.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)
 
 
 def calm_gc() -> None:
@@ -182,16 +206,12 @@ async def _connect(url: str) -> EmbeddingStore:
 
 
 async def _start_grpc(
-    config: ProxyConfig, dispatcher: Dispatcher, pool: WorkerPool, door: Door | None
+    config: ProxyConfig,
+    servicer: ProxyServicer,
+    admission: GrpcAdmission,
+    options: Sequence[tuple[str, Any]],
 ) -> tuple[aio.Server, int]:
-    server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
-    servicer = ProxyServicer(
-        dispatcher,
-        pool,
-        max_images=config.max_images,
-        timeout=config.request_timeout,
-        max_choices=config.max_choices,
-    )
+    server = make_server(interceptors=[admission], options=options)
     proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)

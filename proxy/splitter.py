@@ -14,6 +14,7 @@ from triptych.proxy.media_hold import together
 from triptych.proxy.media_loader import MediaLoader
 from triptych.proxy.media_source import ImagePart
 from triptych.proxy.media_spool import SpooledMedia
+from triptych.proxy.validation import check_text
 
 MODALITY = "image"
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
@@ -42,19 +43,28 @@ class SplitRequest:
 
 
 async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitRequest:
-    """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other."""
+    """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other.
+
+    InvalidRequest for more text than any model takes, before anything is fetched.
+    """
+    if isinstance(call.prompt, str):
+        check_text(len(call.prompt), call.prompt_param)
     if call.encoder is not None:
         return await split_encoder_prompt(call, call.encoder, namespace, loader)
     if call.prompt is not None:
         return SplitRequest(b"", (), prompt_chain(call, call.prompt))
+    messages = pd_messages(call.messages)
+    check_text(len(messages), "messages")
     items = await together([make_item(call, namespace, image, loader) for image in call.images()])
-    return SplitRequest(pd_messages(call.messages), tuple(items), prefix_chain(call, items))
+    return SplitRequest(messages, tuple(items), prefix_chain(call, items))
 
 
 async def split_encoder_prompt(
     call: ChatCall, encoder: EncoderPrompt, namespace: str, loader: MediaLoader
 ) -> SplitRequest:
     """One item for the encoder. Requests about the same one go to the PD worker that has read it."""
+    if isinstance(encoder.source, str):
+        check_text(len(encoder.source), encoder.param)
     item = await hashed_item(
         call,
         namespace,

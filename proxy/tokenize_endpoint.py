@@ -15,12 +15,11 @@ from triptych.proxy.exchange import JsonEndpoint, Reply
 from triptych.proxy.json_body import decode_body
 from triptych.proxy.openai_request import call_of
 from triptych.proxy.openai_types import ChatBody
-from triptych.proxy.pd_queries import PDQueries
+from triptych.proxy.pd_queries import PDQueries, QueryTurns
 from triptych.proxy.splitter import pd_messages
+from triptych.proxy.validation import check_text, check_token_count
 from triptych.proxy.wire import prompt_to_proto, template_to_proto
 
-#: Of one body of /detokenize.
-MAX_TOKEN_IDS = 1 << 18
 _json = msgspec.json.Encoder().encode
 
 
@@ -58,10 +57,19 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
 
     _decoder = msgspec.json.Decoder(TokenizeBody)
 
-    def __init__(self, dispatcher: Dispatcher, queries: PDQueries, *, max_images: int, max_body: int) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        queries: PDQueries,
+        turns: QueryTurns,
+        *,
+        max_images: int,
+        max_body: int,
+    ) -> None:
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
+        self._turns = turns
         self._max_images = max_images
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> Query:
@@ -75,6 +83,7 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
                 "return_token_strs is not served: send the ids to /detokenize", param="return_token_strs"
             )
         if body.prompt is not None:
+            check_text(len(body.prompt), "prompt")
             return Query(body.model or "", pd_pb2.TokenizeRequest(prompt=prompt_to_proto(body.prompt)))
         call = self._call(body, request_id)
         return Query(
@@ -97,7 +106,8 @@ class TokenizeEndpoint(JsonEndpoint[Query]):
 
     async def answer(self, request: Query, reply: Reply) -> None:
         model = self._dispatcher.resolve_model(request.model)
-        found = await self._queries.tokenize(model, request.message)
+        async with self._turns.turn():
+            found = await self._queries.tokenize(model, request.message)
         count = len(found.token_ids)
         await reply.whole(
             _json({"count": count, "max_model_len": found.max_model_len, "tokens": found.token_ids})
@@ -109,19 +119,23 @@ class DetokenizeEndpoint(JsonEndpoint[DetokenizeBody]):
 
     _decoder = msgspec.json.Decoder(DetokenizeBody)
 
-    def __init__(self, dispatcher: Dispatcher, queries: PDQueries, *, max_body: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, queries: PDQueries, turns: QueryTurns, *, max_body: int
+    ) -> None:
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
+        self._turns = turns
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
         body = decode_body(self._decoder, raw)
-        if len(body.tokens) > MAX_TOKEN_IDS:
-            raise InvalidRequest(f"tokens takes at most {MAX_TOKEN_IDS} ids", param="tokens")
+        check_token_count(len(body.tokens), "tokens")
         if any(not 0 <= token < 1 << 32 for token in body.tokens):
             raise InvalidRequest("tokens must hold token ids: integers from 0", param="tokens")
         return body
 
     async def answer(self, request: DetokenizeBody, reply: Reply) -> None:
         model = self._dispatcher.resolve_model(request.model or "")
-        await reply.whole(_json({"prompt": await self._queries.detokenize(model, request.tokens)}))
+        async with self._turns.turn():
+            text = await self._queries.detokenize(model, request.tokens)
+        await reply.whole(_json({"prompt": text}))

@@ -19,6 +19,9 @@ MAX_SALT = 256
 #: Messages and content parts of one request.
 MAX_PARTS = 4096
 MAX_BIASES = 1024
+#: Characters of all texts of one request, and token ids of one prompt: above what any model takes.
+MAX_TEXT = 8 << 20
+MAX_TOKEN_IDS = 1 << 18
 #: Nested lists and objects in a field that holds any JSON.
 MAX_DEPTH = 64
 #: Likeliest tokens of one position.
@@ -140,6 +143,25 @@ def check_parts(count: int) -> None:
             f"messages holds {count} messages and parts; this server takes at most {MAX_PARTS}: join texts",
             param="messages",
         )
+
+
+def text_length(messages: Sequence[ChatMessage]) -> int:
+    """Characters of all texts."""
+    return sum(message.text_length for message in messages)
+
+
+def check_text(characters: int, param: str) -> None:
+    """Texts are copied on their way to a PD worker, which would refuse these in the end."""
+    if characters > MAX_TEXT:
+        raise InvalidRequest(
+            f"{param} holds {characters} characters; this server takes at most {MAX_TEXT}: send less",
+            param=param,
+        )
+
+
+def check_token_count(count: int, param: str) -> None:
+    if count > MAX_TOKEN_IDS:
+        raise InvalidRequest(f"{param} takes at most {MAX_TOKEN_IDS} ids", param=param)
 
 
 def check_image_count(count: int, limit: int) -> None:

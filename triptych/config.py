@@ -143,6 +143,9 @@ class EncoderConfig(WorkerConfig):
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
+    encoder_media_memory: int = flag(
+        256 * MIB, "host memory for media that wait for preprocessing; a larger item has it alone", size=True
+    )
     decode_threads: int = flag(2, "threads that decode media")
     nice: int = flag(0, "niceness, 0 to 19, of the threads that run the tower and decode media")
     give_way: float = flag(

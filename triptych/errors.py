@@ -39,6 +39,10 @@ class RequestError(TriptychError):
         self.param = param
         self.retry_after = retry_after
 
+    def let_go(self) -> None:
+        """Drops the traceback and causes: their frames would keep the request's body while it is answered."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
 
 class InvalidRequest(RequestError):
     status = 400

@@ -35,11 +35,17 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 def make_server(
-    door: WorkerDoor | None = None, interceptors: Sequence[aio.ServerInterceptor] = ()
+    door: WorkerDoor | None = None,
+    interceptors: Sequence[aio.ServerInterceptor] = (),
+    options: Sequence[tuple[str, Any]] = (),
 ) -> aio.Server:
-    """An asyncio gRPC server; a worker's has a `door` that asks for the internal token's proofs."""
+    """An asyncio gRPC server; a worker's has a `door` that asks for the internal token's proofs.
+
+    `options` are channel options beside the common ones, or in their place.
+    """
     doors = [door] if door is not None else []
-    server = aio.server(interceptors=[*doors, *interceptors], options=_OPTIONS)
+    merged = list({**dict(_OPTIONS), **dict(options)}.items())
+    server = aio.server(interceptors=[*doors, *interceptors], options=merged)
     if door is not None:
         server.add_generic_rpc_handlers(door.handlers())
     return server

@@ -82,6 +82,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.windows: dict[int, list[int]] = {}
         self.fail_choice: int | None = None
         self.questions: list[Any] = []
+        #: Holds the answers to questions while cleared; `asking` are those that wait for it.
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.asking = 0
         self.gate = asyncio.Event()
         self.admission = asyncio.Event()
         self.gate.set()
@@ -223,12 +227,12 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
 
     async def Tokenize(self, request: pd_pb2.TokenizeRequest, context: Any) -> pd_pb2.TokenizeReply:
         """A text's ids are its characters; a conversation's are [1, 2, 3]."""
-        self.questions.append(request)
+        await self._asked(request)
         ids = [ord(letter) for letter in request.prompt.text] if request.HasField("prompt") else [1, 2, 3]
         return pd_pb2.TokenizeReply(token_ids=ids, max_model_len=4096)
 
     async def Detokenize(self, request: pd_pb2.DetokenizeRequest, context: Any) -> pd_pb2.DetokenizeReply:
-        self.questions.append(request)
+        await self._asked(request)
         if any(token > 0x10FFFF for token in request.token_ids):
             error = common_pb2.Error(code="invalid_request_error", message="tokens: unknown", param="tokens")
             return pd_pb2.DetokenizeReply(error=error)
@@ -236,6 +240,12 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         if request.skip_special_tokens:
             ids = [token for token in ids if END_TOKEN < token < FIRST_TIME]
         return pd_pb2.DetokenizeReply(text="".join(TOKEN_NAMES.get(token, chr(token)) for token in ids))
+
+    async def _asked(self, request: Any) -> None:
+        self.questions.append(request)
+        self.asking += 1
+        await self.answering.wait()
+        self.asking -= 1
 
     def emit(self, held: FakeRequest, **body: Any) -> None:
         event = pd_pb2.RequestEvent(request_id=held.submit.request_id, attempt=held.submit.attempt, **body)

@@ -20,10 +20,11 @@ from triptych.protos import (
     encoder_pb2,
     proxy_pb2_grpc,
 )
-from triptych.proxy.auth import Door, GrpcDoor, HttpDoor
-from triptych.proxy.body_budget import BodyBudget
+from triptych.proxy.auth import Door, HttpDoor
+from triptych.proxy.body_budget import BodyBudget, BudgetedBodies
 from triptych.proxy.connections import ConnectionLimits
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc_admission import GrpcAdmission, server_options
 from triptych.proxy.grpc_server import ProxyServicer
 from triptych.proxy.http_server import make_app
 from triptych.proxy.key_ring import KeyRing
@@ -85,6 +86,7 @@ class FakeCluster:
         keys: KeyRing | None = options.pop("keys", None)
         limits = options.pop("connections", ConnectionLimits())
         body_memory = options.pop("body_memory", 64 << 20)
+        max_calls = options.pop("max_calls", 512)
         door = Door(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
             registry, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
@@ -103,11 +105,15 @@ class FakeCluster:
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
-        app = self.bodies = BodyBudget(app, body_memory)
+        self.bodies = BodyBudget(body_memory, max_body)
+        app = BudgetedBodies(app, self.bodies)
         self.http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        self.grpc_server = make_server(interceptors=[GrpcDoor(door)] if door is not None else [])
+        admission = GrpcAdmission(self.bodies, door, max_calls=max_calls)
+        self.grpc_server = make_server(
+            interceptors=[admission], options=server_options(self.bodies.message_bytes, limits.grpc)
+        )
         servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
         self.grpc_port = self.grpc_server.add_insecure_port("127.0.0.1:0")

@@ -18,11 +18,15 @@ Place = Path | int
 class Relay:
     """Relays `listen` to `target` from a thread of its own; its methods may be called from any other.
 
-    `delay`: seconds that every piece of an answer waits.
+    `delay`: seconds that every piece of an answer waits. `lose_answer_to`: the next connection on which
+    these bytes are sent is cut when the server answers them.
     """
 
     def __init__(self, listen: Place, target: Place) -> None:
         self.delay = 0.0
+        self.lose_answer_to = b""
+        #: Answers that were lost so.
+        self.lost_answers = 0
         self._listen = listen
         self._target = target
         self._links: set[_Link] = set()
@@ -110,10 +114,14 @@ class _Link:
         self._client = client
         self._server = server
         self._answers: asyncio.Task[None] | None = None
+        self._loses_answer = False
+        self._tail = b""
 
     async def run(self) -> None:
-        answers = self._answers = asyncio.create_task(self._copy(self._server[0], self._client[1], slow=True))
-        questions = asyncio.create_task(self._copy(self._client[0], self._server[1], slow=False))
+        answers = self._answers = asyncio.create_task(
+            self._copy(self._server[0], self._client[1], self._on_answer)
+        )
+        questions = asyncio.create_task(self._copy(self._client[0], self._server[1], self._on_question))
         try:
             await asyncio.wait((answers, questions))
         finally:
@@ -132,15 +140,36 @@ class _Link:
         with contextlib.suppress(OSError, RuntimeError):
             self._client[1].write_eof()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slow: bool) -> None:
+    async def _copy(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        passes: Callable[[bytes], Coroutine[Any, Any, bool]],
+    ) -> None:
         with contextlib.suppress(OSError):
             async for piece in _pieces(reader):
-                if slow and self._relay.delay:
-                    await asyncio.sleep(self._relay.delay)
+                if not await passes(piece):
+                    return
                 writer.write(piece)
                 await writer.drain()
         with contextlib.suppress(OSError, RuntimeError):
             writer.write_eof()
+
+    async def _on_question(self, piece: bytes) -> bool:
+        words = self._relay.lose_answer_to
+        if words and words in self._tail + piece:
+            self._loses_answer, self._relay.lose_answer_to = True, b""
+        self._tail = piece[-64:]
+        return True
+
+    async def _on_answer(self, piece: bytes) -> bool:
+        if self._loses_answer:
+            self._relay.lost_answers += 1
+            self.cut()
+            return False
+        if self._relay.delay:
+            await asyncio.sleep(self._relay.delay)
+        return True
 
 
 async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

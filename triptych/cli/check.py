@@ -53,6 +53,7 @@ def check_model(values: dict[str, Any]) -> None:
         shape=shape_of(values),
         kv_memory=values["kv_memory"],
         encoder_cache_memory=values["encoder_cache_memory"],
+        media_memory=values["encoder_media_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=parse_size(str(values["store_memory"])),
         swap_memory=values["swap_memory"] if values["preemption"] == "swap" else 0,

@@ -77,7 +77,7 @@ async def _serve(
     config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, stop: asyncio.Event
 ) -> None:
     door = WorkerDoor(config.pd.internal_token)
-    server = make_server(door)
+    server = make_server(door, options=encoder_service.UNREAD_STREAMS)
     address = bind(server, config.pd)
     replica = Replica(config, model, store, address)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]

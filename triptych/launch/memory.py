@@ -95,6 +95,7 @@ def plan_memory(
     shape: ClusterShape,
     kv_memory: int,
     encoder_cache_memory: int,
+    media_memory: int,
     prepared_memory: int,
     store_memory: int,
     swap_memory: int = 0,
@@ -120,6 +121,7 @@ def plan_memory(
                 pd_workers * encoder_cache_memory,
             ),
             (f"swapped blocks of {pd_workers} PD workers (--swap-memory)", pd_workers * swap_memory),
+            (f"media of {encoders} encoders (--encoder-media-memory)", encoders * media_memory),
             (f"pixels of {encoders} encoders (--prepared-memory)", encoders * prepared_memory),
             ("embedding store (--store-memory)", store_memory),
         )

@@ -34,6 +34,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
         shape=shape,
         kv_memory=values["kv_memory"] if on_cpu else 0,
         encoder_cache_memory=values["encoder_cache_memory"],
+        media_memory=values["encoder_media_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=store_memory,
         swap_memory=swap,
@@ -44,7 +45,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
     if not on_cpu or values["kv_memory"] or values["device_memory"]:
         return {}
     own = WORKER_BASE_BYTES + weights + values["encoder_cache_memory"] + swap
-    own += values["prepared_memory"] if shape.replicas else 0
+    own += values["encoder_media_memory"] + values["prepared_memory"] if shape.replicas else 0
     budget = decoding_budget(plan, available, own=own, shape=shape)
     return {name: {"device_memory": budget} for name, decodes in _workers(shape) if decodes}
 

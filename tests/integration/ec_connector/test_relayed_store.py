@@ -11,7 +11,8 @@ import pytest
 
 from support.items import fresh_buffer, make_body, make_plan
 from support.relay import Relay
-from triptych.ec_connector.store import EmbeddingStore, Loaded, StoreUnavailable
+from triptych.ec_connector import codec, keys
+from triptych.ec_connector.store import EmbeddingStore, Loaded, SaveResult, StoreUnavailable
 from triptych.types import ItemPlan
 
 
@@ -73,4 +74,47 @@ async def test_a_slow_store_delivers_in_the_end(relayed: tuple[Relay, EmbeddingS
     relay, store = relayed
     plan, body = await saved(store, "slow")
     relay.delay = 0.02
+    await whole(store, plan, body)
+
+
+#: The last words of a header's SET, and of a part's.
+HEADER, PART = b"\r\nNX\r\n$2\r\nPX\r\n", b"\r\n$2\r\nPX\r\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "lost"),
+    [(1 << 20, HEADER), (1 << 20, PART), (64 << 20, HEADER)],
+    ids=["header of parts", "a part", "one piece"],
+)
+async def test_a_write_whose_reply_is_lost_leaves_a_whole_value(
+    relayed: tuple[Relay, EmbeddingStore], monkeypatch: pytest.MonkeyPatch, size: int, lost: bytes
+) -> None:
+    """In parts, with the reply to the header or to a part lost, and in one piece."""
+    relay, store = relayed
+    monkeypatch.setattr(codec, "PART_BYTES", size)
+    plan = make_plan(f"reply lost {size} {lost!r}", rows=4000, width=256)
+    body = make_body(plan)
+    relay.lose_answer_to = lost
+    await store.save(plan, body, ttl=60)
+    assert relay.lost_answers == 1
+    await whole(store, plan, body)
+    # Later writers find a value, and what they wrote themselves goes.
+    parts = await store.control.execute("KEYS", keys.embedding(plan.mm_hash) + ":*")
+    assert await store.save(plan, body, ttl=60) is SaveResult.ALREADY
+    assert sorted(await store.control.execute("KEYS", keys.embedding(plan.mm_hash) + ":*")) == sorted(parts)
+    await whole(store, plan, body)
+
+
+async def test_of_two_writers_one_of_whose_replies_is_lost_one_value_and_its_parts_stay(
+    relayed: tuple[Relay, EmbeddingStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay, store = relayed
+    monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
+    plan = make_plan("reply lost beside another writer", rows=4000, width=256)
+    body = make_body(plan)
+    relay.lose_answer_to = HEADER
+    await asyncio.gather(*(store.save(plan, body, ttl=60) for _ in range(4)))
+    assert relay.lost_answers == 1
+    parts = await store.control.execute("KEYS", keys.embedding(plan.mm_hash) + ":*")
+    assert len(parts) == codec.part_count(plan.nbytes)
     await whole(store, plan, body)

@@ -14,7 +14,9 @@ import pytest
 
 from support.engine_requests import make_request
 from support.pd_client import PDClient
+from support.waiting import until
 from triptych.errors import InvalidRequest, Unavailable
+from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.outbox import Outbox
 from triptych.pd_worker.outputs import NewTokens, RequestFinished
 from triptych.pd_worker.server import PDServicer
@@ -56,6 +58,19 @@ class Intake:
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     fault: Exception | None = None
+    #: Holds Tokenize and Detokenize while cleared; `asked` are those that have begun.
+    queries: threading.Event = field(default_factory=threading.Event)
+    asked: list[str] = field(default_factory=list)
+
+    def tokenize(self, message):
+        self.asked.append("tokenize")
+        assert self.queries.wait(20)
+        return pd_pb2.TokenizeReply(token_ids=[1])
+
+    def detokenize(self, message):
+        self.asked.append("detokenize")
+        assert self.queries.wait(20)
+        return pd_pb2.DetokenizeReply(text="x")
 
     def take(self, message, arrival):
         self.entered.set()
@@ -83,10 +98,10 @@ async def service(**options) -> AsyncIterator[Service]:
     engine, intake = Engine(), Intake()
     intake.gate.set()
     outbox = Outbox(engine.cancel)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as queries:
         server = make_server()
         port = server.add_insecure_port("127.0.0.1:0")
-        servicer = PDServicer(engine, intake, outbox, pool, **options)
+        servicer = PDServicer(engine, intake, outbox, pool, queries, **options)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
         try:
@@ -97,6 +112,7 @@ async def service(**options) -> AsyncIterator[Service]:
                 await client.detach()
         finally:
             intake.gate.set()
+            intake.queries.set()
             outbox.shut_down()
             await server.stop(1.0)
 
@@ -108,6 +124,34 @@ async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones():
         assert (refused.status, refused.error.code, refused.error.retry_after) == (REFUSED, "overloaded", 1.0)
         assert (await s.client.submit(s.client.message("r3", "x", attempt=2))).status == QUEUED
         assert s.engine.submitted == ["r1", "r3"]
+
+
+@pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])
+async def test_requests_are_taken_while_queries_fill_their_threads(method):
+    """Of a hundred queries none has been answered when twenty requests have reached the engine."""
+    async with service() as s:
+        message = pd_pb2.TokenizeRequest() if method == "Tokenize" else pd_pb2.DetokenizeRequest()
+        calls = [getattr(s.client.stub, method)(message, timeout=60) for _ in range(100)]
+        await until(lambda: s.intake.asked)
+        for index in range(20):
+            reply = await s.client.submit(s.client.message(f"r{index}", "x"))
+            assert reply.status == QUEUED
+        assert len(s.engine.submitted) == 20
+        assert not any(call.done() for call in calls)
+        s.intake.queries.set()
+        replies = [await call for call in calls]
+        assert not any(reply.HasField("error") for reply in replies)
+
+
+async def test_queries_above_their_number_are_refused_and_the_others_answered(monkeypatch):
+    monkeypatch.setattr(pd_server, "MAX_QUERIES", 3)
+    async with service() as s:
+        calls = [s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60) for _ in range(4)]
+        await until(lambda: any(call.done() for call in calls))
+        s.intake.queries.set()
+        codes = [(await call).error.code for call in calls]
+        assert sorted(codes) == ["", "", "", "overloaded"]
+        assert not (await s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60)).HasField("error")
 
 
 async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm():
@@ -198,7 +242,7 @@ async def test_a_worker_that_demands_the_token_refuses_others():
     engine, intake = Engine(), Intake()
     intake.gate.set()
     with ThreadPoolExecutor(1) as pool:
-        servicer = PDServicer(engine, intake, Outbox(engine.cancel), pool)
+        servicer = PDServicer(engine, intake, Outbox(engine.cancel), pool, pool)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
         for session in (None, WorkerSession("a-guess-of-its-token", info)):

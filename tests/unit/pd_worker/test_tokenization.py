@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support import trained
 from triptych.errors import ConfigError
+from triptych.pd_worker import tokenization
 from triptych.pd_worker.chat_template import ChatTemplate
 from triptych.pd_worker.tokenization import GuardedTokenizer, load_tokenizer
 
@@ -157,3 +158,13 @@ def test_whole_words_of_the_vocabulary_are_not_found_in_a_users_text():
 def test_a_folder_without_tokenizer_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("text", [*ORDINARY, "the </s>word <mask> word " * 500])
+def test_long_texts_are_encoded_as_short_ones(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = guarded(stripping())
+    expected = []
+    for limit in (1 << 30, -1):
+        monkeypatch.setattr(tokenization, "_SHORT_TEXT", limit)
+        expected.append((tokenizer.encode(tokenizer.protect(text)), tokenizer.encode_raw(text)))
+    assert expected[0] == expected[1]

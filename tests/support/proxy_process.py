@@ -1,0 +1,77 @@
+"""A real proxy process before scripted workers of the test's own, and how much memory it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.fake_encoder import FakeEncoder
+from support.fake_pd import FakePD
+from support.waiting import until
+from triptych.ec_connector.registry import Registry
+from triptych.ec_connector.store import EmbeddingStore
+
+_READY = re.compile(r"ready: proxy http://127\.0\.0\.1:(\d+) grpc 127\.0\.0\.1:(\d+)")
+
+
+@dataclass
+class ProxyProcess:
+    """`port` and `grpc_port` on loopback."""
+
+    pid: int
+    port: int
+    grpc_port: int
+    pd: FakePD
+    encoder: FakeEncoder
+
+    def memory(self, name: str = "VmRSS") -> int:
+        """Bytes resident now, or at their peak ("VmHWM")."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"the kernel does not tell {name}")
+
+    def forget_peak(self) -> int:
+        """From here on the peak counts anew; the bytes resident now."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        return self.memory()
+
+
+@asynccontextmanager
+async def proxy_process(
+    store: EmbeddingStore, store_url: str, folder: Path, *words: str
+) -> AsyncIterator[ProxyProcess]:
+    """`triptych proxy` with these further options, one FakePD and one FakeEncoder, until the block ends."""
+    pd, encoder = FakePD(), FakeEncoder(store)
+    log = folder / "proxy.log"
+    command = [sys.executable, "-m", "triptych.cli", "proxy", "--store", store_url, "--port", "0"]
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        for worker in (pd, encoder):
+            await worker.start()
+            await Registry(store).register(worker.info, term=600.0)
+        with log.open("wb") as file:
+            process = subprocess.Popen([*command, "--grpc-port", "0", *words], stdout=file, stderr=file)
+        running = process
+
+        def ready() -> re.Match[str] | None:
+            assert running.poll() is None, log.read_text()
+            return _READY.search(log.read_text())
+
+        await until(ready, "the proxy's start")
+        await until(lambda: pd.attaches, "the proxy's stream")
+        found = ready()
+        assert found is not None
+        yield ProxyProcess(process.pid, int(found[1]), int(found[2]), pd, encoder)
+    finally:
+        if process is not None:
+            process.terminate()
+            await asyncio.to_thread(process.wait, 60)
+        await pd.kill()
+        await encoder.kill()
