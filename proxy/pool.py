@@ -58,6 +58,8 @@ class Worker:
     registered: bool = True
     alive: bool = True
     serving: bool = True
+    #: Another process than before has registered, and has not been checked yet.
+    restarted: bool = False
     watch: asyncio.Task[None] | None = None
     #: The registry vouches for it no more, or names another process: it is checked at once.
     doubt: asyncio.Event = field(default_factory=asyncio.Event)
@@ -281,7 +283,7 @@ class WorkerPool:
     def _renew(self, worker: Worker, info: WorkerInfo) -> bool:
         if worker.info.incarnation != info.incarnation:
             log.info("%s worker %s was started again", info.pool, info.address)
-            worker.alive = worker.serving = True
+            worker.alive = worker.serving = worker.restarted = True
             worker.doubt.set()
             if worker.session is not None:
                 worker.session.expect(info)
@@ -311,7 +313,9 @@ class WorkerPool:
         while True:
             incarnation = worker.info.incarnation
             worker.doubt.clear()
-            alive, serving = await self._check(stub)
+            # The channel to the process before may still be pausing between two tries to connect.
+            restarted, worker.restarted = worker.restarted, False
+            alive, serving = await self._check(stub, wait_for_ready=restarted)
             if alive and worker.session is not None and not await worker.session.prove():
                 alive = serving = False
             if worker.info.incarnation != incarnation:
@@ -332,9 +336,12 @@ class WorkerPool:
             async with asyncio.timeout(health_interval(len(self.workers)) if well else HEALTH_INTERVAL):
                 await worker.doubt.wait()
 
-    async def _check(self, stub: health_pb2_grpc.HealthStub) -> tuple[bool, bool]:
+    async def _check(
+        self, stub: health_pb2_grpc.HealthStub, *, wait_for_ready: bool = False
+    ) -> tuple[bool, bool]:
+        request = health_pb2.HealthCheckRequest()
         try:
-            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._health_timeout)
+            reply = await stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)
         except aio.AioRpcError as error:
             unknown = error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
             return (unknown, unknown)
