@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from support.fake_encoder import FakeEncoder
 from support.fake_pd import FakePD
+from support.fake_workers import TOKEN
 from support.waiting import until
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
@@ -57,7 +59,12 @@ async def proxy_process(
             await worker.start()
             await Registry(store).register(worker.info, term=600.0)
         with log.open("wb") as file:
-            process = subprocess.Popen([*command, "--grpc-port", "0", *words], stdout=file, stderr=file)
+            process = subprocess.Popen(
+                [*command, "--grpc-port", "0", *words],
+                stdout=file,
+                stderr=file,
+                env=os.environ | {"TRIPTYCH_INTERNAL_TOKEN": TOKEN},
+            )
         running = process
 
         def ready() -> re.Match[str] | None:
