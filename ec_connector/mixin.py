@@ -1,85 +1,114 @@
-"""What a model runner needs of the connector: one agent per worker process, and two calls."""
+"""What a model runner needs of its EC connector, worker role: saves and loads around a step."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 from triptych.ec_connector.base import (
+    ECConnectorMetadata,
     ECConnectorOutput,
     ECConnectorRole,
     ECConnectorWorker,
     ECTransferConfig,
     EncoderCacheMap,
+    FailedLoad,
 )
 from triptych.ec_connector.factory import ECConnectorFactory
 
-_EC_CONNECTOR_AGENT: ECConnectorWorker | None = None
-
-
-def ensure_ec_transfer_initialized(
-    config: ECTransferConfig | None, on_progress: Callable[[], None] | None = None
-) -> None:
-    """Makes this process's worker role, once; None makes none."""
-    global _EC_CONNECTOR_AGENT
-    if config is not None and _EC_CONNECTOR_AGENT is None:
-        _EC_CONNECTOR_AGENT = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER, on_progress)
-
-
-def is_ec_transfer_instance() -> bool:
-    """Whether this process has a worker role."""
-    return _EC_CONNECTOR_AGENT is not None
-
-
-def get_ec_transfer() -> ECConnectorWorker:
-    """This process's worker role; RuntimeError before `ensure_ec_transfer_initialized`."""
-    if _EC_CONNECTOR_AGENT is None:
-        raise RuntimeError("the EC connector is not initialized")
-    return _EC_CONNECTOR_AGENT
-
-
-def shutdown_ec_transfer() -> None:
-    """Ends this process's worker role; a new one may be made after. Idempotent."""
-    global _EC_CONNECTOR_AGENT
-    agent, _EC_CONNECTOR_AGENT = _EC_CONNECTOR_AGENT, None
-    if agent is not None:
-        agent.shutdown()
+logger = logging.getLogger(__name__)
 
 
 class ECConnectorModelRunnerMixin:
-    """For model runners of both kinds of worker. Without an agent both calls do nothing."""
+    """A model runner's connector, of which it has one or none. Without one both `maybe_` calls do nothing."""
 
-    @staticmethod
+    _ec_connector: ECConnectorWorker | None = None
+    #: What transfers that could not be started were to free; the next step sees to it.
+    _ec_undone: tuple[ECConnectorMetadata, ...] = ()
+
+    def ensure_ec_transfer_initialized(
+        self,
+        config: ECTransferConfig | None,
+        on_progress: Callable[[], None] | None = None,
+        connector: ECConnectorWorker | None = None,
+    ) -> ECConnectorWorker | None:
+        """This runner's connector: at the first call `connector`, or one made from `config`, or None.
+
+        Later calls return the same one, whatever they are given.
+        """
+        if self._ec_connector is None and config is not None and connector is None:
+            connector = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER, on_progress)
+        if self._ec_connector is None:
+            self._ec_connector = connector
+        return self._ec_connector
+
+    def is_ec_transfer_instance(self) -> bool:
+        """Whether this runner has a connector."""
+        return self._ec_connector is not None
+
+    def get_ec_transfer(self) -> ECConnectorWorker:
+        """This runner's connector; RuntimeError before `ensure_ec_transfer_initialized`."""
+        if self._ec_connector is None:
+            raise RuntimeError("the EC connector is not initialized")
+        return self._ec_connector
+
+    def shutdown_ec_transfer(self) -> None:
+        """Ends the connector; a new one may be made after. Idempotent."""
+        connector, self._ec_connector = self._ec_connector, None
+        if connector is not None:
+            connector.shutdown()
+
     def maybe_save_ec_to_connector(
-        encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = ""
+        self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str = ""
     ) -> None:
         """Starts the save of an entry that was just encoded."""
-        if is_ec_transfer_instance():
-            get_ec_transfer().save_caches(encoder_cache, mm_hash, damaged_digest)
+        if self._ec_connector is not None:
+            self._ec_connector.save_caches(encoder_cache, mm_hash, damaged_digest)
 
-    @staticmethod
     @contextmanager
     def maybe_get_ec_connector_output(
-        scheduler_output: Any, encoder_cache: EncoderCacheMap
+        self, scheduler_output: Any, encoder_cache: EncoderCacheMap
     ) -> Iterator[ECConnectorOutput | None]:
         """Starts the step's transfers; what has finished is in the output once the body has ended.
 
-        Reads `scheduler_output.ec_connector_metadata`. Yields None without an agent.
+        Reads `scheduler_output.ec_connector_metadata`. Loads that cannot even be started are in the output as
+        failed: the step goes on without them. Yields None without a connector.
         """
-        if not is_ec_transfer_instance():
+        connector = self._ec_connector
+        if connector is None:
             yield None
             return
-        agent = get_ec_transfer()
-        agent.metadata = scheduler_output.ec_connector_metadata
+        connector.metadata = scheduler_output.ec_connector_metadata
         output = ECConnectorOutput()
         try:
-            if agent.metadata is not None:
-                agent.start_load_caches(agent.metadata, encoder_cache)
+            failed = self._start_loads(connector, encoder_cache)
             yield output
         finally:
-            finished = agent.get_finished()
+            finished = connector.get_finished()
             for item in fields(ECConnectorOutput):
                 setattr(output, item.name, getattr(finished, item.name))
-            agent.metadata = None
+            connector.metadata = None
+        output.failed.extend(FailedLoad(mm_hash, "not started") for mm_hash in failed)
+        output.generations.update(failed)
+
+    def ec_transfers_failed(self, error: Exception) -> None:
+        """Called with what the start of a step's transfers has raised; the step goes on if this returns."""
+
+    def _start_loads(self, connector: ECConnectorWorker, encoder_cache: EncoderCacheMap) -> dict[str, int]:
+        """The generations of the loads that could not be started, by mm_hash."""
+        metadata = connector.metadata
+        if metadata is None:
+            return {}
+        try:
+            for order in (*self._ec_undone, metadata):
+                connector.start_load_caches(order, encoder_cache)
+        except Exception as error:
+            self.ec_transfers_failed(error)
+            logger.exception("the transfers of step %d failed", metadata.step)
+            self._ec_undone = (*self._ec_undone, metadata.without_loads())
+            return dict(metadata.loads())
+        self._ec_undone = ()
+        return {}

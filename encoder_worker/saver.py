@@ -1,4 +1,4 @@
-"""Saves encoder outputs through this process's EC connector, worker role."""
+"""Saves encoder outputs through an EC connector, worker role."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.mixin import (
-    ECConnectorModelRunnerMixin,
-    ensure_ec_transfer_initialized,
-    get_ec_transfer,
-    shutdown_ec_transfer,
-)
+from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.ec_connector.output_cache import OutputCache
 
 
@@ -29,11 +24,11 @@ class Saver(Protocol):
 
 
 class ConnectorSaver(ECConnectorModelRunnerMixin):
-    """The process's one connector agent, made here."""
+    """Saves through a connector of its own."""
 
     def __init__(self, config: ECTransferConfig) -> None:
         self._tell: Callable[[], None] = lambda: None
-        ensure_ec_transfer_initialized(config, self._on_finished)
+        self.ensure_ec_transfer_initialized(config, self._on_finished)
 
     def _on_finished(self) -> None:
         self._tell()
@@ -45,8 +40,8 @@ class ConnectorSaver(ECConnectorModelRunnerMixin):
         self.maybe_save_ec_to_connector(outputs, mm_hash, damaged_digest)
 
     def get_finished(self) -> ECConnectorOutput:
-        return get_ec_transfer().get_finished()
+        return self.get_ec_transfer().get_finished()
 
     def close(self) -> None:
         """Ends transfers and closes connections."""
-        shutdown_ec_transfer()
+        self.shutdown_ec_transfer()

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 
 from triptych.device_fault import check_device
-from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorWorker, EncoderOutput, FailedLoad
+from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
+from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.errors import InternalError
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.batch import Batch, BatchBuilder, in_batch_order
@@ -24,7 +25,7 @@ from triptych.pd_worker.sampler import SamplerInput, sample
 log = logging.getLogger(__name__)
 
 
-class ModelRunner:
+class ModelRunner(ECConnectorModelRunnerMixin):
     """Owns the decoder, the KV cache and the worker's map of embeddings."""
 
     def __init__(
@@ -40,9 +41,7 @@ class ModelRunner:
     ) -> None:
         geometry = decoder.geometry
         self._decoder = decoder
-        self._connector = connector
-        #: What orders that failed were to free; the next step sees to it.
-        self._undone: list[ECConnectorMetadata] = []
+        self.ensure_ec_transfer_initialized(None, connector=connector)
         self.encoder_cache: dict[str, EncoderOutput] = {}
         sizes = {
             "num_layers": geometry.num_layers,
@@ -83,8 +82,16 @@ class ModelRunner:
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
-        failed = self._start_transfers(scheduled)
+        for key in scheduled.evicted:
+            self.encoder_cache.pop(key, None)
         output = ModelRunnerOutput()
+        with self.maybe_get_ec_connector_output(scheduled, self.encoder_cache) as moved:
+            self._run(scheduled, output)
+        if moved is not None:
+            output.ec_connector_output = moved
+        return output
+
+    def _run(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         self._swap(scheduled, output)
         chunks = scheduled.computable(swapped_in=output.swapped_in)
         try:
@@ -101,28 +108,9 @@ class ModelRunner:
             output.error = error
         if scheduled.swap_out:
             output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
-        output.ec_connector_output = self._connector.get_finished()
-        output.ec_connector_output.failed.extend(FailedLoad(key, "not started") for key in failed)
-        output.ec_connector_output.generations.update(failed)
-        return output
 
-    def _start_transfers(self, scheduled: SchedulerOutput) -> dict[str, int]:
-        """The generations of the loads that could not even be started, by mm_hash: they have failed."""
-        for key in scheduled.evicted:
-            self.encoder_cache.pop(key, None)
-        metadata = scheduled.ec_connector_metadata
-        if metadata is None:
-            return {}
-        try:
-            for order in (*self._undone, metadata):
-                self._connector.start_load_caches(order, self.encoder_cache)
-        except Exception as error:
-            check_device(error, self._decoder.device)
-            log.exception("the transfers of step %d failed", scheduled.step)
-            self._undone.append(metadata.without_loads())
-            return dict(metadata.loads())
-        self._undone.clear()
-        return {}
+    def ec_transfers_failed(self, error: Exception) -> None:
+        check_device(error, self._decoder.device)
 
     @torch.inference_mode()
     def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from support.items import make_plan
-from triptych.ec_connector import mixin
-from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.memory_connector import memory_store
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin as Runner
@@ -16,11 +16,12 @@ from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin as Runner
 CONFIG = ECTransferConfig(connector="memory", store_url="memory://mixin")
 
 
-@pytest.fixture(autouse=True)
-def no_agent_before_or_after() -> Iterator[None]:
+@pytest.fixture
+def runner() -> Iterator[Runner]:
     memory_store(CONFIG.store_url).clear()
-    yield
-    mixin.shutdown_ec_transfer()
+    runner = Runner()
+    yield runner
+    runner.shutdown_ec_transfer()
 
 
 def entry() -> EncoderOutput:
@@ -28,50 +29,84 @@ def entry() -> EncoderOutput:
     return EncoderOutput(plan, torch.ones(plan.rows, plan.width))
 
 
-def test_without_a_config_there_is_no_agent() -> None:
-    mixin.ensure_ec_transfer_initialized(None)
-    assert not mixin.is_ec_transfer_instance()
+def test_without_a_config_there_is_no_connector(runner: Runner) -> None:
+    assert runner.ensure_ec_transfer_initialized(None) is None
+    assert not runner.is_ec_transfer_instance()
     with pytest.raises(RuntimeError, match="not initialized"):
-        mixin.get_ec_transfer()
+        runner.get_ec_transfer()
 
 
-def test_there_is_one_agent_and_after_a_shutdown_another() -> None:
-    mixin.ensure_ec_transfer_initialized(CONFIG)
-    first = mixin.get_ec_transfer()
-    mixin.ensure_ec_transfer_initialized(CONFIG)
-    assert mixin.get_ec_transfer() is first
-    mixin.shutdown_ec_transfer()
-    mixin.shutdown_ec_transfer()
-    assert not mixin.is_ec_transfer_instance()
-    mixin.ensure_ec_transfer_initialized(CONFIG)
-    assert mixin.get_ec_transfer() is not first
+def test_a_runner_has_one_connector_and_after_a_shutdown_another(runner: Runner) -> None:
+    first = runner.ensure_ec_transfer_initialized(CONFIG)
+    assert first is not None
+    assert runner.ensure_ec_transfer_initialized(CONFIG) is first is runner.get_ec_transfer()
+    runner.shutdown_ec_transfer()
+    runner.shutdown_ec_transfer()
+    assert not runner.is_ec_transfer_instance()
+    assert runner.ensure_ec_transfer_initialized(CONFIG) is not first
 
 
-def test_without_an_agent_both_calls_do_nothing() -> None:
-    Runner.maybe_save_ec_to_connector({}, "absent")
-    with Runner.maybe_get_ec_connector_output(SimpleNamespace(), {}) as output:
+def test_two_runners_of_one_process_have_connectors_of_their_own(runner: Runner) -> None:
+    other = Runner()
+    first = runner.ensure_ec_transfer_initialized(CONFIG)
+    assert other.ensure_ec_transfer_initialized(CONFIG) is not first
+    other.shutdown_ec_transfer()
+    assert runner.get_ec_transfer() is first
+
+
+def test_a_connector_that_is_there_already_is_taken_over(runner: Runner) -> None:
+    connector = ECConnectorFactory.create_connector(CONFIG, ECConnectorRole.WORKER)
+    assert runner.ensure_ec_transfer_initialized(None, connector=connector) is connector
+    assert runner.ensure_ec_transfer_initialized(CONFIG) is connector
+
+
+def test_without_a_connector_both_calls_do_nothing(runner: Runner) -> None:
+    runner.maybe_save_ec_to_connector({}, "absent")
+    with runner.maybe_get_ec_connector_output(SimpleNamespace(), {}) as output:
         assert output is None
 
 
-def test_saves_and_loads_go_through_the_agent_and_loads_come_before_the_body() -> None:
-    mixin.ensure_ec_transfer_initialized(CONFIG)
+def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body(runner: Runner) -> None:
+    runner.ensure_ec_transfer_initialized(CONFIG)
     item = entry()
     key = item.plan.mm_hash
-    Runner.maybe_save_ec_to_connector({key: item}, key)
+    runner.maybe_save_ec_to_connector({key: item}, key)
     cache: dict[str, EncoderOutput] = {}
     orders = TransferMetadata(1, fetches=(Fetch(item.plan, 1),), moves=(HostCopy(key, 1),))
     step = SimpleNamespace(ec_connector_metadata=orders)
-    with Runner.maybe_get_ec_connector_output(step, cache) as output:
-        assert mixin.get_ec_transfer().metadata is orders
+    with runner.maybe_get_ec_connector_output(step, cache) as output:
+        assert runner.get_ec_transfer().metadata is orders
         assert cache[key] is item
     assert output is not None
     assert (output.saved, list(output.fetched), output.loaded) == ([key], [key], [key])
-    assert mixin.get_ec_transfer().metadata is None
+    assert runner.get_ec_transfer().metadata is None
 
 
-def test_the_metadata_is_cleared_when_the_body_raises() -> None:
-    mixin.ensure_ec_transfer_initialized(CONFIG)
+def test_the_metadata_is_cleared_when_the_body_raises(runner: Runner) -> None:
+    runner.ensure_ec_transfer_initialized(CONFIG)
     step = SimpleNamespace(ec_connector_metadata=TransferMetadata(1))
-    with pytest.raises(KeyError), Runner.maybe_get_ec_connector_output(step, {}):
+    with pytest.raises(KeyError), runner.maybe_get_ec_connector_output(step, {}):
         raise KeyError
-    assert mixin.get_ec_transfer().metadata is None
+    assert runner.get_ec_transfer().metadata is None
+
+
+def test_transfers_that_cannot_be_started_fail_their_loads_and_not_the_step(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = runner.ensure_ec_transfer_initialized(CONFIG)
+    item = entry()
+    key = item.plan.mm_hash
+    orders = TransferMetadata(1, fetches=(Fetch(item.plan, 7),))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connector, "start_load_caches", broken)
+        with runner.maybe_get_ec_connector_output(
+            SimpleNamespace(ec_connector_metadata=orders), {}
+        ) as output:
+            pass
+    assert output is not None
+    assert [failure.mm_hash for failure in output.failed] == [key]
+    assert output.generations == {key: 7}
