@@ -167,7 +167,7 @@ async def test_every_transfer_in_turn_may_fail(
             assert cell.answer(PROMPTS, TOKENS) == expected
             cell.assert_at_rest()
             lost += sum(isinstance(event, ItemMissing) for event in cell.events)
-            worker: Any = cell.engine.runner._connector
+            worker: Any = cell.engine.runner.get_ec_transfer()
             await until(lambda worker=worker: getattr(worker, "host_bytes", 0) == 0, "host memory")  # type: ignore[misc]
         if fault.calls <= n + 1:
             break
