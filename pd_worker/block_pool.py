@@ -14,12 +14,18 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # By block; no object for each, since a large cache has a million of them.
-        self._refs = [0] * num_blocks
-        self._digests: list[bytes | None] = [None] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_digest: dict[bytes, int] = {}
         self._changes: set[bytes] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Frees all blocks and forgets their contents."""
+        # By block; no object for each, since a large cache has a million of them.
+        self._refs = [0] * self.num_blocks
+        self._digests: list[bytes | None] = [None] * self.num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
+        self._changes.update(self._by_digest)
+        self._by_digest.clear()
 
     @property
     def num_free(self) -> int:

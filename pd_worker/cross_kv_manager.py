@@ -58,6 +58,11 @@ class CrossKVManager:
         self._tables: dict[str, _Table] = {}
         self._held: dict[str, str] = {}
 
+    def reset(self) -> None:
+        """Forgets all tables; their blocks are the pool's to reset."""
+        self._tables.clear()
+        self._held.clear()
+
     @property
     def num_tables(self) -> int:
         """Tables that some request refers to."""

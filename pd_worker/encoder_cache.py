@@ -31,18 +31,10 @@ class Residency(enum.Enum):
     TOO_BIG = enum.auto()
 
 
-class Source(enum.Enum):
-    """Where a reserved entry's bytes come from."""
-
-    COMPUTE = enum.auto()
-    LOAD = enum.auto()
-
-
 @dataclass(slots=True)
 class _Entry:
     plan: ItemPlan
     nbytes: int
-    source: Source
     deadline: float
     ready: bool = False
     holders: set[Holder] = field(default_factory=set)
@@ -99,7 +91,7 @@ class EncoderCache:
             return Residency.TOO_BIG
         return Residency.ABSENT if self._fits(item.nbytes) else Residency.NO_ROOM
 
-    def reserve(self, holder: Holder, item: ItemPlan, source: Source, deadline: float) -> bool:
+    def reserve(self, holder: Holder, item: ItemPlan, deadline: float) -> bool:
         """ABSENT to PENDING, evicting what nobody refers to; False when it is not ABSENT or has no room.
 
         Past `deadline` (the caller's clock) `expire` takes the entry back.
@@ -111,7 +103,7 @@ class EncoderCache:
             self._evict(next(iter(self._idle)))
         # An eviction of an earlier life of this key must not reach the worker after the new bytes.
         self._evicted.pop(key, None)
-        entry = self._entries[key] = _Entry(item, item.nbytes, source, deadline)
+        entry = self._entries[key] = _Entry(item, item.nbytes, deadline)
         heapq.heappush(self._deadlines, (deadline, key))
         self._used += item.nbytes
         self._refer(holder, key, entry)

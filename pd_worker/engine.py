@@ -13,7 +13,7 @@ from triptych.config import PDConfig
 from triptych.cpus import in_passing_thread
 from triptych.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
-from triptych.errors import InternalError, RequestError, Unavailable
+from triptych.errors import InternalError, Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.admission import Admission
@@ -188,11 +188,11 @@ class Engine:
             except Exception as error:
                 check_device(error, self._device)
                 log.exception("the engine failed; all its requests end")
-                self._fail_all(InternalError("the engine failed"))
+                self._end_all(self.scheduler.reset(InternalError("the engine failed")))
                 busy = False
         for command in self._take_inbox(sleep=False):
             command.carry_out()
-        self._fail_all(Unavailable("this worker is shutting down", retry_after=1.0))
+        self._end_all(self.scheduler.fail_all(Unavailable("this worker is shutting down", retry_after=1.0)))
 
     def _step(self, commands: Sequence[Command]) -> bool:
         """One step; False when there was nothing to do."""
@@ -222,8 +222,7 @@ class Engine:
             check_device(None, self._device)
         return result
 
-    def _fail_all(self, error: RequestError) -> None:
-        events = self.scheduler.fail_all(error)
+    def _end_all(self, events: list[EngineEvent]) -> None:
         self._metrics.record(None, events)
         self._tell(events)
 

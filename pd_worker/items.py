@@ -14,7 +14,7 @@ from triptych.ec_connector.base import ECConnectorOutput, ECConnectorScheduler, 
 from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.admission import Admission, distinct_bytes
 from triptych.pd_worker.cross_kv_manager import CrossKVManager, TableState
-from triptych.pd_worker.encoder_cache import EncoderCache, Residency, Source
+from triptych.pd_worker.encoder_cache import EncoderCache, Residency
 from triptych.pd_worker.outputs import (
     EngineEvent,
     GatheredRows,
@@ -229,7 +229,7 @@ class ItemTracker:
         plan = state.features[index].plan
         if presence is Presence.HIT and residency is Residency.ABSENT:
             holder = (state.request_id, index)
-            if self.cache.reserve(holder, plan, Source.LOAD, now + MOVE_TIMEOUT):
+            if self.cache.reserve(holder, plan, now + MOVE_TIMEOUT):
                 self.connector.update_state_after_alloc(state, index)
                 return True
         elif presence is not Presence.HIT and plan.mm_hash in state.stored:

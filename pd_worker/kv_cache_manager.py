@@ -103,6 +103,11 @@ class KVCacheManager:
             self.pool.label(table.blocks[index], digests[index])
         table.registered = full
 
+    def reset(self) -> None:
+        """Takes all tables back, frees all blocks and forgets every prefix."""
+        self._tables.clear()
+        self.pool.reset()
+
     def free(self, request_id: str) -> None:
         """Takes the request's references back. Idempotent."""
         table = self._tables.pop(request_id, None)

@@ -156,6 +156,19 @@ class Scheduler:
             self._finish(state, FinishReason.ERROR, error)
         return self._take_events()
 
+    def reset(self, error: RequestError) -> list[EngineEvent]:
+        """As `fail_all`; then all blocks, on the device and in host memory, are free and hold nothing known.
+
+        For when an unexpected error may have left the books of blocks wrong.
+        """
+        events = self.fail_all(error)
+        self.kv.reset()
+        if self.items.cross is not None:
+            self.items.cross.reset()
+        if self.swap is not None:
+            self.swap.reset()
+        return events
+
     def schedule(self, now: float) -> SchedulerOutput:
         """The next step's work. Takes effect on waiting and blocks; tokens count once `update` is called."""
         self._step += 1

@@ -37,7 +37,11 @@ class SwapManager:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks))
+        self.reset()
+
+    def reset(self) -> None:
+        """Frees all host blocks and forgets what is in them."""
+        self._free = list(range(self.num_blocks))
         self._requests: dict[str, _Swapped] = {}
         self._tables: dict[str, _SwappedTable] = {}
         #: The cross table that a request has brought here.

@@ -247,7 +247,11 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
         runner = cell.engine.runner
-        owners = {"_compute": runner, "start_load_caches": runner.get_ec_transfer(), "copy_blocks": model_runner}
+        owners = {
+            "_compute": runner,
+            "start_load_caches": runner.get_ec_transfer(),
+            "copy_blocks": model_runner,
+        }
         monkeypatch.setattr(owners[where], where, fail)
         cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
         assert dead.wait(30)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from support.engine_requests import make_feature
-from triptych.pd_worker.encoder_cache import EncoderCache, Residency, Source
+from triptych.pd_worker.encoder_cache import EncoderCache, Residency
 from triptych.types import ItemPlan
 
 
@@ -16,7 +16,7 @@ def item(name: str, rows: int) -> ItemPlan:
 
 def load(cache: EncoderCache, holder: tuple[str, int], plan: ItemPlan, deadline: float = 9.0) -> None:
     assert cache.acquire(holder, plan) is Residency.ABSENT
-    assert cache.reserve(holder, plan, Source.LOAD, deadline)
+    assert cache.reserve(holder, plan, deadline)
 
 
 def test_an_item_is_ready_only_after_commit() -> None:
@@ -70,7 +70,7 @@ def test_no_room_holds_no_reference() -> None:
     cache = EncoderCache(160)
     load(cache, ("r", 0), item("a", 8))
     assert cache.acquire(("s", 0), item("b", 8)) is Residency.NO_ROOM
-    assert not cache.reserve(("s", 0), item("b", 8), Source.LOAD, 9.0)
+    assert not cache.reserve(("s", 0), item("b", 8), 9.0)
     assert cache.references == 1
 
 
@@ -158,7 +158,7 @@ class Adversary:
         plans, index = self.requests[request_id], self.done[request_id]
         residency = self.cache.acquire((request_id, index), plans[index])
         if residency is Residency.ABSENT:
-            assert self.cache.reserve((request_id, index), plans[index], Source.LOAD, self.step + 50)
+            assert self.cache.reserve((request_id, index), plans[index], self.step + 50)
             self.flight.append((self.step + self.random.randint(0, 2), plans[index].mm_hash))
         elif residency is Residency.READY:
             assert plans[index].mm_hash in self.worker, "ready without data"
