@@ -205,8 +205,8 @@ def test_a_chat_body_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
 
 def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
     nobody: Any = None
-    tokenize = TokenizeEndpoint(nobody, nobody, max_images=4, max_body=1 << 20)
-    detokenize = DetokenizeEndpoint(nobody, nobody, max_body=1 << 20)
+    tokenize = TokenizeEndpoint(nobody, nobody, nobody, max_images=4, max_body=1 << 20)
+    detokenize = DetokenizeEndpoint(nobody, nobody, nobody, max_body=1 << 20)
 
     def check(case: tuple[str, bytes]) -> None:
         name, raw = case

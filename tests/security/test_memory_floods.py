@@ -29,8 +29,9 @@ KEYS = "tk-flood-0123456789", "tk-other-0123456789"
 BEARER, OTHER = (f"Bearer {key}" for key in KEYS)
 BODY, BUDGET, MEDIA = 16 * MIB, 64 * MIB, 64 * MIB
 FLAGS = ("--max-body", "16MiB", "--body-memory", "64MiB", "--media-memory", "64MiB")
-#: Of one body or message beside its budget: read, joined and parsed one after the other.
-TRANSIENT = 4 * BODY
+#: Of bodies or messages beside their budget: one that is parsed, whose text may take four bytes a character,
+#: and parts of the one before it and the one behind it, which are refused and joined.
+TRANSIENT = 6 * BODY
 #: What windows, connections and the allocator take beside what is counted.
 SLACK = 40 * MIB
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]

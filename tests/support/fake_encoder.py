@@ -71,11 +71,18 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         if self.encoder_decoder:
             plan = cross_plan(job, self.namespace, self.frames)
         yield encoder_pb2.EncodeEvent(planned=plan)
+        missing = 0
         if self.ask_media_again:
             self.ask_media_again = False
+            missing = job.media_bytes
             yield encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
-        while not (message := await anext(messages)).HasField("run"):
-            self.media.append(message.media)
+        permitted = False
+        while missing or not permitted:  # the permission may come before, between or after the frames
+            message = await anext(messages)
+            permitted |= message.HasField("run")
+            if message.media:
+                self.media.append(message.media)
+                missing -= len(message.media)
         self.runs += 1
         await self._end_at("tower", job.mm_hash)
         await self.tower.wait()

@@ -113,7 +113,7 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
     with ThreadPoolExecutor(1) as pool:
         grpc_server = make_server()
         port = grpc_server.add_insecure_port("127.0.0.1:0")
-        servicer = PDServicer(engine, None, outbox, pool)  # type: ignore[arg-type]
+        servicer = PDServicer(engine, None, outbox, pool, pool)  # type: ignore[arg-type]
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, grpc_server)
         await grpc_server.start()
         async with make_channel(f"127.0.0.1:{port}") as channel:
