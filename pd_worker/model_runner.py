@@ -115,6 +115,9 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     @torch.inference_mode()
     def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
+        if not scheduled.swap_out and not scheduled.swap_in:
+            output.swapped_out = output.swapped_in = True
+            return
         out = partial(copy_blocks, self.kv_cache, self.host_cache, scheduled.swap_out)
         back = partial(copy_blocks, self.host_cache, self.kv_cache, scheduled.swap_in)
         output.swapped_out = self._succeeds("a swap", out)

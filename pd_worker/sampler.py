@@ -6,6 +6,7 @@ on the batch around it nor on the attempt that computes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,12 +62,12 @@ def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int |
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
     and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
     """
-    best = logits.argmax(dim=-1)
-    # NaN counts as the largest.
-    usable = logits.gather(-1, best[:, None])[:, 0].isfinite().tolist()
+    # NaN counts as the largest, so that the largest logit tells whether all can be used.
+    largest, best = logits.max(dim=-1)
+    values = largest.tolist()
     tokens: list[int | None] = []
     for index, (request, token) in enumerate(zip(requests, best.tolist(), strict=True)):
-        if not usable[index]:
+        if not math.isfinite(values[index]):
             tokens.append(None)
         else:
             tokens.append(int(token) if request.plain else _sample_row(logits[index], request))

@@ -67,6 +67,7 @@ def test_a_copy_that_loses_the_device_ends_the_engine(monkeypatch: pytest.Monkey
         dead = threading.Event()
         cell.engine.beat.on_death = dead.set
         monkeypatch.setattr(model_runner, "copy_blocks", fail)
-        ids = reference(checkpoint.path, PROMPTS[1], TOKENS).prompt_token_ids
-        cell.engine.submit(cell.request(PROMPTS[1], ids, TOKENS))
+        for prompt in PROMPTS:
+            ids = reference(checkpoint.path, prompt, TOKENS).prompt_token_ids
+            cell.engine.submit(cell.request(prompt, ids, TOKENS))
         assert dead.wait(30)
