@@ -202,7 +202,10 @@ class WorkerPool:
     async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            await self.poll()
+            try:
+                await self.poll()
+            except Exception:
+                log.exception("a look at the registry failed; the next one follows")
 
     async def poll(self) -> None:
         """One look at the registry. Never raises: a store that is down leaves the workers as they are."""
@@ -311,23 +314,30 @@ class WorkerPool:
     async def _watch(self, worker: Worker) -> None:
         stub = health_pb2_grpc.HealthStub(worker.channel)
         while True:
-            incarnation = worker.info.incarnation
-            worker.doubt.clear()
-            # The channel to the process before may still be pausing between two tries to connect.
-            restarted, worker.restarted = worker.restarted, False
-            alive, serving = await self._check(stub, wait_for_ready=restarted)
-            if alive and worker.session is not None and not await worker.session.prove():
-                alive = serving = False
-            if worker.info.incarnation != incarnation:
-                continue  # it was another process that was asked
-            if (alive, serving) != (worker.alive, worker.serving):
-                lost = worker.alive and not alive
-                worker.alive, worker.serving = alive, serving
-                if lost:
-                    log.warning("%s worker %s does not answer", worker.info.pool, worker.info.address)
-                    self.on_lost(worker)
-                self.on_change()
+            try:
+                await self._look_at(worker, stub)
+            except Exception:
+                log.exception("%s worker %s could not be checked", worker.info.pool, worker.info.address)
             await self._pause(worker)
+
+    async def _look_at(self, worker: Worker, stub: health_pb2_grpc.HealthStub) -> None:
+        """One health check, with a proof of the internal token; a change is passed on."""
+        incarnation = worker.info.incarnation
+        worker.doubt.clear()
+        # The channel to the process before may still be pausing between two tries to connect.
+        restarted, worker.restarted = worker.restarted, False
+        alive, serving = await self._check(stub, wait_for_ready=restarted)
+        if alive and worker.session is not None and not await worker.session.prove():
+            alive = serving = False
+        if worker.info.incarnation != incarnation:
+            return  # it was another process that was asked; `doubt` is set for the one that is here now
+        if (alive, serving) != (worker.alive, worker.serving):
+            lost = worker.alive and not alive
+            worker.alive, worker.serving = alive, serving
+            if lost:
+                log.warning("%s worker %s does not answer", worker.info.pool, worker.info.address)
+                self.on_lost(worker)
+            self.on_change()
 
     async def _pause(self, worker: Worker) -> None:
         """Until the worker's next check: soon where the registry does not vouch for it."""

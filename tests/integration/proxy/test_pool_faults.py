@@ -1,0 +1,63 @@
+"""Unexpected errors in a proxy's upkeep of its workers: one look is lost, the next one follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.fake_workers import user
+from support.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.registry import Registry, RegistryLook
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.proxy import pool
+
+
+class FaultyRegistry:
+    """The registry, whose looks may fail as nobody expects."""
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._registry = Registry(store)
+        self.faults = 0
+
+    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+        if self.faults:
+            self.faults -= 1
+            raise ZeroDivisionError("nobody expects this")
+        return await self._registry.look(proxy_id, term, mark=mark)
+
+
+async def test_a_look_at_the_registry_that_fails_is_followed_by_others(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = FaultyRegistry(store)
+    async with FakeCluster(store, encoders=2, registry_view=registry) as cluster:
+        registry.faults = 2
+        await until(lambda: not registry.faults, "two failed looks")
+        gone = cluster.encoders[1]
+        await cluster.registry.withdraw(gone.info)
+        await gone.kill()
+        await until(lambda: ("encoder", gone.address) not in cluster.pool.workers, "the worker's going")
+    assert "a look at the registry failed" in caplog.text
+
+
+async def test_a_health_check_that_fails_by_itself_is_followed_by_others(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "HEALTH_INTERVAL", 0.05)
+    async with FakeCluster(store) as cluster:
+        checked = cluster.pd_workers[0].health
+        check, faults = pool.WorkerPool._check, 3
+
+        async def faulty(self: pool.WorkerPool, *args: object, **options: object) -> tuple[bool, bool]:
+            nonlocal faults
+            if faults:
+                faults -= 1
+                raise ZeroDivisionError("nobody expects this")
+            return await check(self, *args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(pool.WorkerPool, "_check", faulty)
+        await until(lambda: not faults, "three failed checks")
+        before = checked.checked
+        await until(lambda: checked.checked > before, "further checks")
+        assert (await cluster.ask(user("?"))).choices
+    assert "could not be checked" in caplog.text
