@@ -62,7 +62,9 @@ async def load(url: str, path: str) -> None:
             call = session.get(url + path) if body is None else session.post(url + path, json=body)
             with contextlib.suppress(aiohttp.ClientError):
                 async with call as reply:
-                    await reply.read()
+                    words = await reply.text()
+                if reply.status not in (200, 429):
+                    raise SystemExit(f"{path}: {reply.status} {words[:200]}")
                 sys.stdout.write("answered\n")
                 sys.stdout.flush()
 
@@ -83,6 +85,8 @@ def clients_of(url: str, path: str) -> Iterator[None]:
         process.stdout.readline()  # of the first reply: all clients have asked by then
         threading.Thread(target=process.stdout.read, daemon=True).start()
         yield
+        if process.poll() is not None:
+            raise RuntimeError(f"the clients of {path} have ended: what was measured is chat alone")
     finally:
         process.kill()
         process.wait()
