@@ -74,8 +74,8 @@ class Engine:
         swap = SwapManager(host_blocks) if host_blocks else None
         cross = decoder.cross
         items = ItemTracker(
-            EncoderCache(config.encoder_cache_memory),
-            Admission(config.encoder_cache_memory),
+            EncoderCache(config.embedding_memory),
+            Admission(config.embedding_memory),
             connector_scheduler,
             None if cross is None else CrossKVManager(kv.pool, config.block_size, swap),
         )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from triptych.config import format_size
+from triptych.config import MIB, format_size
 from triptych.errors import ConfigError
+
+#: One part in so many of what is left is for embeddings: they are here until their rows are prefilled, keys
+#: and values until the last token.
+EMBEDDING_PART = 8
+LEAST_EMBEDDINGS = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +20,8 @@ class WorkerNeeds:
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
     `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
     that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
-    requests can use. `host` are page-locked buffers beside all that, in the machine's memory.
+    requests can use. `host` are page-locked buffers beside all that, in the machine's memory;
+    with `copies_on_host` those of embeddings are in it too.
     """
 
     held: int
@@ -27,6 +33,11 @@ class WorkerNeeds:
     block: int
     most: int
     host: int = 0
+    copies_on_host: bool = False
+
+    def with_embeddings(self, nbytes: int) -> WorkerNeeds:
+        """The same with so many bytes for embeddings; on an accelerator their copies are the host's."""
+        return replace(self, embeddings=nbytes, host=self.host + nbytes if self.copies_on_host else self.host)
 
     @property
     def fixed(self) -> int:
@@ -70,6 +81,11 @@ class WorkerMemory:
         return "\n".join(
             f"  {name:<{width}}  {sign[nbytes < 0] + format_size(abs(nbytes)):>12}" for name, nbytes in shown
         )
+
+
+def auto_embeddings(left: int, most: int) -> int:
+    """Bytes for embeddings, of `left` for them and the KV cache; `most` is what requests can use of them."""
+    return max(LEAST_EMBEDDINGS, min(left // EMBEDDING_PART, most))
 
 
 def plan_worker_memory(

@@ -11,7 +11,7 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention_metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.capacity import block_bytes, longest_request, max_model_len, reads_view
 from triptych.pd_worker.gather_plan import gather_limit
-from triptych.pd_worker.memory_plan import WorkerMemory, WorkerNeeds, plan_worker_memory
+from triptych.pd_worker.memory_plan import WorkerMemory, WorkerNeeds, auto_embeddings, plan_worker_memory
 from triptych.pd_worker.paged_kv_cache import PagedKVCache
 
 
@@ -28,6 +28,10 @@ def size_kv_memory(
     held = memory.used()
     budget = config.device_memory or held + int(memory.free() * memory.share)
     needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
+    if not config.encoder_cache_memory:
+        needs = needs.with_embeddings(
+            auto_embeddings(budget - needs.fixed, embeddings_of_use(config, decoder))
+        )
     return plan_worker_memory(budget, needs, config.kv_memory, host_free=available_memory())
 
 
@@ -50,13 +54,25 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
         held=held,
         activations=activations,
         gathered=min(gathered, config.max_num_seqs * blocks * in_layer) + masks,
-        embeddings=config.encoder_cache_memory,
+        embeddings=config.encoder_cache_memory,  # 0: to be found
         swapped=swapped if on_cpu else 0,
         view=VIEW_SHARE if reads_view(config, decoder.device) else 0.0,
         block=block,
         most=config.max_num_seqs * blocks * block,
         host=0 if on_cpu else config.encoder_cache_memory + swapped,
+        copies_on_host=not on_cpu,
     )
+
+
+def embeddings_of_use(config: PDConfig, decoder: DecoderSide) -> int:
+    """Bytes of the embeddings that --max-num-seqs requests have at most."""
+    geometry, cross = decoder.geometry, decoder.cross
+    longest = longest_request(config, geometry)
+    if cross is not None:
+        row, rows = cross.width, cross.max_rows or longest
+    else:
+        row, rows = geometry.hidden_size * (1 + geometry.deepstack_levels), longest
+    return config.max_num_seqs * rows * row * decoder.dtype.itemsize
 
 
 def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemory) -> int:

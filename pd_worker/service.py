@@ -79,6 +79,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     #: --kv-memory, or what was found for it.
     kv_memory: int
+    encoder_cache_memory: int = 0
 
 
 async def run(config: PDConfig) -> None:
@@ -150,7 +151,11 @@ class PDWorker:
         turn: AbstractContextManager[object] | None = None,
         rest: Callable[[float], object] | None = None,
     ) -> None:
-        config = replace(config, kv_memory=config.kv_memory or model.kv_memory)
+        config = replace(
+            config,
+            kv_memory=config.kv_memory or model.kv_memory,
+            encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
+        )
         self._config = config
         self._model = model
         transfer = transfer or transfer_config(config, model.identity)
@@ -179,7 +184,7 @@ class PDWorker:
             decoder=model.decoder,
             defaults=model.defaults,
             max_model_len=self.engine.max_model_len,
-            encoder_cache_bytes=config.encoder_cache_memory,
+            encoder_cache_bytes=config.embedding_memory,
             grammars=GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
             two_prompts=self._two_prompts(),
         )
@@ -211,7 +216,7 @@ class PDWorker:
             model_key=self._model.identity.model_key,
             model=self._model.name,
             capacity={
-                "encoder_cache_bytes": self._config.encoder_cache_memory,
+                "encoder_cache_bytes": self._config.embedding_memory,
                 "max_num_seqs": self._config.max_num_seqs,
                 "max_model_len": self.engine.max_model_len,
                 "metrics_port": metrics_port,
@@ -295,7 +300,7 @@ def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
         model_key=model.model_key,
         namespace=model.namespace,
         device=config.device,
-        host_buffer_bytes=config.encoder_cache_memory,
+        host_buffer_bytes=config.embedding_memory,
         ec_role="consumer",
     )
 
@@ -347,14 +352,22 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name
     return LoadedModel(
-        path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, config.kv_memory
+        path,
+        name,
+        decoder,
+        identity,
+        generation_defaults(path),
+        prompts,
+        tokenizer,
+        config.kv_memory,
+        config.encoder_cache_memory,
     )
 
 
 def _sized(config: PDConfig, decoder: DecoderSide, other_peak: int) -> PDConfig:
-    """With the KV memory that the device has for it; one that is given for a CPU is not questioned."""
+    """With the memory that the device has for KV cache and embeddings; on a CPU a given one is enough."""
     if config.kv_memory and decoder.device.type == "cpu":
         return config
     plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
     log.info("memory of %s:\n%s", decoder.device, plan.table())
-    return replace(config, kv_memory=plan.kv_memory)
+    return replace(config, kv_memory=plan.kv_memory, encoder_cache_memory=plan.needs.embeddings)

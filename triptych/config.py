@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 MIB = 1 << 20
 GIB = 1 << 30
+#: For embeddings, in a PD worker whose memory is not measured.
+EMBEDDING_MEMORY = 256 * MIB
 #: Of --kv-memory, beside it and on a CPU only: for a view of the decoding sequences. What does not fit in it
 #: is gathered from the blocks in every step.
 VIEW_SHARE = 0.25
@@ -177,7 +179,14 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
-    encoder_cache_memory: int = flag(256 * MIB, "memory for embeddings in a PD worker", size=True)
+    encoder_cache_memory: int = flag(
+        0,
+        "memory for embeddings in a PD worker, and as much again for copies in host memory; auto: an eighth "
+        "of what --device-memory leaves, and no more than --max-num-seqs requests can use; 256MiB where "
+        "nothing is measured, as with --kv-memory on a CPU",
+        size=True,
+        auto=True,
+    )
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
     step_interval: float = flag(
         0.02, "seconds between the begins of two steps, at least, while towers on --core-page lack cores"
@@ -197,6 +206,11 @@ class PDConfig(WorkerConfig):
         "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet",
         choices=("sdpa", "blockwise", "flex"),
     )
+
+    @property
+    def embedding_memory(self) -> int:
+        """Bytes for embeddings, as given or as found at the start."""
+        return self.encoder_cache_memory or EMBEDDING_MEMORY
 
 
 #: How encoders give way to PD workers, by flag; a replica's sides take turns.

@@ -212,7 +212,7 @@ def engine_cell(
     }  # fmt: skip
     config = PDConfig(model=str(checkpoint.path), device=str(checkpoint.decoder.device), **values)
     transfers = ECTransferConfig(
-        connector, url, device=config.device, host_buffer_bytes=config.encoder_cache_memory
+        connector, url, device=config.device, host_buffer_bytes=config.embedding_memory
     )
     memory_store(url).clear()
     metrics = PDMetrics(MODEL_NAME)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from triptych.cli.options import build
-from triptych.config import PDConfig, format_size, parse_size
+from triptych.config import EMBEDDING_MEMORY, PDConfig, format_size, parse_size
 from triptych.launch.memory import check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
 from triptych.launch.shape import shape_of
@@ -52,7 +52,7 @@ def check_model(values: dict[str, Any]) -> None:
         sum(held.values()),
         shape=shape_of(values),
         kv_memory=values["kv_memory"],
-        encoder_cache_memory=values["encoder_cache_memory"],
+        encoder_cache_memory=values["encoder_cache_memory"] or EMBEDDING_MEMORY,
         media_memory=values["encoder_media_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=parse_size(str(values["store_memory"])),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from triptych.config import CUDA_CONTEXT_BYTES, GIB, MIB
+from triptych.config import CUDA_CONTEXT_BYTES, EMBEDDING_MEMORY, GIB, MIB
 from triptych.launch.devices import Device, Need, find_devices, place_workers, share_table
 from triptych.launch.memory import WORKER_BASE_BYTES, check_fits, decoding_budget, plan_memory, weight_bytes
 from triptych.launch.shape import ClusterShape, shape_of
@@ -33,7 +33,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
         weights,
         shape=shape,
         kv_memory=values["kv_memory"] if on_cpu else 0,
-        encoder_cache_memory=values["encoder_cache_memory"],
+        encoder_cache_memory=values["encoder_cache_memory"] or EMBEDDING_MEMORY,
         media_memory=values["encoder_media_memory"],
         prepared_memory=values["prepared_memory"],
         store_memory=store_memory,
@@ -44,7 +44,7 @@ def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> di
     check_fits(plan, available)
     if not on_cpu or values["kv_memory"] or values["device_memory"]:
         return {}
-    own = WORKER_BASE_BYTES + weights + values["encoder_cache_memory"] + swap
+    own = WORKER_BASE_BYTES + weights + (values["encoder_cache_memory"] or EMBEDDING_MEMORY) + swap
     own += values["encoder_media_memory"] + values["prepared_memory"] if shape.replicas else 0
     budget = decoding_budget(plan, available, own=own, shape=shape)
     return {name: {"device_memory": budget} for name, decodes in _workers(shape) if decodes}
@@ -66,7 +66,7 @@ def place_on_gpus(
 def gpu_needs(weights: int, values: Mapping[str, Any]) -> list[Need]:
     """What each worker takes of a GPU at least; all `weights`, in bytes, count for each: an upper bound."""
     each = CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
-    kv = values["encoder_cache_memory"] + (values["kv_memory"] or _LEAST_KV_BYTES)
+    kv = (values["encoder_cache_memory"] or EMBEDDING_MEMORY) + (values["kv_memory"] or _LEAST_KV_BYTES)
     given = values["device_memory"]
     return [
         Need(name, given or each + (kv if decodes else 0), grows=decodes and not given)

@@ -14,6 +14,7 @@ from triptych.config import MIB
 from triptych.errors import ConfigError
 from triptych.pd_worker import batch, service
 from triptych.pd_worker.gather_plan import plan_gathers
+from triptych.pd_worker.memory_plan import LEAST_EMBEDDINGS
 
 LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
 SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]
@@ -34,7 +35,11 @@ def test_a_worker_without_the_flag_finds_its_memory_and_says_so(caplog: pytest.L
 
 async def test_what_was_found_is_what_the_engine_has(store_url: str) -> None:
     model = tiny_model("qwen3_vl", kv_memory=0, max_num_seqs=3)
+    assert model.encoder_cache_memory == LEAST_EMBEDDINGS, "a tiny model needs no more"
     async with serving(model, store_url, kv_memory=0, max_num_seqs=3) as (worker, _):
+        capacity = worker.info("127.0.0.1:1", 0).capacity
+        assert capacity["encoder_cache_bytes"] == LEAST_EMBEDDINGS
+        assert worker.engine.scheduler.items.cache.capacity == LEAST_EMBEDDINGS
         assert worker.engine.runner.kv_cache.keys[0].shape[0] == 3 * 512 // 16
 
 

@@ -13,7 +13,7 @@ from triptych.config import CPU_SHARE, GIB, MIB, VIEW_SHARE, PDConfig
 from triptych.device_memory import CpuMemory, memory_of
 from triptych.errors import ConfigError
 from triptych.pd_worker import memory_profile
-from triptych.pd_worker.memory_plan import WorkerNeeds, plan_worker_memory
+from triptych.pd_worker.memory_plan import LEAST_EMBEDDINGS, WorkerNeeds, auto_embeddings, plan_worker_memory
 
 NEEDS = WorkerNeeds(
     held=8 * GIB, activations=2 * GIB, gathered=GIB, embeddings=GIB, swapped=0, view=0.0, block=MIB,
@@ -108,6 +108,38 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
     written = 64 // config.block_size * quiet.needs.block
     assert hungry.needs.activations == 26 * MIB - written
     assert hungry.kv_memory < quiet.kv_memory == quiet.needs.most
+
+
+@pytest.mark.parametrize(
+    ("left", "most", "found"),
+    [
+        (80 * GIB, 100 * GIB, 10 * GIB),
+        (80 * GIB, 3 * GIB, 3 * GIB),
+        (GIB, 100 * GIB, 128 * MIB),
+        (100 * MIB, 100 * GIB, LEAST_EMBEDDINGS),
+        (-GIB, 100 * GIB, LEAST_EMBEDDINGS),
+    ],
+)
+def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(
+    left: int, most: int, found: int
+) -> None:
+    assert auto_embeddings(left, most) == found
+
+
+def test_what_embeddings_get_is_in_the_plan_and_not_the_kv_caches(checkpoint: Checkpoint) -> None:
+    memory = FakeMemory(2 * GIB, 8 * MIB, 0)
+    flags = {"encoder_cache_memory": 0, "max_model_len": 4096, "max_num_seqs": 4096}
+    plan = memory_profile.size_kv_memory(_config(**flags), checkpoint.decoder, memory)
+    left = plan.budget - (plan.needs.fixed - plan.needs.embeddings)
+    assert plan.needs.embeddings == left // 8 > LEAST_EMBEDDINGS
+    assert plan.needs.fixed + plan.kv_memory + plan.view_memory + plan.rest == plan.budget
+    assert 0 <= plan.rest < 2 * plan.needs.block
+
+
+def test_copies_of_embeddings_that_were_found_count_in_the_hosts_memory_of_an_accelerator() -> None:
+    needs = WorkerNeeds(0, 0, 0, 0, 0, 0.0, MIB, GIB, host=MIB, copies_on_host=True)
+    assert needs.with_embeddings(3 * MIB).host == 4 * MIB
+    assert replace(needs, copies_on_host=False).with_embeddings(3 * MIB).host == MIB
 
 
 def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts(checkpoint: Checkpoint) -> None:
