@@ -109,6 +109,8 @@ async def test_calls_of_all_kinds_that_prove_the_token_are_answered(worker):
 
 async def test_a_call_without_a_proof_is_refused(worker):
     async with make_channel(worker.address) as channel:
+        # The port may have been another test's, whose end the channel's connections still pause for.
+        await asyncio.wait_for(channel.channel_ready(), 30)
         assert await _codes(channel) == ["UNAUTHENTICATED"] * 3
 
 

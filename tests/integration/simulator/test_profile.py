@@ -19,6 +19,7 @@ from triptych.simulator.fit import TERMS
 from triptych.simulator.profile_speed import speed_gauge
 
 
+@pytest.mark.timeout(300)
 def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quickest = replace(timing.QUICK, repeats=2, sample_seconds=0.05, stage_seconds=0.3, live_seconds=0.2)
     monkeypatch.setattr(timing, "QUICK", quickest)
