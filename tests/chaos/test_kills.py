@@ -32,8 +32,8 @@ async def test_an_encoder_killed_while_the_tower_works_loses_nothing(shared_clus
 
 
 async def test_a_pd_worker_killed_in_its_streams_loses_no_token(shared_cluster, cases, reference):
-    # Three crowds: on a busy machine many streams have ended when five are in the middle.
-    await _break_at(stages.kill_midstream, shared_cluster, cases, reference, crowds=3)
+    # Two crowds: streams of the first may end before five are in the middle.
+    await _break_at(stages.kill_midstream, shared_cluster, cases, reference, crowds=2)
 
 
 @pytest.mark.slow
