@@ -137,18 +137,27 @@ def clusters(trees: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     """The URL of one cluster for each tree."""
     with contextlib.ExitStack() as stack:
         urls: dict[str, str] = {}
-        outer = os.environ.get("PYTHONPATH")
         for tree, folder in trees.items():
-            os.environ["PYTHONPATH"] = str(folder)
-            try:
+            # Without the second one the folder that this runs in would come before the first.
+            with _environment(PYTHONPATH=str(folder), PYTHONSAFEPATH="1"):
                 shape = ClusterShape(encoders=1, pd_workers=1)
                 urls[tree] = stack.enter_context(launched(shape, "", ["--max-queue", "512"])).url
-            finally:
-                if outer is None:
-                    del os.environ["PYTHONPATH"]
-                else:
-                    os.environ["PYTHONPATH"] = outer
         yield urls
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Variables of processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def report(found: Seconds, options: argparse.Namespace, load_before: float) -> str:
