@@ -16,6 +16,9 @@ from triptych.proxy.media_spool import SpooledMedia
 from triptych.rpc import MEDIA_FRAME_BYTES
 from triptych.types import ItemPlan
 
+#: How long a worker may take to close the stream of a job that has ended.
+CLOSING_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class JobReady:
@@ -64,24 +67,34 @@ class EncoderJob:
     def permit(self) -> None:
         """The item may use the tower; from now on the worker has `phase_timeout` seconds."""
         self._outbox.put_nowait("run")
-        self._extend()
+        self._extend(self._phase_timeout)
 
     async def run(self) -> JobReady | JobFailure:
         """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
         self._outbox.put_nowait("media")
         media = self._media.retain()
         call = self._stub.Encode(self._requests())
+        end: JobReady | JobFailure | None = None
         try:
             async with asyncio.timeout(self._phase_timeout) as self._deadline:
                 async for event in call:
-                    if (end := self._take(event)) is not None:
-                        return end
+                    if end is None and (end := self._take(event)) is not None:
+                        # Ended by both sides a stream frees itself; broken off, it is a cycle of tasks and
+                        # generators that waits for the garbage collector.
+                        self._outbox.put_nowait("end")
+                        self._extend(CLOSING_SECONDS)
         except TimeoutError:
-            raise Unavailable("the encoder worker did not answer in time") from None
+            if end is None:
+                raise Unavailable("the encoder worker did not answer in time") from None
+        except aio.AioRpcError:
+            if end is None:
+                raise
         finally:
             call.cancel()
             media.release()
-        raise Unavailable("the encoder worker ended the job without a word")
+        if end is None:
+            raise Unavailable("the encoder worker ended the job without an answer")
+        return end
 
     def _take(self, event: encoder_pb2.EncodeEvent) -> JobReady | JobFailure | None:
         kind = event.WhichOneof("body")
@@ -90,7 +103,7 @@ class EncoderJob:
                 self._deadline.reschedule(None)  # until `permit` the job waits for the proxy
             self._on_planned(plan_from_proto(event.planned))
         elif kind == "waits":
-            self._extend()  # others have the tower, and it gets on
+            self._extend(self._phase_timeout)  # others have the tower, and it gets on
         elif kind == "need_media":
             self._outbox.put_nowait("media")
         elif kind == "ready":
@@ -113,13 +126,17 @@ class EncoderJob:
     async def _requests(self) -> AsyncIterator[encoder_pb2.EncodeRequest]:
         yield encoder_pb2.EncodeRequest(job=self._job)
         while True:
-            if await self._outbox.get() == "run":
-                yield encoder_pb2.EncodeRequest(run=encoder_pb2.RunJob())
-                continue
-            async for frame in self._media.frames(MEDIA_FRAME_BYTES):
-                yield encoder_pb2.EncodeRequest(media=frame)
-            self.media_sent = True
+            match await self._outbox.get():
+                case "run":
+                    yield encoder_pb2.EncodeRequest(run=encoder_pb2.RunJob())
+                case "media":
+                    async for frame in self._media.frames(MEDIA_FRAME_BYTES):
+                        yield encoder_pb2.EncodeRequest(media=frame)
+                    self.media_sent = True
+                case _:
+                    return
 
-    def _extend(self) -> None:
+    def _extend(self, seconds: float) -> None:
+        """The worker has so many seconds from now."""
         if self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self._phase_timeout)
+            self._deadline.reschedule(asyncio.get_running_loop().time() + seconds)

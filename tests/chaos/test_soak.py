@@ -36,6 +36,8 @@ GROWTH = 0.02
 #: 15 MiB (it collects cycles once there are 50 000 new objects). The store's bound is its own 32 MiB.
 GROWTH_MIB = 32.0
 LONG = 1800.0
+#: So small that they are full, and evict, before the first quarter of the run is over.
+CACHES = ("--kv-memory", "16MiB", "--encoder-cache-memory", "8MiB")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
 
@@ -65,13 +67,12 @@ def relayed(checkpoint: Path) -> Iterator[Relayed]:
             checkpoint,
             folder / "run",
             *("--store", f"unix://{front}", "--encoders", "2", "--pd-workers", "1", "--threads", "1"),
-            *("--request-timeout", "120"),
+            *("--request-timeout", "120", *CACHES),
         )
         stack.callback(cluster.stop)
         cluster.add_worker(
-            *("pd", str(checkpoint), "--threads", "1", "--kv-memory", "64MiB"),
-            *("--encoder-cache-memory", "32MiB", "--port", str(ports[1])),
-            *("--advertise", f"127.0.0.1:{ports[0]}"),
+            *("pd", str(checkpoint), "--threads", "1", *CACHES),
+            *("--port", str(ports[1]), "--advertise", f"127.0.0.1:{ports[0]}"),
         )
         wait_for("the second PD worker", lambda: len(cluster.workers()) == 4)
         yield Relayed(cluster, store, store_relay, pd_relay)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
-import gc
 import io
 import json
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,6 +21,7 @@ from triptych.errors import InvalidRequest, NotFound
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = "qwen3_vl"
+LITELLM_CALLS = Path(__file__).parents[1] / "support" / "litellm_calls.py"
 HELLO = [{"role": "user", "content": "hello"}]
 GREEDY = {"temperature": 0, "max_tokens": 8}
 SCHEMA = {
@@ -166,43 +170,25 @@ def test_triptychs_own_client_asks_with_files(url: str, client: openai.OpenAI, t
             asked.ask("x")
 
 
-@pytest.fixture
-def completion(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """litellm's `completion`, set on the cluster."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    import litellm
-
-    def complete(messages: Any, **options: Any) -> Any:
-        return litellm.completion(
-            model=f"openai/{MODEL}",
-            messages=messages,
-            api_base=f"{url}/v1",
-            api_key="none",
-            **{**GREEDY, **options},
-        )
-
-    yield complete
-    gc.collect()  # the event loop that litellm leaves open is found here, not in another test
-
-
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-def test_litellm_chats_streams_and_calls(completion: Callable[..., Any], client: openai.OpenAI) -> None:
-    expected = _chat(client, _look()).choices[0].message.content
-    assert completion(_look()).choices[0].message.content == expected
-    streamed = [chunk.choices[0].delta.content or "" for chunk in completion(_look(), stream=True)]
-    assert "".join(streamed) == expected
-    called = completion(
-        HELLO, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=150
+def test_litellm_chats_streams_and_calls(url: str, client: openai.OpenAI) -> None:
+    calls = {"options": GREEDY, "look": _look(), "hello": HELLO, "tool": TOOL, "schema": SCHEMA}
+    command = [sys.executable, str(LITELLM_CALLS), url, MODEL]
+    run = subprocess.run(
+        command,
+        input=json.dumps(calls),
+        env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        text=True,
+        capture_output=True,
+        timeout=240,
     )
-    assert called.choices[0].message.tool_calls[0].function.name == "lights"
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-    reply = completion(HELLO, response_format=form, max_tokens=40)
-    assert set(json.loads(reply.choices[0].message.content)) == {"ok"}
-    import litellm
-
-    with pytest.raises(litellm.BadRequestError, match="temperature"):
-        completion(HELLO, temperature=9)
+    assert run.returncode == 0, run.stderr
+    got = json.loads(run.stdout.splitlines()[-1])
+    expected = _chat(client, _look()).choices[0].message.content
+    assert got["whole"] == "".join(got["streamed"]) == expected
+    assert got["called"] == ["lights"]
+    assert set(json.loads(got["object"])) == {"ok"}
+    assert "temperature" in got["refusal"]
 
 
 @pytest.mark.slow

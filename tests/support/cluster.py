@@ -24,6 +24,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from triptych.ec_connector.control import StoreUnavailable
 from triptych.ec_connector.registry import Registry
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.types import WorkerInfo
@@ -119,16 +120,16 @@ class Cluster:
         return pages
 
     def _pages(self, pool: str) -> list[dict[str, float]] | None:
-        """None while a worker that has ended is still registered, or none is."""
-        if pool not in self._metrics_urls:
-            ports = [w.capacity["metrics_port"] for w in self.workers() if w.pool == pool]
-            self._metrics_urls[pool] = [f"http://127.0.0.1:{port}/metrics" for port in ports]
+        """None while a worker that has ended is still registered, none is, or the store is coming back."""
         try:
+            if pool not in self._metrics_urls:
+                ports = [w.capacity["metrics_port"] for w in self.workers() if w.pool == pool]
+                self._metrics_urls[pool] = [f"http://127.0.0.1:{port}/metrics" for port in ports]
             pages = [scrape(url) for url in self._metrics_urls[pool]]
-        except OSError:
+        except (OSError, StoreUnavailable):
             pages = []
         if not pages:
-            del self._metrics_urls[pool]
+            self._metrics_urls.pop(pool, None)
         return pages or None
 
     def total(self, pool: str, name: str) -> float:

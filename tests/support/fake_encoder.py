@@ -90,6 +90,7 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         await self.store.save(values, b"\x01" * values.nbytes, ttl=60.0, damaged_digest=job.damaged_digest)
         ready = encoder_pb2.ItemReady(plan=plan, encode_seconds=0.5, save_seconds=0.25)
         yield encoder_pb2.EncodeEvent(ready=ready)
+        await anext(messages, None)  # the proxy ends its half, too
 
     async def _end_at(self, stage: str, mm_hash: str) -> None:
         if self.ends_at.get(mm_hash) == stage:
