@@ -27,7 +27,7 @@ from triptych.goodput.machine import chip, commit
 from triptych.metrics import ProxyMetrics
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http_server import make_app
+from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind, calm_gc
 from triptych.rpc import make_channel

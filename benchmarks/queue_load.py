@@ -21,7 +21,7 @@ from triptych.pd_worker.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.request import EngineRequest
 from triptych.pd_worker.sampling import ResolvedSampling
 from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
-from triptych.proxy.jobs import EncoderSlot, Job, JobTable, RunJob, StartJob
+from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, RunJob, StartJob
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 SPACE = "n"

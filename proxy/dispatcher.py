@@ -18,22 +18,22 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.metrics import ProxyMetrics
-from triptych.proxy import lifecycle as do
-from triptych.proxy.chat import ChatCall, Done, Output
-from triptych.proxy.choices import Choices, make_choices
-from triptych.proxy.encoder_client import JobReady
-from triptych.proxy.encoder_prompt import name_prompt
-from triptych.proxy.encoder_shortage import EncoderShortage
-from triptych.proxy.flow import Flow
+from triptych.proxy.auth.session import CURRENT
+from triptych.proxy.call.chat import ChatCall, Done, Output
+from triptych.proxy.call.encoder_prompt import name_prompt
+from triptych.proxy.call.output_format import name_field
+from triptych.proxy.encoders.encoder_client import JobReady
+from triptych.proxy.encoders.job_runner import JobRunner, JobSink
 from triptych.proxy.gate import Gate
-from triptych.proxy.job_runner import JobRunner, JobSink
-from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
-from triptych.proxy.media_loader import MediaLoader, make_loader
-from triptych.proxy.output_format import name_field
-from triptych.proxy.pd_news import PDNews
-from triptych.proxy.pd_router import PDRouter, RouterSink
+from triptych.proxy.media.loader import MediaLoader, make_loader
+from triptych.proxy.pd.events import PDNews
+from triptych.proxy.pd.router import PDRouter, RouterSink
 from triptych.proxy.pool import Binding, Worker, WorkerPool
-from triptych.proxy.session import CURRENT
+from triptych.proxy.requests import lifecycle as do
+from triptych.proxy.requests.choices import Choices, make_choices
+from triptych.proxy.requests.encoder_shortage import EncoderShortage
+from triptych.proxy.requests.flow import Flow
+from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycle, Phase
 from triptych.proxy.splitter import split
 from triptych.types import ItemPlan
 

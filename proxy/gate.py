@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from triptych.errors import Overloaded, Unavailable
 from triptych.proxy.backpressure import Backpressure
-from triptych.proxy.chat import ChatCall
-from triptych.proxy.encoder_prompt import fit
-from triptych.proxy.lifecycle import RETRY_AFTER
-from triptych.proxy.media_spool import MediaSpool
+from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.encoder_prompt import fit
+from triptych.proxy.media.spool import MediaSpool
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.requests.lifecycle import RETRY_AFTER
 
 
 @dataclass(slots=True)

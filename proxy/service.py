@@ -25,23 +25,23 @@ from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
-from triptych.proxy.auth import Door, HttpDoor
-from triptych.proxy.body_budget import BodyBudget, BudgetedBodies
-from triptych.proxy.connections import (
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.limits import PrincipalLimits
+from triptych.proxy.auth.middleware import Door, HttpDoor
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc.admission import SPARE_CALLS, GrpcAdmission, server_options
+from triptych.proxy.grpc.server import ProxyServicer
+from triptych.proxy.http.body_budget import BodyBudget, BudgetedBodies
+from triptych.proxy.http.connections import (
     ConnectionLimits,
     Sweeper,
     connection_class,
     limits_for,
     raise_file_limit,
 )
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.grpc_admission import SPARE_CALLS, GrpcAdmission, server_options
-from triptych.proxy.grpc_server import ProxyServicer
-from triptych.proxy.http_server import make_app
-from triptych.proxy.key_ring import KeyRing
-from triptych.proxy.keys import KeyLimits
-from triptych.proxy.limits import PrincipalLimits
-from triptych.proxy.media_loader import make_loader
+from triptych.proxy.media.loader import make_loader
+from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.rpc import make_server
 from triptych.watchdog import check_stall_timeout

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.hashing import framed_digest, mm_hash
-from triptych.proxy.chat import ChatCall, ChatMessage, RawPrompt, TextPart
-from triptych.proxy.encoder_prompt import EncoderPrompt
-from triptych.proxy.media_hold import together
-from triptych.proxy.media_loader import MediaLoader
-from triptych.proxy.media_source import ImagePart
-from triptych.proxy.media_spool import SpooledMedia
-from triptych.proxy.validation import check_text
+from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt, TextPart
+from triptych.proxy.call.encoder_prompt import EncoderPrompt
+from triptych.proxy.call.validation import check_text
+from triptych.proxy.media.hold import together
+from triptych.proxy.media.loader import MediaLoader
+from triptych.proxy.media.source import ImagePart
+from triptych.proxy.media.spool import SpooledMedia
 
 MODALITY = "image"
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.

@@ -1,6 +1,6 @@
 """The proxy's encoder jobs in virtual time: the real table decides, streams are messages with a latency.
 
-It is `proxy/job_runner.py`. Simpler than there: encoders neither fail nor end, so no try is repeated.
+Simpler than `proxy/encoders/job_runner.py`: encoders neither fail nor end, so no try is repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from triptych.config import EncoderConfig
 from triptych.proxy.backpressure import Backpressure
-from triptych.proxy.jobs import EncoderSlot, Job, JobTable, StartJob
+from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, StartJob
 from triptych.proxy.routing import WorkModel
 from triptych.simulator.clock import Clock
 from triptych.simulator.encoder import JobStream, Ready, SimulatedEncoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from triptych.goodput.record import RequestRecord
-from triptych.proxy.lifecycle import Lifecycle
+from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.simulator.clock import Timer
 from triptych.simulator.requests import Request
 

@@ -18,7 +18,7 @@ from triptych.goodput.pictures import data_url, jpeg
 from triptych.goodput.workload import Picture
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http_server import make_app
+from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind, calm_gc
 from triptych.rpc import make_channel

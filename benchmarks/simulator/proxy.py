@@ -15,9 +15,9 @@ from typing import Any
 
 from triptych.errors import InternalError, Overloaded, RequestError
 from triptych.pd_worker import outputs as pd
-from triptych.proxy import lifecycle as do
-from triptych.proxy.chat import Delta
-from triptych.proxy.lifecycle import RETRY_AFTER, Instruction, Lifecycle
+from triptych.proxy.call.chat import Delta
+from triptych.proxy.requests import lifecycle as do
+from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycle
 from triptych.simulator.clock import Clock
 from triptych.simulator.costs import ClientCosts, CostModel
 from triptych.simulator.decode_runs import TOKENS, RunTokens

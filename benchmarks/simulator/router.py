@@ -1,11 +1,11 @@
-"""Which PD worker gets which request, in virtual time: `proxy/pd_router.py` with its real choices."""
+"""Which PD worker gets which request, in virtual time: `proxy/pd/router.py` with its real choices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from triptych.errors import Overloaded, RequestError
-from triptych.proxy.lifecycle import Submit
+from triptych.proxy.requests.lifecycle import Submit
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
 from triptych.simulator.clock import Clock
 from triptych.simulator.flow import Flow

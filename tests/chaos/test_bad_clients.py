@@ -12,7 +12,7 @@ from support.oracle import assert_exact
 from support.rest import assert_at_rest
 from support.soak import resident
 from support.traffic import STREAM_TOKENS, ask_all
-from triptych.proxy.connections import raise_file_limit
+from triptych.proxy.http.connections import raise_file_limit
 
 #: Files that may be open for other reasons than these clients.
 SLACK_FILES = 16

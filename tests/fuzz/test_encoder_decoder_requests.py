@@ -11,15 +11,15 @@ from support.fuzzing import Fuzzer, messages, mutate, random_json, randoms
 from triptych.errors import RequestError
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_to_proto
-from triptych.proxy.chat import ChatCall
-from triptych.proxy.completion_request import parse_completion
-from triptych.proxy.encoder_prompt import ModelKind, fit
-from triptych.proxy.form_body import parse_form
-from triptych.proxy.grpc_generate import generate_call
-from triptych.proxy.openai_replies import error_json
-from triptych.proxy.transcription_request import parse_transcription
-from triptych.proxy.validation import MAX_SALT
-from triptych.proxy.wire import encoder_prompt_to_proto, prompt_to_proto, transcription_to_proto
+from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.encoder_prompt import ModelKind, fit
+from triptych.proxy.call.validation import MAX_SALT
+from triptych.proxy.grpc.generate import generate_call
+from triptych.proxy.http.form_body import parse_form
+from triptych.proxy.openai.audio.request import parse_transcription
+from triptych.proxy.openai.chat.replies import error_json
+from triptych.proxy.openai.completions.request import parse_completion
+from triptych.proxy.pd.wire import encoder_prompt_to_proto, prompt_to_proto, transcription_to_proto
 
 WAV = base64.b64encode(b"RIFF\x24\x00\x00\x00WAVEfmt ").decode()
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()

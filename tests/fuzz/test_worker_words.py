@@ -16,9 +16,9 @@ from triptych.client.wire import EventLines
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import RequestError
 from triptych.protos import pd_pb2
-from triptych.proxy.chat import ChatCall, ChatMessage
-from triptych.proxy.chat_tools import CallForm
-from triptych.proxy.tool_parser import CallText, make_parser
+from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.call.tool_parser import CallText, make_parser
+from triptych.proxy.call.tools import CallForm
 from triptych.types import SamplingParams
 
 KNOWN = {

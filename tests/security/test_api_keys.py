@@ -22,8 +22,8 @@ from triptych.config import check_front_door
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
-from triptych.proxy.key_ring import KeyRing
-from triptych.proxy.keys import KeyLimits
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyLimits
 from triptych.rpc import make_channel
 
 ALICE, BOB, CAROL = "tk-alice-0123456789", "tk-bob-0123456789", "tk-carol-0123456789"

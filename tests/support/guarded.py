@@ -10,7 +10,7 @@ from typing import Any
 
 from support.checkpoints import build_checkpoint
 from support.cluster import Cluster, free_port, start_cluster
-from triptych.proxy.keys import new_key
+from triptych.proxy.auth.keys import new_key
 
 #: Names in the key file; `limited` may send two requests in a minute.
 TENANTS = {"alice": "", "bob": "", "limited": "requests-per-minute=2 concurrent-requests=1"}

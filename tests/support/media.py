@@ -8,9 +8,9 @@ from typing import Any
 
 from triptych.config import ProxyConfig
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.chat import ChatCall
-from triptych.proxy.media_loader import MediaLoader, make_loader
-from triptych.proxy.media_spool import MediaSpool, SpooledMedia
+from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.media.loader import MediaLoader, make_loader
+from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.splitter import SplitRequest, split
 
 

@@ -20,16 +20,16 @@ from triptych.protos import (
     encoder_pb2,
     proxy_pb2_grpc,
 )
-from triptych.proxy.auth import Door, HttpDoor
-from triptych.proxy.body_budget import BodyBudget, BudgetedBodies
-from triptych.proxy.connections import ConnectionLimits
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.limits import PrincipalLimits
+from triptych.proxy.auth.middleware import Door, HttpDoor
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.grpc_admission import GrpcAdmission, server_options
-from triptych.proxy.grpc_server import ProxyServicer
-from triptych.proxy.http_server import make_app
-from triptych.proxy.key_ring import KeyRing
-from triptych.proxy.limits import PrincipalLimits
-from triptych.proxy.media_loader import make_loader
+from triptych.proxy.grpc.admission import GrpcAdmission, server_options
+from triptych.proxy.grpc.server import ProxyServicer
+from triptych.proxy.http.body_budget import BodyBudget, BudgetedBodies
+from triptych.proxy.http.connections import ConnectionLimits
+from triptych.proxy.media.loader import make_loader
+from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
 from triptych.rpc import make_server

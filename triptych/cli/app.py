@@ -297,7 +297,7 @@ def serve(**values: Any) -> None:
 @click.argument("name")
 def key(name: str) -> None:
     """Makes an API key for NAME: the key, and the line for --api-key-file, which holds only its hash."""
-    from triptych.proxy.keys import new_key
+    from triptych.proxy.auth.keys import new_key
 
     made, line = new_key(name)
     click.echo(f"The key, shown only now:  {made}", err=True)

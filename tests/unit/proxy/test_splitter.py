@@ -8,8 +8,8 @@ import pytest
 from support.media import split_alone
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
-from triptych.proxy.chat import ChatCall, ChatMessage, TextPart
-from triptych.proxy.media_source import ImagePart
+from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.media.source import ImagePart
 from triptych.proxy.splitter import SplitRequest
 from triptych.types import SamplingParams
 

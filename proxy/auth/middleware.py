@@ -1,0 +1,100 @@
+"""The door in front of HTTP, and what it shares with gRPC's: whose key it is, and what that key may use."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Protocol
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from triptych.errors import RateLimited, RequestError, Unauthorized
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.auth.keys import Principal
+from triptych.proxy.auth.limits import PrincipalLimits
+from triptych.proxy.openai.chat.replies import error_body
+
+log = logging.getLogger(__name__)
+
+#: What answers without a key: whether the process lives and serves, and nothing else.
+OPEN_PATHS = frozenset({"/health", "/ready"})
+_SCHEME = "bearer "
+
+
+class KeyFinder(Protocol):
+    """What the door asks of a `KeyRing`."""
+
+    def find(self, key: bytes) -> Principal | None: ...
+
+
+class Door:
+    """Keys, limits and what is counted of refusals; one for both front doors."""
+
+    def __init__(self, keys: KeyFinder, limits: PrincipalLimits, metrics: ProxyMetrics) -> None:
+        self._keys = keys
+        self.limits = limits
+        self._metrics = metrics
+
+    def principal(self, authorization: bytes) -> Principal:
+        """Whose key the header's value holds; Unauthorized when it opens nothing."""
+        scheme, key = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
+        if scheme.lower() != _SCHEME.encode() or not key:
+            self._metrics.refusals.labels("api_key").inc()
+            raise Unauthorized("no API key was given: send the header Authorization: Bearer YOUR_KEY")
+        principal = self._keys.find(key)
+        if principal is None:
+            self._metrics.refusals.labels("api_key").inc()
+            raise Unauthorized("the API key is not valid here: ask this server's operator for one")
+        return principal
+
+    def limited(self, principal: Principal, error: RateLimited) -> None:
+        """One line of log and one count for a request above its key's limits."""
+        limit = error.message.partition(":")[0]
+        self._metrics.refusals.labels(limit).inc()
+        log.info("a request of %s was refused: %s", principal.id, limit)
+
+
+class HttpDoor:
+    """ASGI middleware: every path but `/health` and `/ready` needs a key; every POST counts."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the door knows no {scope['type']} connections")
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            principal = self._door.principal(_authorization(scope))
+        except Unauthorized as error:
+            await _reply(error, scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        try:
+            # Left when the application has returned: after the reply's last byte, or the client's end.
+            async with self._door.limits.admit(principal):
+                await self._app(scope, receive, send)
+        except RateLimited as error:
+            self._door.limited(principal, error)
+            await _reply(error, scope, receive, send)
+
+
+def _authorization(scope: Scope) -> bytes:
+    """The header's value; empty when there is none, or when two contradict each other."""
+    values = {value for name, value in scope["headers"] if name == b"authorization"}
+    return bytes(values.pop()) if len(values) == 1 else b""
+
+
+async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    headers: dict[str, str] = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(math.ceil(error.retry_after), 1))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    await JSONResponse(error_body(error), status_code=error.status, headers=headers)(scope, receive, send)

@@ -1,0 +1,170 @@
+"""A chat request as both front doors hand it on, and what comes back: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
+from triptych.proxy.media.hold import MediaHold
+from triptych.proxy.media.source import ImagePart
+from triptych.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """`extra` holds what only templates read: `name`, `tool_calls`, `tool_call_id`."""
+
+    role: str
+    content: str | tuple[TextPart | ImagePart, ...]
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def text_length(self) -> int:
+        """Characters of its text."""
+        if isinstance(self.content, str):
+            return len(self.content)
+        return sum(len(part.text) for part in self.content if isinstance(part, TextPart))
+
+    def images(self) -> list[ImagePart]:
+        if isinstance(self.content, str):
+            return []
+        return [part for part in self.content if isinstance(part, ImagePart)]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What the chat template gets beside the messages; `tools` and `variables` are JSON, empty for none."""
+
+    tools: bytes = b""
+    variables: bytes = b""
+    generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+#: A prompt that no chat template touches: text, or token ids.
+RawPrompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A valid request for `n` answers. `sampling.seed` is drawn already; `timeout` is in seconds.
+
+    `label` is the client's X-Request-ID, or one made in its place: for logs and replies. Any two calls may
+    have the same one, of one tenant or of two; what a call is known by is `Flow.request_id`.
+    """
+
+    label: str
+    model: str
+    messages: tuple[ChatMessage, ...]
+    sampling: SamplingParams
+    timeout: float
+    cache_salt: str = ""
+    processor_options: Mapping[str, object] = field(default_factory=dict)
+    n: int = 1
+    template: TemplateOptions = TemplateOptions()
+    #: Stands in the place of messages, which are empty then.
+    prompt: RawPrompt | None = None
+    #: The request's field that holds it.
+    prompt_param: str = "prompt"
+    #: What the encoder of an encoder-decoder model reads; `prompt` is the decoder's then, None its default.
+    encoder: EncoderPrompt | None = None
+    transcription: Transcription | None = None
+    #: A later window of audio that is being transcribed: it goes before new requests.
+    continues: bool = False
+    #: The principal's id where keys are in use.
+    tenant: str = ""
+    #: Shared by copies of the call, so that all its choices are about the same bytes.
+    media: MediaHold = field(default_factory=MediaHold, repr=False, compare=False)
+
+    @property
+    def salt(self) -> str:
+        """Keeps apart what tenants and salts share: embeddings, text blocks, routes."""
+        if not self.tenant:
+            return self.cache_salt
+        # With its length in front, no tenant's end can be a salt's beginning; and no client's salt alone
+        # begins with a NUL.
+        return f"\0{len(self.tenant)}:{self.tenant}{self.cache_salt}"
+
+    @property
+    def has_items(self) -> bool:
+        """Whether something of the request goes to an encoder worker."""
+        return self.encoder is not None or bool(self.images())
+
+    @property
+    def prompt_unmodified(self) -> bool:
+        """Whether the decoder gets the token ids of `prompt` without the model's start token before them.
+
+        So it is for one prompt of token ids beside media; a `decoder_prompt` gets the start token.
+        """
+        return self.encoder is not None and isinstance(self.prompt, tuple) and self.prompt_param == "prompt"
+
+    def images(self) -> list[ImagePart]:
+        return [image for message in self.messages for image in message.images()]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTiming:
+    """Where one item's embedding came from: "store", "encoded" or "joined"."""
+
+    mm_hash: str
+    cache: str
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of a request by stage; of items in parallel the longest counts."""
+
+    queue: float = 0.0
+    fetch: float = 0.0
+    encode: float = 0.0
+    save: float = 0.0
+    load: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    items: list[ItemTiming] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt as the PD worker expanded it; once, before all text.
+
+    Of encoder-decoder models it is the decoder's, and that of a text encoder comes with it; `timestamps`
+    where they were asked for.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    encoder_prompt_token_ids: tuple[int, ...] = ()
+    timestamps: TimestampTokens | None = None
+    #: Of audio: the window's first frame, its frames, and those of the file.
+    frames: tuple[int, ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """New output. A Struct, since one is made per token: a frozen dataclass takes 5 times as long."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[PositionLogprobs] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a choice that was served; `final`: of the request's last one, with the usage of all."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    choice: int = 0
+    final: bool = True
+
+
+Output = Started | Delta | Done

@@ -1,0 +1,164 @@
+"""The tools of a chat request: checked, chosen from, and turned into the form that a forced call has."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.call.output_format import schema_format
+from triptych.proxy.call.validation import check_depth
+from triptych.types import OutputFormat
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ANY_OBJECT = {"type": "object"}
+
+
+class CallForm(enum.Enum):
+    """How calls stand in the output's text."""
+
+    #: There are none.
+    NONE = enum.auto()
+    #: Where the model wants one, between `<tool_call>` and `</tool_call>`.
+    TAGGED = enum.auto()
+    #: The whole output is one call, or a list of calls, as JSON.
+    JSON = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`tools` is the JSON array for the chat template; `forced` the form that a forced call has."""
+
+    tools: bytes = b""
+    form: CallForm = CallForm.NONE
+    parallel: bool = True
+    forced: OutputFormat | None = None
+
+
+def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None) -> ToolUse:
+    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean together."""
+    by_name = _checked(tools or ())
+    mode, names = _chosen(choice)
+    for name in names:
+        if name not in by_name:
+            raise InvalidRequest(f"tool_choice: no function {name[:64]!r} in tools", param="tool_choice")
+    if not by_name:
+        if mode == "required":
+            raise InvalidRequest(
+                "tool_choice: tools is empty, so that none can be called", param="tool_choice"
+            )
+        return ToolUse()
+    if mode == "none":
+        return ToolUse()
+    many = parallel is not False
+    if mode == "auto":
+        shown = [tool for name, tool in by_name.items() if not names or name in names]
+        return ToolUse(msgspec.json.encode(shown), CallForm.TAGGED, many)
+    only_one = isinstance(choice, Mapping) and choice.get("type") == "function"
+    allowed = {name: tool for name, tool in by_name.items() if not names or name in names}
+    schema = call_schema(allowed, many=many and not only_one)
+    forced = schema_format(schema, "tools")
+    return ToolUse(msgspec.json.encode(list(by_name.values())), CallForm.JSON, many, forced)
+
+
+def call_schema(tools: Mapping[str, Mapping[str, Any]], *, many: bool) -> dict[str, Any]:
+    """The JSON schema of one call of one of `tools`, or of a list of calls.
+
+    Parameters move to `$defs`, since their own references count from their own root.
+    """
+    calls: list[dict[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    for index, (name, tool) in enumerate(tools.items()):
+        place = f"tool{index}"
+        definitions[place] = _moved(tool["function"].get("parameters") or _ANY_OBJECT, f"#/$defs/{place}")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"enum": [name]}, "arguments": {"$ref": f"#/$defs/{place}"}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    body = {"type": "array", "minItems": 1, "items": call} if many else call
+    return {**body, "$defs": definitions}
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """`schema` with the references to its own root led to `root`."""
+    if isinstance(schema, Mapping):
+        return {
+            key: root + value[1:]
+            if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
+            else _moved(value, root)
+            for key, value in schema.items()
+        }
+    if isinstance(schema, list):
+        return [_moved(value, root) for value in schema]
+    return schema
+
+
+def _checked(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools takes at most {MAX_TOOLS} tools", param="tools")
+    check_depth(tools, "tools")
+    by_name: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        name = _function_name(tool, f"tools[{index}]")
+        if name in by_name:
+            raise InvalidRequest(f"tools[{index}].function.name: {name} is there twice", param="tools")
+        by_name[name] = tool
+    return by_name
+
+
+def _function_name(tool: object, path: str) -> str:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise InvalidRequest(f'{path}.type must be "function"', param=f"{path}.type")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(f"{path}.function must be an object", param=f"{path}.function")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{path}.function.name must be 1 to 64 letters, digits, _ - or .", param=f"{path}.function.name"
+        )
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequest(
+            f"{path}.function.parameters must be a JSON schema: an object",
+            param=f"{path}.function.parameters",
+        )
+    return name
+
+
+def _chosen(choice: object) -> tuple[str, tuple[str, ...]]:
+    """The mode ("none", "auto" or "required") and the functions that it is limited to."""
+    if choice is None:
+        return "auto", ()
+    if isinstance(choice, str) and choice in ("none", "auto", "required"):
+        return choice, ()
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        return "required", (_named(choice),)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools")
+        if isinstance(allowed, Mapping) and allowed.get("mode") in ("auto", "required"):
+            names = allowed.get("tools")
+            if isinstance(names, list) and names:
+                return allowed["mode"], tuple(_named(tool) for tool in names)
+    raise InvalidRequest(
+        'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}',
+        param="tool_choice",
+    )
+
+
+def _named(choice: object) -> str:
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise InvalidRequest("tool_choice must name a function", param="tool_choice")
+    return name

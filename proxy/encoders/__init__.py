@@ -1,0 +1,1 @@
+"""Encoder jobs: the table of items, their order, the streams to the encoder workers."""

@@ -1,0 +1,352 @@
+"""Carries out what the job table decides: one stream per try, reports back to the waiting requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpc import StatusCode, aio
+
+from triptych.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
+from triptych.log import short
+from triptych.metrics import ProxyMetrics
+from triptych.protos import encoder_pb2
+from triptych.proxy.backpressure import Backpressure
+from triptych.proxy.encoders.encoder_client import EncoderJob, JobFailure, JobReady
+from triptych.proxy.encoders.job_table import MAX_LOSSES, EncoderSlot, Job, JobTable, StartJob
+from triptych.proxy.media.spool import SpooledMedia
+from triptych.proxy.pool import WorkerPool
+from triptych.proxy.routing import WorkModel
+from triptych.types import ItemPlan
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+#: Tries after which an item that makes workers fail is answered with their error.
+MAX_INTERNAL_ERRORS = 4
+#: Items whose publication is remembered, for look-ups that were under way then.
+RECENT_ITEMS = 4096
+DEFAULT_CREDIT = 8
+#: How a stream ends whose worker has ended.
+_BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN)
+#: Seconds in which the items that leave an encoder are counted for one line of the log.
+_TELL_AFTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSource:
+    """All that an encoder needs of an item.
+
+    `deadline` and `looked_up` (when the store's look-up began) are in loop time.
+    """
+
+    mm_hash: str
+    namespace: str
+    modality: str
+    media: SpooledMedia
+    processor_options: str
+    salt: str
+    request_id: str
+    #: The client's own name of the request: for logs.
+    label: str
+    deadline: float
+    looked_up: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobSink:
+    """Where the jobs' news goes: (request, item, …)."""
+
+    planned: Callable[[str, str, ItemPlan], None]
+    ready: Callable[[str, str, JobReady], None]
+    failed: Callable[[str, str, RequestError], None]
+
+
+@dataclass(slots=True)
+class _Try:
+    job: Job
+    stream: EncoderJob
+    task: asyncio.Task[None]
+
+
+class JobRunner:
+    """The encoder jobs of one proxy."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        metrics: ProxyMetrics,
+        *,
+        sink: JobSink,
+        share: int = 1 << 30,
+        phase_timeout: float = 60.0,
+        flow_control: bool = True,
+    ) -> None:
+        self._model = WorkModel()
+        self.table = JobTable(share, _patches, self._model, flow_control=flow_control)
+        self.backpressure = Backpressure(flow_control=flow_control)
+        self._pool = pool
+        self._metrics = metrics
+        self._sink = sink
+        self._phase_timeout = phase_timeout
+        self._sources: dict[str, ItemSource] = {}
+        self._tries: dict[str, _Try] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._recent: OrderedDict[str, tuple[float, JobReady]] = OrderedDict()
+        self._ticker: asyncio.TimerHandle | None = None
+        #: Items that left an encoder, by its address and the reason, and are not in the log yet.
+        self._untold: Counter[tuple[str, str]] = Counter()
+        self.table.set_encoders(self._slots())
+
+    def work(self, plan: ItemPlan | None) -> float:
+        """Seconds of tower time expected of an item."""
+        return self._model.work(_patches(plan) if plan is not None else None)
+
+    async def close(self) -> None:
+        if self._ticker:
+            self._ticker.cancel()
+        tasks = [entry.task for entry in self._tries.values()] + list(self._ending)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for mm_hash in list(self._sources):
+            self._let_go(mm_hash)
+
+    def start(self, source: ItemSource, *, re_encode: bool, damaged_digest: str, counts: bool) -> bool:
+        """The request wants the item encoded. True when it joined a job that was there.
+
+        `counts`: a loss that says something about the pace of the PD workers.
+        """
+        if not re_encode and self._published_since(source):
+            return True
+        job, joined = self.table.want(
+            source.mm_hash,
+            source.request_id,
+            source.namespace,
+            re_encode=re_encode,
+            damaged_digest=damaged_digest,
+        )
+        known = self._sources.get(source.mm_hash)
+        if known is None or known.deadline < source.deadline:
+            source.media.retain()  # the job may outlive the request that brought its media
+            self._let_go(source.mm_hash)
+            self._sources[source.mm_hash] = source
+        if not joined:
+            self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
+            self.backpressure.record(self.work(job.plan), time.monotonic(), re_encode=re_encode and counts)
+        if job.plan is not None:
+            plan = job.plan
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._sink.planned, source.request_id, source.mm_hash, plan)
+        self.pump()
+        return joined
+
+    def _published_since(self, source: ItemSource) -> bool:
+        """Whether the item has landed after the request's look-up began; then it is ready now."""
+        landed, end = self._recent.get(source.mm_hash, (0.0, None))
+        if end is None or landed < source.looked_up:
+            return False
+        asyncio.get_running_loop().call_soon(self._sink.ready, source.request_id, source.mm_hash, end)
+        return True
+
+    def leave(self, request_id: str) -> None:
+        """The request has ended; jobs without another waiter are cancelled."""
+        for job in self.table.leave(request_id):
+            self._drop(job)
+        self.pump()
+
+    def pool_changed(self) -> None:
+        """The encoders, or the number of proxies that share them, are others."""
+        self.table.set_encoders(self._slots())
+        self.pump()
+
+    def pump(self) -> None:
+        """Starts what may start, and looks again soon while there are jobs: some wait for a moment."""
+        for action in self.table.pump(time.monotonic()):
+            if isinstance(action, StartJob):
+                self._open(action.job)
+            elif entry := self._tries.get(action.job.try_id):
+                entry.stream.permit()
+        self._metrics.published_bytes.set(self.table.published_bytes)
+        self._metrics.waiting_items.set(self.table.waiting)
+        if self._ticker is None and len(self.table):
+            self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        self.pump()
+
+    def lose(self, address: str) -> None:
+        """The encoder has gone or stalled: its jobs go elsewhere."""
+        self.table.set_encoders(self._slots())
+        for try_id, entry in list(self._tries.items()):
+            if entry.job.address == address:
+                self._forget(try_id, entry)
+                self._broken(try_id, entry.job, entry.stream, "the encoder worker does not answer")
+        self.pump()
+
+    def _slots(self) -> list[EncoderSlot]:
+        proxies = self._pool.proxies
+        return [
+            EncoderSlot(
+                worker.info.address,
+                worker.info.namespaces,
+                max(worker.info.capacity.get("plan_credit", DEFAULT_CREDIT) // proxies, 1),
+                max(worker.info.capacity.get("tower_credit", DEFAULT_CREDIT) // proxies, 1),
+            )
+            for worker in self._pool.serving("encoder")
+        ]
+
+    # -- one try -----------------------------------------------------------------------------------
+
+    def _open(self, job: Job) -> None:
+        source = self._sources[job.mm_hash]
+        remaining = max(source.deadline - asyncio.get_running_loop().time(), 1.0)
+        message = encoder_pb2.EncodeJob(
+            job_id=job.try_id,
+            request_id=source.request_id,
+            label=source.label,
+            mm_hash=job.mm_hash,
+            namespace=job.namespace,
+            modality=source.modality,
+            processor_options=source.processor_options,
+            salt=source.salt,
+            media_bytes=source.media.nbytes,
+            timeout=remaining,
+            failed_lease_token=job.failed_lease_token,
+            damaged_digest=job.damaged_digest,
+            re_encode=job.re_encode,
+        )
+        try_id = job.try_id
+        stream = EncoderJob(
+            self._pool.workers["encoder", job.address].channel,
+            message,
+            source.media,
+            on_planned=lambda plan: self._planned(try_id, plan),
+            phase_timeout=self._phase_timeout,
+        )
+        task = asyncio.create_task(self._follow(try_id, job, stream), name=f"job {try_id}")
+        self._tries[try_id] = _Try(job, stream, task)
+
+    async def _follow(self, try_id: str, job: Job, stream: EncoderJob) -> None:
+        try:
+            end = await stream.run()
+        except aio.AioRpcError as error:
+            why = f"grpc {error.code().name}"
+            if error.code() in _BROKEN:
+                self._broken(try_id, job, stream, why)
+            else:
+                self._retry(job, try_id, why)
+        except TriptychError as error:
+            self._retry(job, try_id, str(error))
+        except Exception:
+            log.exception("job %s", try_id)
+            self._retry(job, try_id, "an unexpected error")
+        else:
+            if isinstance(end, JobReady):
+                self._ready(try_id, end)
+            else:
+                self._failed(try_id, job, end)
+        finally:
+            self._tries.pop(try_id, None)
+        self.pump()
+
+    def _planned(self, try_id: str, plan: ItemPlan) -> None:
+        job = self.table.planned(try_id, plan)
+        if job is not None:
+            for request_id in sorted(job.waiters):
+                self._sink.planned(request_id, job.mm_hash, plan)
+            self.pump()
+
+    def _ready(self, try_id: str, end: JobReady) -> None:
+        job = self.table.ready(try_id, end.plan)
+        if job is None:
+            return
+        self._let_go(job.mm_hash)
+        self._recent[job.mm_hash] = (asyncio.get_running_loop().time(), end)
+        if len(self._recent) > RECENT_ITEMS:
+            self._recent.popitem(last=False)
+        if not end.already_stored and end.encode_seconds > 0:
+            self._model.learn(_patches(end.plan), end.encode_seconds)
+        for request_id in sorted(job.waiters):
+            self._sink.ready(request_id, job.mm_hash, end)
+
+    def _failed(self, try_id: str, job: Job, end: JobFailure) -> None:
+        hopeless = end.code == InternalError.code and job.tries + 1 >= MAX_INTERNAL_ERRORS
+        if end.owner_address or (end.retryable and not hopeless):
+            self._retry(job, try_id, end.message, end.owner_address, end.owner_token)
+            return
+        if self.table.failed(try_id, job.mm_hash, time.monotonic(), retryable=False) is not None:
+            self._give_up(job, lambda: error_from_code(end.code, end.message, param=end.param or None))
+
+    def _give_up(self, job: Job, error: Callable[[], RequestError]) -> None:
+        """The table has let the job go: each of its requests gets an error of its own."""
+        self._let_go(job.mm_hash)
+        for request_id in sorted(job.waiters):
+            self._sink.failed(request_id, job.mm_hash, error())
+
+    def _broken(self, try_id: str, job: Job, stream: EncoderJob, why: str) -> None:
+        """The stream ended without an answer; with the item whole at the worker, the item may be why."""
+        if not stream.media_sent:
+            self._retry(job, try_id, why)
+            return
+        address = job.address
+        if self.table.lost(try_id, job.mm_hash, time.monotonic()) is None:
+            return
+        if job.losses < MAX_LOSSES:
+            self._tell(address, why)
+            return
+        log.warning("item %s is given up: %d encoder workers ended at it", short(job.mm_hash), job.losses)
+        self._give_up(job, _poison)
+
+    def _retry(self, job: Job, try_id: str, why: str, owner: str = "", token: str = "") -> None:
+        address = job.address
+        queued = self.table.failed(
+            try_id, job.mm_hash, time.monotonic(), retryable=True, owner_address=owner, owner_token=token
+        )
+        if queued is not None:
+            self._tell(address, why)
+
+    def _tell(self, address: str, why: str) -> None:
+        """One line for all that leave together."""
+        if not self._untold:
+            asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_all)
+        self._untold[address, why] += 1
+
+    def _tell_all(self) -> None:
+        for (address, why), count in self._untold.items():
+            log.info("items that go on elsewhere than at %s: %d (%s)", address, count, why)
+        self._untold.clear()
+
+    def _let_go(self, mm_hash: str) -> None:
+        if source := self._sources.pop(mm_hash, None):
+            source.media.release()
+
+    def _drop(self, job: Job) -> None:
+        self._let_go(job.mm_hash)
+        if entry := self._tries.get(job.try_id):
+            self._forget(job.try_id, entry)
+
+    def _forget(self, try_id: str, entry: _Try) -> None:
+        self._tries.pop(try_id, None)
+        entry.task.cancel()
+        self._ending.add(entry.task)
+        entry.task.add_done_callback(self._ending.discard)
+
+
+def _poison() -> RequestError:
+    return InvalidRequest(
+        f"image: {MAX_LOSSES} encoder workers ended while they worked on it; it is not tried again, "
+        "save the picture anew in another format or leave it out",
+        param="image",
+    )
+
+
+def _patches(plan: ItemPlan) -> int:
+    """What a tower's time goes with: patches of a picture, rows of anything else."""
+    return math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows

@@ -1,0 +1,389 @@
+"""The table of encoder jobs: single-flight, credits, admission order and the share of published bytes.
+
+Pure: calls are events, `pump` returns what may start now. A job's life:
+
+    QUEUED -plan credit-> PLANNING -planned-> PLANNED -admitted, tower credit, share-> RUNNING -ready-> gone
+       ^--------------------------------- a retryable failure ---------------------------------|
+
+The bytes of a run count against the share from its start until an admitted waiter has loaded the item,
+reported it missing, or ended its attempt.
+
+Jobs are filed by what they wait for, so that an event costs what it moves, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from triptych.proxy.encoders.job import AT_WORK, MAX_LOSSES, EncoderSlot, Job, JobState
+from triptych.proxy.encoders.job_queue import JobFiles
+from triptych.proxy.encoders.loads import EncoderLoads
+from triptych.proxy.encoders.published import Published
+from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
+from triptych.types import ItemPlan
+
+__all__ = ["MAX_LOSSES", "EncoderSlot", "Job", "JobState", "JobTable", "RunJob", "StartJob"]
+
+#: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
+FIRST_BACKOFF = 0.1
+LAST_BACKOFF = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Open a stream for the job's current try."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """Permit the tower."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it."""
+
+    namespace: str
+    owner: str
+    avoid: frozenset[str]
+    alone: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What planned and admitted jobs need alike to run."""
+
+    address: str
+    alone: str
+
+
+class JobTable:
+    """All jobs of one proxy. `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
+
+    Without `flow_control` planned jobs run in the order of their coming, as soon as a tower takes them,
+    whoever has room for the result: what the rules are measured against.
+    """
+
+    def __init__(
+        self,
+        share: int,
+        patches: Callable[[ItemPlan], int] = lambda plan: plan.rows,
+        model: WorkModel | None = None,
+        *,
+        flow_control: bool = True,
+    ) -> None:
+        self.share = share
+        self._flow_control = flow_control
+        self._jobs: dict[str, Job] = {}
+        #: Keys of the jobs that each request waits for.
+        self._wanted: dict[str, dict[str, None]] = {}
+        self._admissions: dict[str, int] = {}
+        self._counter = 0
+        self._encoders: dict[str, EncoderSlot] = {}
+        self._by_namespace: dict[str, list[EncoderSlot]] = {}
+        self._loads = EncoderLoads(patches, model or WorkModel())
+        self._published = Published()
+        self._queued: JobFiles[_Start] = JobFiles()
+        self._planned: JobFiles[_Run] = JobFiles()
+        #: (when, order, tries, job): a queued job whose try is still this one is then filed anew.
+        self._timers: list[tuple[float, int, int, Job]] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def published_bytes(self) -> int:
+        """Bytes in a tower or in the store that nobody has loaded yet."""
+        return self._published.nbytes
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that no tower works on."""
+        return len(self._jobs) - self._loads.running_jobs
+
+    def get(self, mm_hash: str) -> Job | None:
+        return self._jobs.get(mm_hash)
+
+    def set_encoders(self, encoders: Iterable[EncoderSlot]) -> None:
+        """The encoders that may get jobs. Jobs on others end by their streams' failure."""
+        self._encoders = {slot.address: slot for slot in encoders}
+        self._by_namespace = {}
+        for slot in self._encoders.values():
+            for namespace in slot.namespaces:
+                self._by_namespace.setdefault(namespace, []).append(slot)
+        self._forget_owners()
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def want(
+        self,
+        mm_hash: str,
+        request_id: str,
+        namespace: str,
+        *,
+        re_encode: bool = False,
+        damaged_digest: str = "",
+    ) -> tuple[Job, bool]:
+        """The item's job with this request among its waiters, and whether it was there before."""
+        job = self._jobs.get(mm_hash)
+        joined = job is not None
+        if job is None:
+            self._counter += 1
+            job = self._jobs[mm_hash] = Job(mm_hash, namespace, self._counter)
+        job.waiters.add(request_id)
+        self._wanted.setdefault(request_id, {})[mm_hash] = None
+        if re_encode and job.state is not JobState.RUNNING:
+            job.re_encode = self._flow_control
+            job.damaged_digest = damaged_digest or job.damaged_digest
+        if request_id in self._admissions:
+            job.admitted.add(request_id, self._admissions[request_id])
+        if joined:
+            self._rank_changed(job)
+        else:
+            self._settle(job, 0.0)
+        return job, joined
+
+    def admit(self, request_id: str) -> None:
+        """A PD worker has reserved room for all items of the request."""
+        self._counter += 1
+        order = self._admissions.setdefault(request_id, self._counter)
+        for mm_hash in self._wanted.get(request_id, ()):
+            job = self._jobs[mm_hash]
+            job.admitted.add(request_id, order)
+            if job.state is JobState.RUNNING:
+                self._hold(job)
+                self._published.join(mm_hash, request_id)
+            self._rank_changed(job)
+
+    def loaded(self, request_id: str, mm_hash: str) -> None:
+        """An admitted waiter has the item, or knows that the store has not: its bytes count no longer."""
+        if not self._published.holds(mm_hash, request_id):
+            return
+        job = self._jobs.get(mm_hash)
+        if job is not None and job.state is JobState.RUNNING:
+            self._published.leave(mm_hash, request_id)
+        else:
+            self._published.free(mm_hash)
+
+    def end_attempt(self, request_id: str) -> None:
+        """The request's reservations are gone; its jobs stay."""
+        self._admissions.pop(request_id, None)
+        for mm_hash in self._wanted.get(request_id, ()):
+            job = self._jobs[mm_hash]
+            if job.admitted.discard(request_id):
+                self._rank_changed(job)
+        self._published.end(request_id)
+
+    def leave(self, request_id: str) -> list[Job]:
+        """The request has ended. Returns the jobs that nobody waits for any more; they are gone."""
+        self.end_attempt(request_id)
+        dropped = []
+        for mm_hash in self._wanted.pop(request_id, ()):
+            job = self._jobs[mm_hash]
+            job.waiters.discard(request_id)
+            if not job.waiters:
+                self._remove(job)
+                self._published.free_unheld(mm_hash)
+                dropped.append(job)
+        return sorted(dropped, key=lambda job: job.order)
+
+    def planned(self, try_id: str, plan: ItemPlan) -> Job | None:
+        """Preprocessing is done: the plan credit returns. None for a report of an old try."""
+        job = self._current(try_id, plan.mm_hash)
+        if job is None or job.state is not JobState.PLANNING:
+            return None
+        job.plan = plan
+        job.state = JobState.PLANNED
+        self._settle(job, 0.0)
+        return job
+
+    def ready(self, try_id: str, plan: ItemPlan) -> Job | None:
+        """The item is in the store: the job is over, its bytes stay counted while it is held."""
+        job = self._current(try_id, plan.mm_hash)
+        if job is None:
+            return None
+        job.plan = plan
+        self._remove(job)
+        self._published.free_unheld(job.mm_hash)
+        return job
+
+    def failed(
+        self,
+        try_id: str,
+        mm_hash: str,
+        now: float,
+        *,
+        retryable: bool,
+        owner_address: str = "",
+        owner_token: str = "",
+    ) -> Job | None:
+        """A try is over without an embedding. A retryable one queues the job again, elsewhere if it can."""
+        job = self._current(try_id, mm_hash)
+        if job is None:
+            return None
+        self._published.free(mm_hash)
+        if not retryable:
+            self._remove(job)
+            return job
+        backoff = min(FIRST_BACKOFF * 2**job.tries, LAST_BACKOFF)
+        joins = owner_address != job.address and owner_address in self._encoders
+        if joins:
+            job.not_before = now
+        elif owner_address:
+            job.not_before = now + backoff
+        else:
+            job.avoid[job.address] = now + LAST_BACKOFF
+            elsewhere = any(job.avoid.get(slot.address, 0.0) <= now for slot in self._able(job.namespace))
+            job.not_before = now + (0.0 if elsewhere else backoff)
+        if not joins:
+            job.failed_lease_token = owner_token or job.owner_token or job.failed_lease_token
+        job.owner_address, job.owner_token = (owner_address, owner_token) if joins else ("", "")
+        job.state = JobState.QUEUED
+        job.tries += 1
+        self._settle(job, now)
+        return job
+
+    def lost(self, try_id: str, mm_hash: str, now: float) -> Job | None:
+        """The encoder ended without a word. The job is queued again, or gone after MAX_LOSSES of them."""
+        job = self._current(try_id, mm_hash)
+        if job is None:
+            return None
+        job.losses += job.state in AT_WORK
+        return self.failed(try_id, mm_hash, now, retryable=job.losses < MAX_LOSSES)
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def pump(self, now: float) -> list[StartJob | RunJob]:
+        """Everything that may start now, in order; the table counts it as started."""
+        while self._timers and self._timers[0][0] <= now:
+            _, _, tries, job = heapq.heappop(self._timers)
+            if job.state is JobState.QUEUED and job.tries == tries and self._jobs.get(job.mm_hash) is job:
+                self._settle(job, now)
+        self._loads.isolation.begin()
+        return [*self._runs(), *self._starts(now)]
+
+    def _runs(self) -> list[StartJob | RunJob]:
+        runs: list[StartJob | RunJob] = []
+        isolation, published = self._loads.isolation, self._published
+        walk = self._planned.walk(key for key in self._planned.all_keys() if self._tower_free(key.address))
+        while (job := walk.first()) is not None:
+            if not self._tower_free(job.address):
+                walk.skip()
+                continue
+            if not isolation.admits(job.address, suspect=job.suspect):
+                if job.suspect:
+                    isolation.keep([job.address])
+                walk.skip()
+                continue
+            assert job.plan is not None
+            if self._flow_control and published.nbytes and published.nbytes + job.plan.nbytes > self.share:
+                break  # strict order: smaller items behind must not starve this one
+            job.state = JobState.RUNNING
+            self._hold(job)
+            self._settle(job, 0.0)
+            runs.append(RunJob(job))
+        return runs
+
+    def _starts(self, now: float) -> list[StartJob | RunJob]:
+        started: list[StartJob | RunJob] = []
+        if not self._queued or not any(self._plan_free(slot) for slot in self._encoders.values()):
+            return started
+        walk = self._queued.walk(self._queued.all_keys())
+        while (job := walk.first()) is not None:
+            address = self._encoder_for(job, now)
+            if address is None:
+                walk.skip()
+                continue
+            job.address, job.state = address, JobState.PLANNING
+            self._settle(job, now)
+            started.append(StartJob(job))
+        return started
+
+    def _encoder_for(self, job: Job, now: float) -> str | None:
+        able = self._able(job.namespace)
+        # Those that failed the job only when there is no other.
+        able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
+        isolation = self._loads.isolation
+        admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
+        if job.suspect and not admitting:
+            isolation.keep(slot.address for slot in able)
+        free = [slot.address for slot in admitting if self._plan_free(slot)]
+        if job.owner_address:
+            return job.owner_address if job.owner_address in free else None
+        loads = [EncoderLoad(address, self._loads.work(address)) for address in free]
+        return choose_encoder(loads, job.mm_hash, self._loads.cost(job))
+
+    def _forget_owners(self) -> None:
+        """Jobs that would join an encoder which has gone start anywhere."""
+        for key in self._queued.all_keys():
+            if key.owner and key.owner not in self._encoders:
+                for job in self._queued.jobs(key):
+                    job.owner_address = ""
+                    self._queued.file(job, replace(key, owner=""))
+
+    def _tower_free(self, address: str) -> bool:
+        slot = self._encoders.get(address)
+        return slot is not None and self._loads.running(address) < slot.tower_credit
+
+    def _plan_free(self, slot: EncoderSlot) -> bool:
+        return self._loads.planning(slot.address) < slot.plan_credit
+
+    def _able(self, namespace: str) -> list[EncoderSlot]:
+        return self._by_namespace.get(namespace, [])
+
+    # -- where a job stands ------------------------------------------------------------------------
+
+    def _settle(self, job: Job, now: float) -> None:
+        """Counts the job at its encoder and files it by what it waits for."""
+        self._loads.count(job)
+        self._queued.discard(job)
+        self._planned.discard(job)
+        if job.state is JobState.PLANNED:
+            if job.admitted or not self._flow_control:
+                self._planned.file(job, _Run(job.address, _alone(job)))
+        elif job.state is JobState.QUEUED:
+            job.avoid = {address: until for address, until in job.avoid.items() if until > now}
+            waits = [job.not_before] if job.not_before > now else list(job.avoid.values())
+            for when in waits:
+                heapq.heappush(self._timers, (when, job.order, job.tries, job))
+            if job.not_before <= now:
+                key = _Start(job.namespace, job.owner_address, frozenset(job.avoid), _alone(job))
+                self._queued.file(job, key)
+
+    def _rank_changed(self, job: Job) -> None:
+        """The job's waiters, or their admissions, are others."""
+        if job.state is JobState.PLANNED:
+            self._settle(job, 0.0)
+        else:
+            self._queued.renew(job)
+
+    def _remove(self, job: Job) -> None:
+        """The job is gone; what it has published counts on."""
+        del self._jobs[job.mm_hash]
+        self._loads.remove(job)
+        self._queued.discard(job)
+        self._planned.discard(job)
+        for request_id in job.waiters:
+            wanted = self._wanted.get(request_id)
+            if wanted is not None:
+                wanted.pop(job.mm_hash, None)
+                if not wanted:
+                    del self._wanted[request_id]
+
+    def _hold(self, job: Job) -> None:
+        assert job.plan is not None
+        self._published.hold(job.mm_hash, job.plan.nbytes, job.admitted)
+
+    def _current(self, try_id: str, mm_hash: str) -> Job | None:
+        job = self._jobs.get(mm_hash)
+        return job if job is not None and job.try_id == try_id else None
+
+
+def _alone(job: Job) -> str:
+    return job.mm_hash if job.suspect else ""

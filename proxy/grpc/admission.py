@@ -1,0 +1,166 @@
+"""What a gRPC call passes before its message is read: its key, the key's limits, and room for the message.
+
+gRPC reads the message of a call with one request before the handler runs. So every method is served as one
+with a stream of requests, which is the same on the wire, and its one message is read here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+from grpc import aio
+
+from triptych.errors import InvalidRequest, Overloaded, RateLimited, RequestError, RequestTimeout
+from triptych.proxy.auth.keys import Principal
+from triptych.proxy.auth.middleware import Door
+from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
+from triptych.proxy.http.body_shape import check_fields
+
+log = logging.getLogger(__name__)
+
+#: Seconds in which a call's message has to come.
+MESSAGE_SECONDS = 60.0
+#: Calls at once beyond --max-queue: those that wait for their turn or for their message.
+SPARE_CALLS = 256
+HEALTH_SERVICE = "/grpc.health.v1.Health/"
+Context = aio.ServicerContext[Any, Any]
+
+
+def server_options(message_bytes: int, connections: int) -> list[tuple[str, Any]]:
+    """Channel options of a server that anybody reaches: a client costs little before it is let in."""
+    return [
+        ("grpc.max_receive_message_length", message_bytes),
+        # A call that is not read holds one window. Probing for a better one makes that megabytes.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", 256),
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.absolute_max_metadata_size", 32 << 10),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_connection_idle_ms", 300_000),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        # Calls that wait until the event loop takes them.
+        ("grpc.server.max_pending_requests", 256),
+        ("grpc.server.max_pending_requests_hard_limit", 512),
+    ]
+
+
+class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
+    """Admits calls of all services but health, which is free. `door` is None where no keys are in use."""
+
+    def __init__(self, bodies: BodyBudget, door: Door | None, *, max_calls: int) -> None:
+        self._bodies = bodies
+        self._door = door
+        self._max_calls = max_calls
+        self._calls = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(HEALTH_SERVICE):
+            return handler
+        if handler.request_streaming:
+            raise TypeError("the front door has no calls with streamed requests")
+        given = dict(handler_call_details.invocation_metadata).get("authorization", "")
+        return self._admitted(handler, given if isinstance(given, bytes) else given.encode())
+
+    def _admitted(self, handler: Any, authorization: bytes) -> Any:
+        """The handler behind the door. A call with a streamed reply is a request that counts."""
+
+        async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
+            try:
+                async with self._admit(authorization, context, handler, counts=False) as request:
+                    return await handler.unary_unary(request, context)
+            except RequestError as error:
+                await _abort(context, error)
+
+        async def stream(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            try:
+                async with (
+                    self._admit(authorization, context, handler, counts=True) as request,
+                    aclosing(handler.unary_stream(request, context)) as replies,
+                ):
+                    del request
+                    async for reply in replies:
+                        yield reply
+            except RequestError as error:
+                await _abort(context, error)
+
+        # The messages come as they are: they are parsed when they are counted.
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+    @asynccontextmanager
+    async def _admit(
+        self, authorization: bytes, context: Context, handler: Any, *, counts: bool
+    ) -> AsyncIterator[Any]:
+        """The call's parsed message, counted until the call ends; RequestError when it is not let in."""
+        principal = None if self._door is None else self._door.principal(authorization)
+        async with (
+            self._counted(),
+            self._within_limits(principal if counts else None),
+            self._bodies.message("" if principal is None else principal.id) as room,
+        ):
+            # Nothing here keeps the message: the handler has it alone.
+            yield await _message(context, handler, room)
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        if self._calls >= self._max_calls:
+            raise Overloaded(f"{self._max_calls} gRPC calls are open already", retry_after=1.0)
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    @asynccontextmanager
+    async def _within_limits(self, principal: Principal | None) -> AsyncIterator[None]:
+        if principal is None or self._door is None:
+            yield
+            return
+        try:
+            async with self._door.limits.admit(principal):
+                yield
+        except RateLimited as error:
+            self._door.limited(principal, error)
+            raise
+
+
+async def _message(context: Context, handler: Any, room: MessageRoom) -> Any:
+    """The call's first message, parsed. Further ones are never read: they wait in the client's window."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            raw = await context.read()
+    except TimeoutError:
+        raise RequestTimeout("the call's message comes too slowly") from None
+    if not isinstance(raw, bytes):
+        raise InvalidRequest("the call has no message")
+    room.received(len(raw))
+    return _parsed(handler, raw)
+
+
+def _parsed(handler: Any, raw: bytes) -> Any:
+    check_fields(raw, handler.request_deserializer.__self__.DESCRIPTOR)
+    try:
+        return handler.request_deserializer(raw)
+    except Exception:
+        raise InvalidRequest("the call's message is none of this method's") from None
+
+
+async def _abort(context: Context, error: RequestError) -> NoReturn:
+    # gRPC keeps what ends a call in a cycle with it. The frames of the traceback would keep the message.
+    error.let_go()
+    if error.retry_after is not None:
+        context.set_trailing_metadata((("retry-after", str(max(math.ceil(error.retry_after), 1))),))
+    await context.abort(grpc.StatusCode[error.grpc_status], error.message)
+    raise AssertionError("abort returns never")

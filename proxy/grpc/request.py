@@ -1,0 +1,197 @@
+"""A ChatRequest of gRPC turned into a ChatCall, or into an error that names the field."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.protos import common_pb2, proxy_pb2
+from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
+from triptych.proxy.call.tools import ToolUse, tool_use
+from triptych.proxy.call.validation import (
+    check_depth,
+    check_image_count,
+    check_options,
+    check_parts,
+    check_salt,
+    check_sampling,
+    check_text,
+    in_range,
+    part_count,
+    seed_of,
+    template_options,
+    text_length,
+)
+from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.types import OutputFormat, SamplingParams
+
+T = TypeVar("T")
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def call_of(
+    request: proxy_pb2.ChatRequest, *, max_images: int, timeout: float, max_choices: int
+) -> tuple[ChatCall, ToolUse]:
+    """The request, and how calls stand in its output; InvalidRequest names the field at fault."""
+    if not request.messages:
+        raise InvalidRequest("messages must hold at least one message", param="messages")
+    in_range("timeout", request.timeout, 0, 86400)
+    in_range("n", request.n, 0, max_choices)
+    tools = _tools(request.tools)
+    messages = tuple(_message(index, message) for index, message in enumerate(request.messages))
+    sampling = sampling_of_message(request.sampling)
+    if tools.forced is not None:
+        sampling = replace(sampling, output_format=tools.forced)
+    call = ChatCall(
+        label=uuid.uuid4().hex,
+        model=request.model,
+        messages=messages,
+        sampling=sampling,
+        timeout=min(request.timeout or timeout, timeout),
+        cache_salt=check_salt(request.cache_salt),
+        processor_options=processor_options(request.mm_processor_kwargs),
+        n=request.n or 1,
+        template=template_options(
+            messages[-1],
+            tools=tools.tools,
+            variables=_json(request.chat_template_kwargs, dict[str, Any], "chat_template_kwargs") or {},
+            generation_prompt=False if request.no_generation_prompt else None,
+            continue_final_message=request.continue_final_message,
+        ),
+    )
+    check_parts(part_count(messages))
+    check_text(text_length(messages), "messages")
+    check_image_count(len(call.images()), max_images)
+    return call, tools
+
+
+def processor_options(text: str) -> Mapping[str, Any]:
+    """The options that a JSON object holds; none of an empty text."""
+    return check_options(_json(text, dict[str, Any], "mm_processor_kwargs") or {})
+
+
+def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:
+    choice: object = tools.choice or None
+    if tools.function:
+        choice = {"type": "function", "function": {"name": tools.function}}
+    return tool_use(_json(tools.tools, list[Any], "tools"), choice, not tools.single_call)
+
+
+def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
+    path = f"messages[{index}]"
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(f"{path}.role must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+    extra = _extra(message, role, path)
+    if not message.parts and "tool_calls" not in extra:
+        raise InvalidRequest(f"{path}.parts must hold at least one part", param=f"{path}.parts")
+    parts: list[TextPart | ImagePart] = []
+    for at, part in enumerate(message.parts):
+        kind = part.WhichOneof("body")
+        if kind is None:
+            raise InvalidRequest(f"{path}.parts[{at}] is empty", param=f"{path}.parts[{at}]")
+        parts.append(_part(part, f"{path}.parts[{at}].{kind}"))
+    if not parts:
+        return ChatMessage(role, "", extra)
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return ChatMessage(role, parts[0].text, extra)
+    return ChatMessage(role, tuple(parts), extra)
+
+
+def _extra(message: proxy_pb2.ChatMessage, role: str, path: str) -> dict[str, object]:
+    """What of a message goes to the chat template beside role and content."""
+    extra: dict[str, object] = {}
+    if message.name:
+        extra["name"] = message.name
+    if message.tool_call_id:
+        extra["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if role != "assistant":
+            raise InvalidRequest(
+                f"{path}.tool_calls: only assistant messages have them", param=f"{path}.tool_calls"
+            )
+        extra["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _json(call.arguments, dict[str, Any], f"{path}.tool_calls[{at}].arguments")
+                    or {},
+                },
+            }
+            for at, call in enumerate(message.tool_calls)
+        ]
+    return extra
+
+
+def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ImagePart:
+    if part.HasField("text"):
+        return TextPart(part.text)
+    if part.HasField("image_url"):
+        return ImagePart(parse_image_url(part.image_url, param), param)
+    return ImagePart(part.image, param)
+
+
+def _json(text: str, kind: type[T], param: str) -> T | None:
+    """None for an empty text."""
+    if not text:
+        return None
+    try:
+        value = msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"{param} holds no such JSON: {error}", param=param) from None
+    check_depth(value, param)
+    return value
+
+
+def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
+    """The values in range, with a seed drawn where none is given; InvalidRequest names the field."""
+    if sampling.choice:
+        raise InvalidRequest("sampling.choice must be 0: set n instead", param="choice")
+    return check_sampling(
+        SamplingParams(
+            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+            min_tokens=sampling.min_tokens,
+            temperature=sampling.temperature if sampling.HasField("temperature") else None,
+            top_p=sampling.top_p if sampling.HasField("top_p") else None,
+            top_k=sampling.top_k if sampling.HasField("top_k") else None,
+            seed=sampling.seed or seed_of(None),
+            stop=tuple(sampling.stop),
+            stop_token_ids=tuple(sampling.stop_token_ids),
+            ignore_eos=sampling.ignore_eos,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=(
+                sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None
+            ),
+            min_p=sampling.min_p if sampling.HasField("min_p") else None,
+            logit_bias=tuple(sampling.logit_bias.items()),
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            output_format=_format(sampling.output_format),
+        )
+    )
+
+
+def _format(form: common_pb2.OutputFormat) -> OutputFormat | None:
+    kind = form.WhichOneof("body")
+    if kind == "json_schema":
+        return schema_format(form.json_schema, "output_format.json_schema")
+    if kind == "regex":
+        return regex_format(form.regex, "output_format.regex")
+    if kind == "choices":
+        return choice_format(list(form.choices.texts), "output_format.choices")
+    return JSON_OBJECT if kind == "json_object" and form.json_object else None

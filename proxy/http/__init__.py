@@ -1,0 +1,1 @@
+"""HTTP connections, bodies and errors, whatever the API."""

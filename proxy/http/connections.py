@@ -1,0 +1,220 @@
+"""What a client's connection may cost: time for heads, bodies and replies not taken, and their number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
+from triptych.proxy.openai.chat.replies import error_json
+
+log = logging.getLogger(__name__)
+
+#: More files than this are never asked for.
+MOST_FILES = 65536
+#: Paths that answer even when there are too many connections: a probe must not end the process.
+OPEN_PATHS = frozenset({"/health", "/ready"})
+BUSY = Unavailable("too many connections to this proxy; try again later", retry_after=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds and bytes. `most`: connections that are served; `spare`: further ones that are told so;
+    `grpc`: those of gRPC clients."""
+
+    head_seconds: float = 10.0
+    #: Of a request's line and headers, beyond the first piece that the socket gives.
+    head_bytes: int = 64 << 10
+    #: A body must bring, and a client that lets replies pile up must take, `least_bytes` in each such window.
+    window_seconds: float = 30.0
+    least_bytes: int = 16 << 10
+    sweep_seconds: float = 1.0
+    most: int = 512
+    spare: int = 256
+    grpc: int = 128
+
+
+class HeadTooLarge(TooLarge):
+    status = 431
+
+
+def raise_file_limit() -> int:
+    """Asks for as many open files as this process may have; the number that it now may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays at %d: %s", soft, error)
+        return soft
+    return wanted
+
+
+def limits_for(files: int) -> ConnectionLimits:
+    """An eighth of the files is for the store, workers, fetches and spooled media."""
+    return ConnectionLimits(most=max(files * 3 // 4, 64), grpc=max(files // 8, 64))
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long."""
+
+    limits = ConnectionLimits()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        #: When the wait for a request's head began; None while none is awaited.
+        self._head_since: float | None = None
+        self._head_begun = False
+        self._head_bytes = 0
+        #: Beginning of the current window of a body's arrival, and the bytes that it has brought.
+        self._body_since: float | None = None
+        self._arrived = 0
+        #: Beginning of the current window of a reply's leaving, and the bytes that were unsent then.
+        self._unsent_since: float | None = None
+        self._unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_since = self.loop.time()
+        over = len(self.connections) - self.limits.most
+        if over > self.limits.spare:
+            self._tell(BUSY)
+        elif over > 0:
+            self.app = Busy(self.app)
+
+    def data_received(self, data: bytes) -> None:
+        # Line breaks between requests end uvicorn's keep-alive timer and begin no request.
+        if self._head_since is None and self._body_since is None:
+            self._head_since = self.loop.time()
+        in_head = self._head_begun
+        super().data_received(data)
+        if in_head and self._head_begun and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.head_bytes:
+                self._tell(HeadTooLarge("the request's headers are too large"))
+
+    def on_message_begin(self) -> None:
+        self._head_since, self._head_begun = self.loop.time(), True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_since, self._head_begun, self._head_bytes = None, False, 0
+        self._body_since, self._arrived = self.loop.time(), 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._arrived += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._body_since = None
+        super().on_message_complete()
+
+    def sweep(self, now: float) -> None:
+        """Ends the connection when it has waited too long for its client."""
+        if self.transport.is_closing() or self.flow.write_paused:
+            self._sweep_unsent(now)
+            return
+        self._unsent_since = None
+        if self._body_since is not None:
+            self._sweep_body(now - self._body_since)
+        elif self._head_since is not None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._head_since = now  # a pipelined request waits for the reply before it
+            elif now - self._head_since >= self.limits.head_seconds:
+                self._end_head()
+
+    def _sweep_unsent(self, now: float) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if self._unsent_since is not None:
+            if now - self._unsent_since < self.limits.window_seconds:
+                return
+            if self._unsent - unsent < self.limits.least_bytes:
+                self.transport.abort()
+        self._unsent_since, self._unsent = now, unsent
+
+    def _sweep_body(self, seconds: float) -> None:
+        if seconds < self.limits.window_seconds:
+            return
+        late = self._arrived < self.limits.least_bytes and not self.flow.read_paused
+        if late or self.cycle.response_complete:
+            self._tell(RequestTimeout("the request's body comes too slowly"))
+        self._body_since, self._arrived = self.loop.time(), 0
+
+    def _end_head(self) -> None:
+        if self._head_begun:
+            self._tell(RequestTimeout("the request's headers come too slowly"))
+        else:
+            self.transport.close()
+
+    def _tell(self, error: RequestError) -> None:
+        """Closes, with a reply when none has begun."""
+        cycle = self.cycle
+        if cycle is None or self._head_begun or not cycle.response_started:
+            body = error_json(error)
+            head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
+            if error.retry_after is not None:
+                head.append(b"retry-after: %d\r\n" % error.retry_after)
+            head.append(b"content-length: %d\r\n\r\n" % len(body))
+            self.transport.write(b"".join([*head, body]))
+        self.transport.close()
+
+
+class Busy:
+    """Answers 503 in the place of the application, but for the probes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        body = error_json(BUSY)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", b"5"),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": BUSY.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Sweeper:
+    """Looks at all connections of one server now and then: cheaper than timers for each."""
+
+    def __init__(self, state: ServerState, limits: ConnectionLimits) -> None:
+        self._state = state
+        self._limits = limits
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._limits.sweep_seconds)
+            now = loop.time()
+            for connection in list(self._state.connections):
+                if isinstance(connection, Connection):
+                    connection.sweep(now)
+
+
+def connection_class(limits: ConnectionLimits) -> type[Connection]:
+    """The protocol class for uvicorn, which makes the objects itself."""
+    return type("LimitedConnection", (Connection,), {"limits": limits})

@@ -1,0 +1,49 @@
+"""A JSON body decoded into its Struct, or an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.http.body_shape import check_values
+
+T = TypeVar("T")
+
+_AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+
+
+def decode_body(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+    """InvalidRequest names the field, or the body when it is no JSON object."""
+    check_values(raw)
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error, "") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the request body is no JSON object: {error}", param="body") from None
+
+
+def convert_field(value: Any, kind: type[T], path: str) -> T:
+    """A part of a body as a Struct; `path` leads to it."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error, path) from None
+
+
+def invalid_field(error: msgspec.ValidationError, prefix: str) -> InvalidRequest:
+    """msgspec's words with the path of the field in front."""
+    text = str(error)
+    at = _AT.search(text)
+    path = prefix
+    if at:
+        text = text[: at.start()]
+        path += at["path"]
+    if missing := _MISSING.search(text):
+        path += f".{missing['name']}"
+    path = path.lstrip(".") or "body"
+    return InvalidRequest(f"{path}: {text}", param=path)

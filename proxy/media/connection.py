@@ -1,0 +1,138 @@
+"""One GET over a connection that can only go where the rules allow: resolved once, checked, pinned."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from triptych import __version__
+from triptych.proxy.media.address_rules import Address, AddressRules
+
+CONNECT_SECONDS = 5.0
+#: Longest silence of a server.
+READ_SECONDS = 10.0
+_DNS_THREADS = 8
+_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": f"triptych/{__version__}"}
+
+#: (host, port) to what `socket.getaddrinfo` returns.
+LookUpHost = Callable[[str, int], Sequence[tuple[Any, ...]]]
+
+
+class AddressRefused(Exception):
+    """The host has no address, or one that the rules do not allow. Which of both is told to nobody."""
+
+
+def look_up_host(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class MediaConnections:
+    """Opens connections under `rules`. `look_up` resolves names; it runs in threads of its own."""
+
+    def __init__(
+        self, rules: AddressRules, *, look_up: LookUpHost = look_up_host, tls: ssl.SSLContext | bool = True
+    ) -> None:
+        self._rules = rules
+        self._look_up = look_up
+        self._tls = tls
+        self._threads = ThreadPoolExecutor(_DNS_THREADS, thread_name_prefix="dns")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def addresses(self, url: URL) -> tuple[Address, ...]:
+        """Where `url` may be fetched from. AddressRefused when one of its host's addresses is not allowed."""
+        host, port = url.raw_host or "", url.port or 0
+        if port not in (80, 443) and port < 1024 and not self._rules.trusts_host(host):
+            raise AddressRefused
+        found = await self._resolve(host, port)
+        if not found or not all(self._rules.allows(host, address) for address in found):
+            raise AddressRefused
+        return found
+
+    async def _resolve(self, host: str, port: int) -> tuple[Address, ...]:
+        try:
+            return (ipaddress.ip_address(host),)
+        except ValueError:
+            pass
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                found = await loop.run_in_executor(self._threads, self._look_up, host, port)
+        except (OSError, UnicodeError):  # OSError: also gaierror and TimeoutError
+            raise AddressRefused from None
+        return tuple(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in found))
+
+    @asynccontextmanager
+    async def get(self, url: URL) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The reply's head; its body is read from it. No redirects, cookies, proxies, credentials.
+
+        AddressRefused, aiohttp.ClientError, TimeoutError.
+        """
+        addresses = await self.addresses(url)
+        connector = aiohttp.TCPConnector(
+            resolver=_Pinned(addresses),
+            use_dns_cache=False,
+            force_close=True,
+            socket_factory=_only(addresses),
+            ssl=self._tls,
+        )
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+                headers=_HEADERS,
+                timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS),
+            ) as session,
+            session.get(url, allow_redirects=False) as response,
+        ):
+            yield response
+
+
+class _Pinned(AbstractResolver):
+    """Answers with the addresses that were checked, whatever is asked."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address),
+                port=port,
+                family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def _only(addresses: Sequence[Address]) -> Callable[[Any], socket.socket]:
+    """The last word: no socket for any other address, on whatever way it came."""
+
+    def make(info: Any) -> socket.socket:
+        family, kind, proto, _, target = info
+        if ipaddress.ip_address(target[0]) not in addresses:
+            raise OSError("an address that was not checked")
+        return socket.socket(family, kind, proto)
+
+    return make

@@ -1,0 +1,136 @@
+"""Fetches pictures from the web: redirects followed by hand, retries, all within one time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from triptych.errors import InvalidRequest, TooLarge
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.media.connection import AddressRefused, MediaConnections
+from triptych.proxy.media.response import FetchFailed, MediaTooLarge, check_head, keep_body
+from triptych.proxy.media.source import WebUrl, parse_web_url
+from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+
+log = logging.getLogger(__name__)
+
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+MAX_TRIES = 3
+FIRST_BACKOFF = 0.25
+#: One text for hosts without an address and for those with a forbidden one: clients shall not learn
+#: from it what there is in the operator's network.
+REFUSED = "has no public address"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Bytes of one picture, seconds of one fetch, fetches at once."""
+
+    max_bytes: int = 64 << 20
+    timeout: float = 30.0
+    at_once: int = 64
+
+
+class MediaFetcher:
+    """All fetches of one proxy."""
+
+    def __init__(
+        self, connections: MediaConnections, spool: MediaSpool, metrics: ProxyMetrics, limits: FetchLimits
+    ) -> None:
+        self._connections = connections
+        self._spool = spool
+        self._metrics = metrics
+        self._limits = limits
+        self._room = asyncio.Semaphore(limits.at_once)
+
+    def close(self) -> None:
+        self._connections.close()
+
+    async def fetch(self, source: WebUrl, param: str) -> SpooledMedia:
+        """The picture, held once by the caller. InvalidRequest or TooLarge (naming `param`), Overloaded.
+
+        Waiting for other fetches to end does not count to the time limit.
+        """
+        async with self._room:
+            started = time.monotonic()
+            result = "given_up"
+            try:
+                async with asyncio.timeout(self._limits.timeout):
+                    media = await self._with_retries(source.url)
+                result = "ok"
+                self._metrics.media_fetched_bytes.inc(media.nbytes)
+                return media
+            except TimeoutError:
+                result = "timeout"
+                words = f"did not send it within {self._limits.timeout:g} s"
+                raise InvalidRequest(f"{param}: the picture's server {words}", param=param) from None
+            except FetchFailed as error:
+                result = error.result
+                kind = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest
+                raise kind(f"{param}: the picture's server {error.words}", param=param) from None
+            finally:
+                self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
+                self._metrics.media_fetches.labels(result).inc()
+                if result != "ok":
+                    log.info("a picture from %s: %s", source.url.raw_host, result)
+
+    async def _with_retries(self, url: URL) -> SpooledMedia:
+        backoff = FIRST_BACKOFF
+        for _ in range(MAX_TRIES - 1):
+            try:
+                return await self._follow(url)
+            except FetchFailed as error:
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+            backoff *= 3
+        return await self._follow(url)
+
+    async def _follow(self, url: URL) -> SpooledMedia:
+        """Over redirects to the picture; every hop is checked as the first was."""
+        for _ in range(MAX_REDIRECTS + 1):
+            found = await self._hop(url)
+            if isinstance(found, SpooledMedia):
+                return found
+            url = found
+        raise FetchFailed("redirects", f"redirects more than {MAX_REDIRECTS} times")
+
+    async def _hop(self, url: URL) -> SpooledMedia | URL:
+        try:
+            async with self._connections.get(url) as response:
+                if response.status in _REDIRECTS:
+                    return _redirected(url, response.headers.get("Location", ""))
+                check_head(response, self._limits.max_bytes)
+                return await keep_body(response, self._spool, self._limits.max_bytes)
+        except AddressRefused:
+            raise FetchFailed("refused", REFUSED) from None
+        except aiohttp.ClientSSLError:
+            raise FetchFailed("unreachable", "has no certificate that is trusted here") from None
+        except (aiohttp.ServerTimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+            raise FetchFailed("unreachable", "could not be reached or broke off", retryable=True) from None
+        except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, ValueError):
+            raise FetchFailed("unreachable", "does not speak HTTP as it should") from None
+
+
+def _redirected(url: URL, location: str) -> URL:
+    """Where the reply points to; FetchFailed unless it is as plain a URL as a client's, and no less safe."""
+    refused = FetchFailed("redirects", "redirects to an address that is not followed")
+    if not location or any(ord(char) <= 0x20 or char in "\\\x7f" for char in location):
+        raise refused
+    try:
+        whole = location if _ABSOLUTE.match(location) else str(url.join(URL(location)))
+        target = parse_web_url(whole, "redirect")
+    except (InvalidRequest, ValueError, IndexError):
+        raise refused from None
+    if url.scheme == "https" and target.scheme == "http":
+        raise refused
+    return target

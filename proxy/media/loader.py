@@ -1,0 +1,127 @@
+"""Brings a part's picture into the spool, from wherever the part says that it is."""
+
+from __future__ import annotations
+
+import binascii
+
+from triptych.config import ProxyConfig, format_size
+from triptych.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.call.encoder_prompt import AudioFile, EncoderPrompt
+from triptych.proxy.media.address_rules import parse_rules
+from triptych.proxy.media.connection import MediaConnections
+from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
+from triptych.proxy.media.file import MediaFolder
+from triptych.proxy.media.format import MAGIC_BYTES, image_format
+from triptych.proxy.media.hold import MediaHold
+from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
+from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+
+#: What encoder workers take of one item.
+LARGEST_MEDIA = 64 << 20
+#: Multiple of 4; between two slices other threads get the interpreter.
+_SLICE = 1 << 20
+
+
+class MediaLoader:
+    """All ways to media of one proxy. `fetcher` None: http(s) URLs are refused."""
+
+    def __init__(
+        self, spool: MediaSpool, folder: MediaFolder, fetcher: MediaFetcher | None, max_bytes: int
+    ) -> None:
+        self.spool = spool
+        self._folder = folder
+        self._fetcher = fetcher
+        self._max_bytes = max_bytes
+
+    def close(self) -> None:
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self.spool.close()
+
+    async def load(self, image: ImagePart, hold: MediaHold) -> SpooledMedia:
+        """The picture's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
+        source = image.source
+        if isinstance(source, WebUrl):
+            url = source
+            return await hold.get(("web", url.text), lambda: self._fetch(url, image.param))
+        if isinstance(source, FileUrl):
+            path = source.path
+            return await hold.get(("file", path), lambda: self._read(path, image.param))
+        inline = source
+        return await hold.get(id(image), lambda: self._decode(inline, image.param, hold))
+
+    async def _fetch(self, source: WebUrl, param: str) -> SpooledMedia:
+        if self._fetcher is None:
+            raise InvalidRequest(
+                f"{param}: this server fetches no URLs; send the picture as a data: URL", param=param
+            )
+        return await self._fetcher.fetch(source, param)
+
+    async def _read(self, path: str, param: str) -> SpooledMedia:
+        data = await self.spool.in_thread(lambda: self._folder.read(path, param))
+        if image_format(data[:MAGIC_BYTES]) is None:
+            raise InvalidRequest(f"{param}: no PNG, JPEG, WebP, GIF, BMP or AVIF file", param=param)
+        return await self.spool.keep(data)
+
+    async def load_encoder_prompt(self, encoder: EncoderPrompt, hold: MediaHold) -> SpooledMedia:
+        """The bytes that the encoder reads, which `hold` keeps: a file's, a text's or token ids'."""
+        source = encoder.source
+        if isinstance(source, ImagePart):
+            return await self.load(source, hold)
+        if isinstance(source, AudioFile):
+            file = source.source
+            return await hold.get(
+                id(source), lambda: self._decode(file, encoder.param, hold, "the audio file")
+            )
+        return await hold.get(id(source), lambda: self.spool.keep(encoder.text_bytes()))
+
+    async def _decode(
+        self, content: str | bytes, param: str, hold: MediaHold, what: str = "the picture"
+    ) -> SpooledMedia:
+        """The request keeps `content` itself as well, which is counted."""
+        nbytes = len(content)
+        self.spool.reserve(memory=nbytes)
+        hold.at_end(lambda: self.spool.reserve(memory=-nbytes))
+        if isinstance(content, str):
+            text = content
+            content = await self.spool.in_thread(lambda: decode_base64(text, param))
+        if not content:
+            raise InvalidRequest(f"{param}: {what} is empty", param=param)
+        if len(content) > self._max_bytes:
+            raise TooLarge(f"{param}: {what} is above {format_size(self._max_bytes)}", param=param)
+        return await self.spool.keep(content)
+
+
+def make_loader(config: ProxyConfig, metrics: ProxyMetrics) -> MediaLoader:
+    """The loader that the flags describe. ConfigError for flags that cannot work."""
+    if not 0 < config.max_media_bytes <= LARGEST_MEDIA:
+        raise ConfigError(f"--max-media-bytes must be above 0 and at most {format_size(LARGEST_MEDIA)}")
+    if config.media_timeout <= 0 or config.media_fetches < 1:
+        raise ConfigError("--media-timeout must be above 0 and --media-fetches at least 1")
+    rules = parse_rules(config.allow_media_hosts, config.allow_media_networks)
+    folder = MediaFolder(config.allowed_media_folder, config.max_media_bytes)
+    spool = MediaSpool(
+        metrics,
+        folder=config.spool_folder,
+        memory_budget=config.media_memory,
+        disk_budget=config.media_disk,
+    )
+    limits = FetchLimits(config.max_media_bytes, config.media_timeout, config.media_fetches)
+    fetcher = MediaFetcher(MediaConnections(rules), spool, metrics, limits) if config.media_urls else None
+    return MediaLoader(spool, folder, fetcher, config.max_media_bytes)
+
+
+def decode_base64(text: str, param: str) -> bytes:
+    """The bytes of strict base64; InvalidRequest names `param`."""
+    try:
+        if "=" in text[:-2]:
+            raise InvalidRequest(f"{param}: the base64 content has padding inside", param=param)
+        if len(text) <= _SLICE:
+            return binascii.a2b_base64(text, strict_mode=True)
+        return b"".join(
+            binascii.a2b_base64(text[at : at + _SLICE], strict_mode=True)
+            for at in range(0, len(text), _SLICE)
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"{param}: bad base64 content: {error}", param=param) from None

@@ -1,0 +1,126 @@
+"""Reads a reply's body into the spool: status, type, size, encoding and first bytes checked on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+
+from triptych.config import format_size
+from triptych.proxy.media.format import MAGIC_BYTES, image_format
+from triptych.proxy.media.source import IMAGE_TYPES
+from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+
+_CHUNK = 256 << 10
+#: Types of replies; the first bytes decide, but an HTML page need not be read to know it.
+_TYPES = IMAGE_TYPES | {
+    "",
+    "application/octet-stream",
+    "binary/octet-stream",
+    "image/apng",
+    "image/pjpeg",
+    "image/x-bmp",
+    "image/x-ms-bmp",
+    "image/x-png",
+}
+_RETRYABLE = frozenset({408, 425, 429})
+
+
+class FetchFailed(Exception):
+    """`words` complete "the picture's server …"; `result` names the outcome in metrics."""
+
+    def __init__(self, result: str, words: str, *, retryable: bool = False) -> None:
+        super().__init__(words)
+        self.result = result
+        self.words = words
+        self.retryable = retryable
+
+
+class MediaTooLarge(FetchFailed):
+    """More bytes than a picture may have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("too_large", f"sent more than {format_size(limit)}")
+
+
+def check_head(response: aiohttp.ClientResponse, max_bytes: int) -> None:
+    """FetchFailed for a reply whose body is no picture that may be kept."""
+    status = response.status
+    if status != 200:
+        retryable = status >= 500 or status in _RETRYABLE
+        raise FetchFailed("status", f"answered with status {status}", retryable=retryable)
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind not in _TYPES:
+        raise FetchFailed("type", "sent a content type that is no picture's")
+    if (response.content_length or 0) > max_bytes:
+        raise MediaTooLarge(max_bytes)
+
+
+async def keep_body(response: aiohttp.ClientResponse, spool: MediaSpool, max_bytes: int) -> SpooledMedia:
+    """The body, decoded, in the spool. FetchFailed when it is too large, empty or no picture."""
+    writer = spool.writer()
+    try:
+        head = b""
+        async for piece in _decoded(response, max_bytes):
+            if writer.nbytes + len(piece) > max_bytes:
+                raise MediaTooLarge(max_bytes)
+            if len(head) < MAGIC_BYTES:
+                head += piece[:MAGIC_BYTES]
+                if len(head) >= MAGIC_BYTES:
+                    _check_format(head)
+            await writer.write(piece)
+        _check_format(head)
+        return await writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _check_format(head: bytes) -> None:
+    if image_format(head) is None:
+        raise FetchFailed("type", "sent no PNG, JPEG, WebP, GIF, BMP or AVIF file")
+
+
+async def _decoded(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            yield chunk
+        return
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise FetchFailed("type", "sent a content encoding that is not read here: only gzip and deflate are")
+    inflater = Inflater()
+    received = 0
+    async for chunk in response.content.iter_chunked(_CHUNK):
+        received += len(chunk)
+        if received > max_bytes:
+            raise MediaTooLarge(max_bytes)
+        for piece in inflater.pieces(chunk):
+            yield piece
+            await asyncio.sleep(0)  # a bomb's pieces must not keep the loop
+    if not inflater.complete:
+        raise FetchFailed("type", "sent a damaged body")
+
+
+class Inflater:
+    """gzip or zlib data in pieces of bounded size."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    @property
+    def complete(self) -> bool:
+        return self._inflate.eof
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """What `data` gives, at most 256 KiB at a time. FetchFailed when it is damaged."""
+        while data and not self._inflate.eof:
+            try:
+                piece = self._inflate.decompress(data, _CHUNK)
+            except zlib.error:
+                raise FetchFailed("type", "sent a damaged body") from None
+            data = self._inflate.unconsumed_tail
+            if piece:
+                yield piece

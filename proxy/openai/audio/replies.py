@@ -1,0 +1,105 @@
+"""Transcripts in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+import msgspec
+
+from triptych.proxy.openai.audio.request import TranscriptionRequest
+from triptych.proxy.openai.audio.transcriber import Segment, Transcript
+
+TEXT = b"text/plain; charset=utf-8"
+JSON = b"application/json"
+_json = msgspec.json.Encoder().encode
+
+
+def whole_reply(request: TranscriptionRequest, transcript: Transcript) -> tuple[bytes, bytes]:
+    """The reply's body and its content type."""
+    match request.response_format:
+        case "text":
+            return (transcript.text.strip() + "\n").encode(), TEXT
+        case "srt":
+            return _srt(transcript).encode(), TEXT
+        case "vtt":
+            return _vtt(transcript).encode(), TEXT
+        case "verbose_json":
+            return _json(_verbose(request, transcript)), JSON
+    return _json({"text": transcript.text.strip(), "usage": usage(transcript)}), JSON
+
+
+def usage(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+
+
+def delta_event(text: str) -> bytes:
+    return _event({"type": "transcript.text.delta", "delta": text})
+
+
+def done_event(transcript: Transcript) -> bytes:
+    done = {"type": "transcript.text.done", "text": transcript.text.strip(), "usage": usage(transcript)}
+    return _event(done)
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + _json(body) + b"\n\n"
+
+
+def _verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
+    temperature = request.call.sampling.temperature or 0.0
+    return {
+        "task": "translate" if request.translates else "transcribe",
+        "language": transcript.language,
+        "duration": round(transcript.seconds, 2),
+        "text": transcript.text.strip(),
+        "segments": [_segment(at, it, temperature) for at, it in enumerate(transcript.segments)],
+        "usage": usage(transcript),
+    }
+
+
+def _segment(index: int, segment: Segment, temperature: float) -> dict[str, Any]:
+    """`no_speech_prob` is always 0: nothing here asks the model for it."""
+    data = segment.text.encode()
+    return {
+        "id": index,
+        "seek": segment.seek,
+        "start": round(segment.start, 2),
+        "end": round(segment.end, 2),
+        "text": segment.text,
+        "tokens": segment.token_ids,
+        "temperature": temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": len(data) / len(zlib.compress(data)) if data else 0.0,
+        "no_speech_prob": 0.0,
+    }
+
+
+def _srt(transcript: Transcript) -> str:
+    return "".join(
+        f"{index}\n{_clock(it.start, ',')} --> {_clock(it.end, ',')}\n{_line(it)}\n\n"
+        for index, it in enumerate(_cues(transcript), start=1)
+    )
+
+
+def _vtt(transcript: Transcript) -> str:
+    cues = [f"{_clock(it.start, '.')} --> {_clock(it.end, '.')}\n{_line(it)}\n\n" for it in _cues(transcript)]
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _cues(transcript: Transcript) -> list[Segment]:
+    """The segments in which something is said; a caption of nothing is none."""
+    return [segment for segment in transcript.segments if segment.text.strip()]
+
+
+def _line(segment: Segment) -> str:
+    """A cue's text; what would end the cue, or look like a time line, is none of it."""
+    return " ".join(segment.text.split()).replace("-->", "->")
+
+
+def _clock(seconds: float, point: str) -> str:
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"

@@ -1,0 +1,208 @@
+"""A request body of OpenAI's chat API turned into a ChatCall, or into an error that names the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.tools import CallForm, tool_use
+from triptych.proxy.call.validation import (
+    MAX_TOKENS,
+    check_depth,
+    check_image_count,
+    check_options,
+    check_parts,
+    check_salt,
+    check_text,
+    in_range,
+    part_count,
+    template_options,
+    text_length,
+)
+from triptych.proxy.http.json_body import convert_field, decode_body
+from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.proxy.openai.chat.types import (
+    ChatBody,
+    ImageBody,
+    ImageUrlBody,
+    MessageBody,
+    RefusalBody,
+    TextBody,
+    ToolCallBody,
+)
+from triptych.proxy.openai.fields.sampling import chat_logprobs, sampling_of
+from triptych.proxy.openai.fields.unserved import refuse_unserved
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_decoder = msgspec.json.Decoder(ChatBody)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What of a request concerns only the form of the reply."""
+
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    timings: bool
+    n: int = 1
+    logprobs: bool = False
+    calls: CallForm = CallForm.NONE
+    parallel_calls: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """One choice of text and nothing else: the short way through the reply's rendering."""
+        return self.n == 1 and not self.logprobs and self.calls is CallForm.NONE
+
+
+def parse_body(
+    raw: bytes, request_id: str, *, max_images: int, timeout: float, max_choices: int = 16
+) -> tuple[ChatCall, ChatOptions]:
+    """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    return call_of(
+        decode_body(_decoder, raw),
+        request_id,
+        max_images=max_images,
+        timeout=timeout,
+        max_choices=max_choices,
+    )
+
+
+def call_of(
+    body: ChatBody, request_id: str, *, max_images: int, timeout: float, max_choices: int = 1
+) -> tuple[ChatCall, ChatOptions]:
+    """The request that a decoded body means."""
+    refuse_unserved(body)
+    in_range("n", body.n, 1, max_choices)
+    if not body.messages:
+        raise InvalidRequest("messages must hold at least one message", param="messages")
+    check_parts(len(body.messages))
+    messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    in_range("max_completion_tokens", body.max_completion_tokens, 1, MAX_TOKENS)
+    sampling = sampling_of(
+        body,
+        max_tokens=body.max_completion_tokens,
+        logprobs=chat_logprobs(body.logprobs, body.top_logprobs),
+        output_format=tools.forced,
+    )
+    call = ChatCall(
+        label=request_id,
+        model=body.model or "",
+        messages=messages,
+        sampling=sampling,
+        timeout=timeout,
+        cache_salt=check_salt(body.cache_salt or ""),
+        processor_options=check_options(body.mm_processor_kwargs or {}),
+        n=body.n or 1,
+        template=template_options(
+            messages[-1],
+            tools=tools.tools,
+            variables=body.chat_template_kwargs or {},
+            generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+        ),
+    )
+    check_parts(part_count(messages))
+    check_text(text_length(messages), "messages")
+    check_image_count(len(call.images()), max_images)
+    options = ChatOptions(
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+        timings=bool(body.triptych_timings),
+        n=call.n,
+        logprobs=sampling.logprobs is not None,
+        calls=tools.form,
+        parallel_calls=tools.parallel,
+    )
+    return call, options
+
+
+def _message(index: int, value: Any) -> ChatMessage:
+    path = f"messages[{index}]"
+    body = convert_field(value, MessageBody, path)
+    role = _ROLES.get(body.role)
+    if role is None:
+        known = ", ".join(_ROLES)
+        raise InvalidRequest(f"{path}.role: {body.role[:40]!r} is none of {known}", param=f"{path}.role")
+    param = f"{path}.content"
+    extra = _extra(body, path)
+    content = body.content
+    if content in (None, []) and role == "assistant" and (body.tool_calls or body.refusal):
+        content = body.refusal or ""
+    if isinstance(content, str):
+        return ChatMessage(role, content, extra)
+    if not isinstance(content, list) or not content:
+        raise InvalidRequest(f"{param} must be a string or a list of parts", param=param)
+    parts = tuple(_part(f"{param}[{at}]", part) for at, part in enumerate(content))
+    return ChatMessage(role, parts, extra)
+
+
+def _extra(body: MessageBody, path: str) -> dict[str, object]:
+    """What of a message goes to the chat template beside role and content."""
+    for name, advice in (("function_call", "send tool_calls"), ("audio", "send its text as content")):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{path}.{name} is not served: {advice}", param=f"{path}.{name}")
+    extra: dict[str, object] = {}
+    if body.name:
+        extra["name"] = body.name
+    if body.tool_call_id:
+        extra["tool_call_id"] = body.tool_call_id
+    if body.tool_calls:
+        if body.role != "assistant":
+            raise InvalidRequest(
+                f"{path}.tool_calls: only assistant messages have them", param=f"{path}.tool_calls"
+            )
+        extra["tool_calls"] = [
+            _tool_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(body.tool_calls)
+        ]
+    return extra
+
+
+def _tool_call(call: ToolCallBody, path: str) -> dict[str, object]:
+    """A call of an earlier answer, its arguments as the object that chat templates print."""
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        param = f"{path}.function.arguments"
+        raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
+    check_depth(arguments, f"{path}.function.arguments")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _part(path: str, part: Any) -> TextPart | ImagePart:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return TextPart(convert_field(part, TextBody, path).text)
+    if kind == "refusal":
+        return TextPart(convert_field(part, RefusalBody, path).refusal)
+    if kind == "image_url":
+        image = convert_field(part, ImageUrlBody, path)
+        if isinstance(image.image_url, str):
+            return _image(image.image_url, f"{path}.image_url")
+        return _image(image.image_url.url, f"{path}.image_url.url")
+    if kind == "image":
+        return _image(convert_field(part, ImageBody, path).image, f"{path}.image")
+    raise InvalidRequest(f'{path}.type must be "text", "image_url" or "image"', param=f"{path}.type")
+
+
+def _image(url: str, param: str) -> ImagePart:
+    return ImagePart(parse_image_url(url, param), param)

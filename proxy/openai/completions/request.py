@@ -1,0 +1,149 @@
+"""A body of OpenAI's legacy completions turned into one call per prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.call.chat import ChatCall, RawPrompt
+from triptych.proxy.call.encoder_prompt import EncoderPrompt
+from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
+from triptych.proxy.http.json_body import decode_body
+from triptych.proxy.openai.completions.two_prompts import two_prompts
+from triptych.proxy.openai.completions.types import CompletionBody
+from triptych.proxy.openai.fields.sampling import sampling_of
+from triptych.proxy.openai.fields.unserved import refuse_unserved
+
+#: OpenAI's own default.
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 64
+_SERVED = frozenset({"best_of", "echo", "add_special_tokens"})
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`.
+
+    A prompt is None where an encoder-decoder model's decoder begins by itself.
+    """
+
+    prompts: tuple[RawPrompt | None, ...]
+    n: int
+    stream: bool
+    include_usage: bool
+    echo: bool
+    logprobs: int | None
+    return_token_ids: bool
+    timings: bool
+    encoder: EncoderPrompt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """`calls` are in the order of the prompts."""
+
+    request_id: str
+    calls: tuple[ChatCall, ...]
+    options: CompletionOptions
+
+
+def parse_completion(
+    raw: bytes, request_id: str, *, timeout: float, max_choices: int = 1
+) -> CompletionRequest:
+    """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_decoder, raw)
+    _refuse(body)
+    in_range("n", body.n, 1, max_choices)
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise InvalidRequest("best_of must be equal to n: the server returns all it makes", param="best_of")
+    encoder, decoder = two_prompts(body)
+    prompts: tuple[RawPrompt | None, ...] = (decoder,)
+    if encoder is None or body.prompt is not None:
+        prompts = _prompts(body.prompt)
+    options = check_options(body.mm_processor_kwargs or {})
+    if options and (encoder is None or encoder.modality != "image"):
+        raise InvalidRequest(
+            "mm_processor_kwargs goes with multi_modal_data.image", param="mm_processor_kwargs"
+        )
+    if encoder is not None and body.echo:
+        raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    first = ChatCall(
+        label=request_id,
+        model=body.model or "",
+        messages=(),
+        sampling=sampling_of(body, max_tokens=limit, logprobs=body.logprobs),
+        timeout=timeout,
+        cache_salt=check_salt(body.cache_salt or ""),
+        processor_options=options,
+        n=n,
+        prompt=prompts[0],
+        prompt_param="decoder_prompt" if body.decoder_prompt is not None else "prompt",
+        encoder=encoder,
+    )
+    calls = [first]
+    for index, prompt in enumerate(prompts[1:], start=1):
+        # Equal seeds for unequal prompts: a prompt's answer does not depend on its place in the list.
+        calls.append(replace(first, label=f"{request_id}#p{index}", prompt=prompt))
+    form = CompletionOptions(
+        prompts=prompts,
+        n=n,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        echo=bool(body.echo),
+        logprobs=body.logprobs,
+        return_token_ids=bool(body.return_token_ids),
+        timings=bool(body.triptych_timings),
+        encoder=encoder,
+    )
+    return CompletionRequest(request_id, tuple(calls), form)
+
+
+def _refuse(body: CompletionBody) -> None:
+    refuse_unserved(body, _SERVED)
+    if body.suffix:
+        raise InvalidRequest("suffix is not served: put the text into prompt", param="suffix")
+    if body.add_special_tokens is False:
+        raise InvalidRequest(
+            "add_special_tokens: false is not served: send the prompt as token ids",
+            param="add_special_tokens",
+        )
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest(
+            "echo with logprobs is not served: only output tokens have logprobs", param="echo"
+        )
+
+
+def _prompts(prompt: str | Sequence[str | int | Sequence[int]] | None) -> tuple[RawPrompt, ...]:
+    """The prompts of the field's four forms."""
+    if prompt is None:
+        raise InvalidRequest("prompt is missing: send a text or token ids", param="prompt")
+    if isinstance(prompt, str):
+        return (_checked(prompt, "prompt"),)
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", param="prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return (_checked(prompt, "prompt"),)
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
+    if len({isinstance(item, str) for item in prompt}) > 1 or any(isinstance(item, int) for item in prompt):
+        raise InvalidRequest("prompt must be a text, token ids, or a list of either", param="prompt")
+    return tuple(_checked(item, f"prompt[{at}]") for at, item in enumerate(prompt))
+
+
+def _checked(prompt: object, path: str) -> RawPrompt:
+    if not prompt:
+        raise InvalidRequest(f"{path} must not be empty", param=path)
+    if isinstance(prompt, str):
+        check_text(len(prompt), path)
+        return prompt
+    assert isinstance(prompt, list)
+    check_token_count(len(prompt), path)
+    if any(not 0 <= token < 1 << 32 for token in prompt):
+        raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
+    return tuple(prompt)

@@ -1,0 +1,1 @@
+"""Request fields that several endpoints share."""

@@ -1,0 +1,286 @@
+"""The OpenAPI document, made of the Structs that bodies are decoded into."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from triptych import __version__
+from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.openai.completions.types import CompletionBody
+from triptych.proxy.openai.fields.sampling import SamplingBody
+from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.proxy.openai.openapi import replies
+from triptych.proxy.openai.openapi.fields import HIDDEN, LIMITS, MESSAGE, SHAPES, WORDS, Schema
+from triptych.proxy.openai.openapi.forms import FORMS, TranscriptReply
+from triptych.proxy.openai.responses.types import ResponsesBody
+from triptych.proxy.openai.tokenize import DetokenizeBody, TokenizeBody
+
+REFERENCE = "#/components/schemas/"
+_UNSERVED = frozenset(UnservedBody.__struct_fields__)
+_PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX"
+    "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
+)
+_HELLO = [{"role": "user", "content": "Hello!"}]
+_LOOK = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": _PIXEL}},
+            {"type": "text", "text": "What is in the image?"},
+        ],
+    }
+]
+_ASK = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": _PIXEL},
+            {"type": "input_text", "text": "What is in the image?"},
+        ],
+    }
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path. `body` and `reply` are Structs; `form` names a form; `events`: it streams on demand."""
+
+    method: str
+    path: str
+    summary: str
+    reply: type[msgspec.Struct] | str
+    body: type[msgspec.Struct] | None = None
+    examples: dict[str, dict[str, Any]] | None = None
+    events: bool = False
+    needs_key: bool = True
+    statuses: tuple[int, ...] = ()
+    form: str = ""
+    #: Examples that want an encoder-decoder model; by name as `examples`.
+    encoder_decoder: dict[str, dict[str, Any]] | None = None
+
+
+_BODY_STATUSES = (400, 404, 413, 429, 503, 504)
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answers a conversation with text and pictures",
+        replies.ChatReply,
+        ChatBody,
+        {
+            "text": {"messages": _HELLO, "max_tokens": 16},
+            "picture": {"messages": _LOOK, "max_tokens": 16, "temperature": 0},
+        },
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Goes on from a raw prompt",
+        replies.TextReply,
+        CompletionBody,
+        {
+            "text": {"prompt": "Once upon a time", "max_tokens": 16},
+            "several": {"prompt": ["One", "Two"], "max_tokens": 4, "n": 2},
+        },
+        events=True,
+        statuses=_BODY_STATUSES,
+        encoder_decoder={
+            "two prompts": {"encoder_prompt": "A long article …", "decoder_prompt": "In short:"},
+            "picture to text": {"multi_modal_data": {"image": {"url": _PIXEL}}, "max_tokens": 16},
+        },
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answers in the shapes of OpenAI's Responses API, without its memory",
+        replies.ResponseReply,
+        ResponsesBody,
+        {
+            "text": {"input": "Hello!", "max_output_tokens": 16},
+            "picture": {"input": _ASK, "instructions": "Be short.", "max_output_tokens": 16},
+        },
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/tokenize",
+        "The token ids of a text or of a conversation",
+        replies.TokenizeReply,
+        TokenizeBody,
+        {"text": {"prompt": "Hello!"}, "messages": {"messages": _HELLO}},
+        statuses=(400, 404, 413, 429, 503),
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "The text of token ids",
+        replies.DetokenizeReply,
+        DetokenizeBody,
+        {"ids": {"tokens": [1, 2, 3]}},
+        statuses=(400, 404, 413, 429, 503),
+    ),
+    Operation("get", "/v1/models", "Models that can be asked", replies.ModelsReply),
+    Operation("get", "/version", "The server's version", replies.VersionReply),
+    Operation("get", "/health", "Whether the process lives", replies.StatusReply, needs_key=False),
+    Operation(
+        "get",
+        "/ready",
+        "Whether requests can be answered",
+        replies.StatusReply,
+        needs_key=False,
+        statuses=(503,),
+    ),
+    Operation("get", "/openapi.json", "This document", "application/json"),
+    Operation("get", "/docs", "This document for people", "text/html"),
+)
+FORM_OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/audio/transcriptions",
+        "Writes speech down",
+        TranscriptReply,
+        examples={
+            "text": {"file": "@speech.wav"},
+            "subtitles": {"file": "@speech.wav", "language": "en", "response_format": "srt"},
+        },
+        form="TranscriptionForm",
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+    Operation(
+        "post",
+        "/v1/audio/translations",
+        "Writes speech down in English",
+        TranscriptReply,
+        examples={"text": {"file": "@speech.wav", "response_format": "text"}},
+        form="TranslationForm",
+        events=True,
+        statuses=_BODY_STATUSES,
+    ),
+)
+_ERRORS = {
+    400: "The request is wrong: `param` names the field, `message` the remedy",
+    401: "The API key is missing or opens nothing",
+    404: "The model is not served here",
+    413: "The body is too large",
+    429: "Too many requests: try again after Retry-After seconds",
+    500: "A fault of the server",
+    503: "Nobody can do it now: try again after Retry-After seconds",
+    504: "The request's time is over",
+}
+
+
+def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
+    """The whole document (OpenAPI 3.1)."""
+    bodies: list[type[msgspec.Struct]] = [
+        ChatBody,
+        CompletionBody,
+        ResponsesBody,
+        TokenizeBody,
+        DetokenizeBody,
+    ]
+    operations = (*OPERATIONS, *FORM_OPERATIONS)
+    shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
+    _, components = msgspec.json.schema_components(
+        [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}"
+    )
+    for body in bodies:
+        _complete(components[body.__name__], body, max_choices)
+    components |= {"MessageBody": MESSAGE, **FORMS}
+    paths: dict[str, Any] = {}
+    for op in operations:
+        paths.setdefault(op.path, {})[op.method] = _operation(op)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Triptych",
+            "version": __version__,
+            "description": "Multimodal models behind OpenAI's API. Unknown fields are ignored.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _complete(schema: Schema, body: type[msgspec.Struct], max_choices: int) -> None:
+    """Adds what the Struct does not say."""
+    name = body.__name__
+    shapes = dict(SHAPES.get(name, {}))
+    if issubclass(body, SamplingBody):
+        shapes = SHAPES["SamplingBody"] | shapes
+    served = {"echo", "add_special_tokens"} if body is CompletionBody else set()
+    hidden = HIDDEN.get(name, frozenset())
+    if issubclass(body, UnservedBody):
+        hidden |= _UNSERVED - served
+    properties = {key: value for key, value in schema["properties"].items() if key not in hidden}
+    for field, value in properties.items():
+        if field in shapes:
+            properties[field] = copy.deepcopy(shapes[field])
+        elif field in LIMITS:
+            _limit(value, LIMITS[field])
+        if field == "n":
+            _limit(value, {"maximum": max_choices})
+        properties[field]["description"] = WORDS[field]
+    schema["properties"] = properties
+
+
+def _limit(schema: Schema, limits: Schema) -> None:
+    """Lays limits over the type that is not null."""
+    for kind in schema.get("anyOf", [schema]):
+        if kind.get("type") != "null":
+            kind.update(limits)
+
+
+def _operation(op: Operation) -> dict[str, Any]:
+    """One operation of the document."""
+    ok: dict[str, Any] = {"description": "The answer", "content": _content(op)}
+    found = {"200": ok}
+    for status in sorted({*op.statuses, 500, *((401,) if op.needs_key else ())}):
+        shape = replies.StatusReply if op.path == "/ready" and status == 503 else replies.ErrorReply
+        found[str(status)] = {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": _reference(shape)}},
+        }
+    body: dict[str, Any] = {}
+    named = (op.examples or {}) | (op.encoder_decoder or {})
+    examples = {name: {"value": value} for name, value in named.items()}
+    if op.body is not None:
+        content = {"application/json": {"schema": _reference(op.body), "examples": examples}}
+        body["requestBody"] = {"required": True, "content": content}
+    elif op.form:
+        content = {"multipart/form-data": {"schema": {"$ref": REFERENCE + op.form}, "examples": examples}}
+        body["requestBody"] = {"required": True, "content": content}
+    return {
+        "operationId": op.path.strip("/").replace("/", "_").replace(".", "_"),
+        "summary": op.summary,
+        **body,
+        "responses": found,
+        "security": [{"key": []}, {}] if op.needs_key else [],
+    }
+
+
+def _content(op: Operation) -> dict[str, Any]:
+    if isinstance(op.reply, str):
+        return {op.reply: {"schema": {"type": "object" if op.reply.endswith("json") else "string"}}}
+    content: dict[str, Any] = {"application/json": {"schema": _reference(op.reply)}}
+    if op.form:
+        content["text/plain"] = {"schema": {"type": "string"}}
+    if op.events:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return content
+
+
+def _reference(struct: type[msgspec.Struct]) -> Schema:
+    return {"$ref": REFERENCE + struct.__name__}

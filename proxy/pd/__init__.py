@@ -1,0 +1,1 @@
+"""PD workers as the proxy sees them: submits, event streams, losses."""

@@ -1,0 +1,330 @@
+"""One PD worker as the proxy speaks with it: unary calls out, one stream of events back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.rpc import INCARNATION_HEADER
+
+log = logging.getLogger(__name__)
+
+#: A PD worker keeps the requests of a proxy without a stream for as long.
+REATTACH_SECONDS = 2.0
+RETRY_SECONDS = 0.1
+#: Longest pause after an error of our own, which comes again at once where it has a lasting cause.
+LAST_RETRY_SECONDS = 5.0
+CALL_TIMEOUT = 10.0
+#: Requests, and keys of items, that one message names at most.
+NAMED_AT_ONCE = 16384
+KEYS_AT_ONCE = 4096
+#: A worker that sends no initial metadata counts as attached when the call has not failed by then.
+ATTACH_SECONDS = 0.5
+
+
+def retry_pause(failures: int) -> float:
+    """Seconds before the stream is made anew, after so many errors of our own in a row."""
+    return min(RETRY_SECONDS * 2.0**failures, LAST_RETRY_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSink:
+    """Where a link's news goes. `lost` names requests that the worker no longer serves.
+
+    `ended` comes before it where the process has ended or stands still: see `ProcessEnd`. `attached` has the
+    incarnation of the process at the other end, empty where it does not say.
+    """
+
+    events: Callable[[Iterable[pd_pb2.RequestEvent]], None]
+    lost: Callable[[str, int], None]
+    attached: Callable[[str], None]
+    ended: Callable[[ProcessEnd], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """A worker that is lost without a word, and the requests that it had then.
+
+    Signals of that: its stream broke and was not established again in time; another process answers at its
+    address; it gives no answer over a connection that stands (`final`, whatever it does later). No signals:
+    requests that it hands over, as when it drains; a stream that it has ended itself; a connection that is
+    back in time.
+    """
+
+    address: str
+    incarnation: str
+    requests: tuple[str, ...]
+    final: bool
+
+
+@dataclass(slots=True)
+class _Tracked:
+    attempt: int
+    position: Callable[[], int]
+
+
+class PDLink:
+    """The stream of one PD worker, and the requests on it. Lost requests are told once."""
+
+    def __init__(
+        self, address: str, channel: aio.Channel, proxy_id: str, sink: LinkSink, stall_timeout: float = 0.0
+    ) -> None:
+        self.address = address
+        self.attached = False
+        #: The worker's engine stands still: it gets nothing new.
+        self.set_aside = False
+        self._stall = StallWatch(stall_timeout)
+        self._stub: Any = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._proxy_id = proxy_id
+        self._sink = sink
+        self._requests: dict[str, _Tracked] = {}
+        self._notices: dict[str, None] = {}
+        self._cancels: list[str] = []
+        #: Requests that the Attach under way names: they are to be cancelled once it stands.
+        self._named: set[str] = set()
+        self._flush: asyncio.Task[None] | None = None
+        self._call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents] | None = None
+        self._incarnation = ""
+        #: The worker has ended the stream itself, as one that drains.
+        self._left = False
+        self._task = asyncio.create_task(self._run(), name=f"attach {address}")
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._requests)
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._task, self._flush) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def give_up(self) -> None:
+        """The worker has stalled or gone: its stream ends now, its requests go on elsewhere."""
+        stalled = self.attached
+        self.reattach()
+        self._lose_all(final=stalled)
+
+    def reattach(self) -> None:
+        """Begins the stream anew, so that the worker says which requests it has."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def look(self, now: float) -> bool:
+        """Whether `set_aside` has changed; a worker that begins to stand still loses its requests.
+
+        Called every second. Nothing is known of a worker without a stream.
+        """
+        if not self.attached or (stalled := self._stall.stalled(now)) is self.set_aside:
+            return False
+        self.set_aside = stalled
+        if stalled:
+            log.warning("PD worker %s stands still: its requests go on elsewhere", self.address)
+            self.give_up()
+        else:
+            log.info("PD worker %s moves again", self.address)
+        return True
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def track(self, request_id: str, attempt: int, position: Callable[[], int]) -> None:
+        """From now on the link tells the request's events; `position` counts the output tokens received."""
+        self._requests[request_id] = _Tracked(attempt, position)
+
+    async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
+        """Hands a tracked request over. grpc errors are the caller's."""
+        if message.request_id in self._cancels and self._flush is not None:
+            await asyncio.wait([self._flush])  # a cancel names no attempt
+        reply: pd_pb2.SubmitReply = await self._stub.Submit(message, timeout=CALL_TIMEOUT)
+        return reply
+
+    async def set_apart(self, request_id: str, tokens: int) -> bool:
+        """Has the worker hand over all else that it holds. False where it cannot be had for the request."""
+        message = pd_pb2.SetApartRequest(proxy_id=self._proxy_id, request_id=request_id, tokens=tokens)
+        try:
+            reply: pd_pb2.SetApartReply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
+        except aio.AioRpcError as error:
+            log.info("PD worker %s is not set apart: %s", self.address, error.code().name)
+            return False
+        if reply.HasField("error"):
+            log.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
+            return False
+        return self.attached
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def notify(self, mm_hashes: tuple[str, ...]) -> None:
+        """These items are in the store. Sent together with what else comes up in this turn of the loop."""
+        self._notices.update(dict.fromkeys(mm_hashes))
+        self._start_flush()
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request there. Without a stream the next Attach, which does not name it, says so."""
+        if self.attached or request_id in self._named:
+            self._cancels.append(request_id)
+        if self.attached:
+            self._start_flush()
+
+    def _start_flush(self) -> None:
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.create_task(self._send_pending(), name=f"notices {self.address}")
+
+    async def _send_pending(self) -> None:
+        """Repeats until the worker has everything; failures for 2 s on a live stream end the stream."""
+        started = asyncio.get_running_loop().time()
+        while self.attached and (self._notices or self._cancels):
+            notices = list(islice(self._notices, KEYS_AT_ONCE))
+            cancels = self._cancels[:NAMED_AT_ONCE]
+            try:
+                if cancels:
+                    request = pd_pb2.CancelRequest(proxy_id=self._proxy_id, request_ids=cancels)
+                    await self._stub.Cancel(request, timeout=CALL_TIMEOUT)
+                    del self._cancels[: len(cancels)]
+                if notices:
+                    notice = pd_pb2.ItemsNotice(proxy_id=self._proxy_id, mm_hashes=notices)
+                    await self._stub.NotifyItems(notice, timeout=CALL_TIMEOUT)
+                    for mm_hash in notices:
+                        self._notices.pop(mm_hash, None)
+            except aio.AioRpcError as error:
+                if asyncio.get_running_loop().time() - started > REATTACH_SECONDS:
+                    log.warning("PD worker %s took no notices: %s", self.address, error.code().name)
+                    self.give_up()
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("PD worker %s was sent no notices; its requests go on elsewhere", self.address)
+                self.reattach()
+                self._lose_all(ours=True)
+                return
+
+    # -- back --------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s.
+
+        An unexpected error loses them at once: what made it would be sent again.
+        """
+        loop = asyncio.get_running_loop()
+        broken_at = loop.time()
+        failures = 0
+        while True:
+            try:
+                self._left = await self._attach(broken_at + REATTACH_SECONDS if self._requests else None)
+                failures = 0
+            except (aio.AioRpcError, TimeoutError) as error:
+                failures = 0
+                log.debug("no stream of PD worker %s: %s", self.address, error)
+            except Exception:
+                failures += 1
+                log.exception("the stream of PD worker %s failed; its requests go on elsewhere", self.address)
+                self.attached = False
+                self._lose_all(ours=True)
+            if self.attached:
+                broken_at = loop.time()
+                log.info("the stream of PD worker %s broke", self.address)
+            self.attached = False
+            self._cancels.clear()
+            self._named.clear()
+            if loop.time() - broken_at >= REATTACH_SECONDS:
+                self._lose_all()
+            await asyncio.sleep(retry_pause(failures))
+
+    async def _attach(self, deadline: float | None) -> bool:
+        """One stream, from its start to its end: whether it was the worker that ended it.
+
+        TimeoutError when it is not established in time.
+        """
+        async with asyncio.timeout_at(deadline) as limit:
+            request = await self._name_requests(limit)
+        call = self._call = self._stub.Attach(request)
+        try:
+            async with asyncio.timeout_at(limit.when()):
+                known = await self._established(call)
+            self.attached = True
+            self._sink.attached(self._incarnation if known else "")
+            if self._notices or self._cancels:
+                self._start_flush()
+            deliver = self._sink.events
+            async for step in call:
+                self._stall.take(step)
+                if not known:
+                    known = True
+                    await self._identify(call)
+                deliver(step.events)
+            return True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # this task is being ended; else the call was, by `reattach`
+        finally:
+            call.cancel()
+        return False
+
+    async def _name_requests(self, limit: asyncio.Timeout) -> pd_pb2.AttachRequest:
+        """Attach's message; what it has no room for is named in calls before it, which extend `limit`."""
+        named = [
+            pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=tracked.position())
+            for request_id, tracked in self._requests.items()
+        ]
+        self._named = set(self._requests)
+        pieces = [named[at : at + NAMED_AT_ONCE] for at in range(0, len(named), NAMED_AT_ONCE)] or [[]]
+        *before, last = pieces
+        request = pd_pb2.AttachRequest(proxy_id=self._proxy_id, requests=last)
+        if before:
+            request.round = secrets.token_hex(8)
+            request.named_before = len(named) - len(last)
+        for piece in before:
+            message = pd_pb2.AttachRequest(proxy_id=self._proxy_id, round=request.round, requests=piece)
+            await self._stub.NameRequests(message, timeout=CALL_TIMEOUT)
+            if limit.when() is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + REATTACH_SECONDS)
+        return request
+
+    async def _established(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> bool:
+        """Returns when the stream stands: whether the process at its other end is known."""
+        known = False
+        await call.wait_for_connection()
+        try:
+            async with asyncio.timeout(ATTACH_SECONDS):
+                await self._identify(call)
+                known = True
+        except TimeoutError:
+            log.debug("PD worker %s sends no initial metadata", self.address)
+        if call.done():
+            code = await call.code()
+            if code is not grpc.StatusCode.OK:
+                raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), await call.details())
+        return known
+
+    async def _identify(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> None:
+        """Another process than before has none of the requests."""
+        metadata = await call.initial_metadata()
+        incarnation = dict(metadata or ()).get(INCARNATION_HEADER, "")
+        if incarnation and self._incarnation and incarnation != self._incarnation:
+            self._lose_all(final=True)
+        self._incarnation = str(incarnation) or self._incarnation
+        self._left = False
+
+    def _lose_all(self, *, final: bool = False, ours: bool = False) -> None:
+        """The requests go on elsewhere; `ours`: after an error of this process, which makes none suspect."""
+        self._notices.clear()
+        self._cancels.clear()
+        lost, self._requests = self._requests, {}
+        if lost and not self._left and not ours:
+            self._sink.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
+        for request_id, tracked in lost.items():
+            try:
+                self._sink.lost(request_id, tracked.attempt)
+            except Exception:  # of one request: the others are lost all the same
+                log.exception("request %s of PD worker %s", request_id, self.address)

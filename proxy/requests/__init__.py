@@ -1,0 +1,1 @@
+"""The life of a request: its state machine and what it holds."""

@@ -1,0 +1,97 @@
+"""What the streams of encoder jobs leave behind in the proxy: nothing for the garbage collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from support.cluster import PATIENCE
+from support.fake_encoder import FakeEncoder, fake_plan
+from support.fake_workers import TOKEN
+from support.waiting import until, within
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.metrics import ProxyMetrics
+from triptych.protos import encoder_pb2
+from triptych.proxy.encoders import encoder_client
+from triptych.proxy.encoders.encoder_client import EncoderJob, JobReady
+from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+from triptych.rpc_auth import WorkerSession
+
+JOBS = 50
+
+
+class Lingering(FakeEncoder):
+    """Says that the item is ready, and does not end the stream."""
+
+    async def Encode(self, requests: Any, context: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
+        job = (await anext(aiter(requests))).job
+        yield encoder_pb2.EncodeEvent(ready=encoder_pb2.ItemReady(plan=fake_plan(job.mm_hash)))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled += 1
+
+
+@contextlib.asynccontextmanager
+async def _channel_to(encoder: FakeEncoder) -> AsyncIterator[aio.Channel]:
+    await encoder.start()
+    session = WorkerSession(TOKEN, encoder.info)
+    try:
+        async with aio.insecure_channel(encoder.address, interceptors=session.interceptors()) as channel:
+            session.bind(channel)
+            yield channel
+    finally:
+        await encoder.kill()
+
+
+async def _run(channel: aio.Channel, media: SpooledMedia, number: int) -> None:
+    job = encoder_pb2.EncodeJob(job_id=str(number), mm_hash=f"{number:064x}", media_bytes=media.nbytes)
+    stream = EncoderJob(channel, job, media, on_planned=lambda plan: stream.permit(), phase_timeout=PATIENCE)
+    assert isinstance(await within("a job's end", stream.run()), JobReady)
+
+
+def _streams() -> Counter[str]:
+    """Objects of gRPC streams that are in memory, by their type."""
+    kinds = (type(thing).__name__ for thing in gc.get_objects())
+    return Counter(kind for kind in kinds if "StreamStreamCall" in kind or kind == "async_generator")
+
+
+@pytest.fixture
+async def media() -> AsyncIterator[SpooledMedia]:
+    spool = MediaSpool(ProxyMetrics(), memory_budget=1 << 20, disk_budget=1 << 20)
+    yield await spool.keep(b"pixels")
+    spool.close()
+
+
+async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
+    store: EmbeddingStore, media: SpooledMedia
+) -> None:
+    async with _channel_to(FakeEncoder(store)) as channel:
+        await _run(channel, media, 0)
+        gc.collect()
+        gc.disable()
+        try:
+            before = _streams()
+            for number in range(1, JOBS + 1):
+                await _run(channel, media, number)
+            left = _streams() - before
+        finally:
+            gc.enable()
+    assert sum(left.values()) < JOBS / 5, left
+
+
+async def test_a_worker_that_does_not_end_the_stream_cannot_keep_its_job(
+    store: EmbeddingStore, media: SpooledMedia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_client, "CLOSING_SECONDS", 0.1)
+    encoder = Lingering(store)
+    async with _channel_to(encoder) as channel:
+        await _run(channel, media, 1)
+        await until(lambda: encoder.cancelled, "the stream to be cancelled")

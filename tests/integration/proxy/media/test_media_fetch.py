@@ -1,0 +1,457 @@
+"""Pictures by URL from a real server: what is fetched, what is refused, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from support.media import content, kept_bytes
+from support.web import PNG, WebServer, client_tls, redirect, reply, server_tls
+from triptych.errors import InvalidRequest, Overloaded, RequestError, TooLarge
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.media import fetcher as media_fetcher
+from triptych.proxy.media.address_rules import parse_rules
+from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_up_host
+from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
+from triptych.proxy.media.source import WebUrl, parse_image_url
+from triptych.proxy.media.spool import MediaSpool
+
+LOOPBACK = "127.0.0.0/8"
+LARGE = PNG + bytes(3 << 20)
+
+
+@pytest.fixture
+async def web(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WebServer]:
+    monkeypatch.setattr(media_fetcher, "FIRST_BACKOFF", 0.01)
+    async with WebServer() as server:
+        yield server
+
+
+class Names:
+    """A resolver with answers in order, the last one repeated; it notes what it was asked."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, port: int) -> list[tuple[Any, ...]]:
+        self.asked.append(host)
+        addresses = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if not addresses:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [
+            (socket.AF_INET6 if ":" in a else socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port))
+            for a in addresses
+        ]
+
+
+class Fetching:
+    """A fetcher with a spool of its own."""
+
+    def __init__(
+        self,
+        *,
+        networks: str = LOOPBACK,
+        hosts: str = "",
+        names: LookUpHost = look_up_host,
+        tls: ssl.SSLContext | bool = True,
+        memory: int = 1 << 30,
+        disk: int = 1 << 30,
+        **limits: Any,
+    ) -> None:
+        self.metrics = ProxyMetrics()
+        self.spool = MediaSpool(self.metrics, memory_budget=memory, disk_budget=disk)
+        rules = parse_rules(hosts, networks)
+        connections = MediaConnections(rules, look_up=names, tls=tls)
+        self.fetcher = MediaFetcher(connections, self.spool, self.metrics, FetchLimits(**limits))
+
+    async def get(self, url: str) -> bytes:
+        source = parse_image_url(url, "field")
+        assert isinstance(source, WebUrl)
+        media = await self.fetcher.fetch(source, "field")
+        try:
+            return await content(media)
+        finally:
+            media.release()
+
+    def count(self, result: str) -> float:
+        value = self.metrics.registry.get_sample_value("triptych_media_fetches_total", {"result": result})
+        return value or 0.0
+
+
+@asynccontextmanager
+async def fetching(**options: Any) -> AsyncIterator[Fetching]:
+    """Afterwards nothing may be left in the spool."""
+    it = Fetching(**options)
+    try:
+        yield it
+        assert kept_bytes(it.spool) == 0
+    finally:
+        it.fetcher.close()
+        it.spool.close()
+
+
+async def refusal(it: Fetching, url: str) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        await it.get(url)
+    assert caught.value.param == "field"
+    assert caught.value.message.startswith("field: ")
+    return caught.value
+
+
+async def test_a_picture_is_fetched_small_and_large(web: WebServer) -> None:
+    async with fetching() as it:
+        assert await it.get(web.give("/a.png", reply())) == PNG
+        assert await it.get(web.give("/b.png", reply(LARGE))) == LARGE
+        assert it.count("ok") == 2
+        fetched = it.metrics.registry.get_sample_value("triptych_media_fetched_bytes_total")
+        assert fetched == len(PNG) + len(LARGE)
+        assert it.metrics.registry.get_sample_value("triptych_media_fetch_seconds_count") == 2
+
+
+async def test_the_request_carries_neither_cookies_nor_credentials_nor_a_proxys_words(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    web.give("/b", reply())
+    async with fetching() as it:
+        url = web.give("/a", reply(b"", 302, location="/b", set_cookie="a=b"))
+        assert await it.get(url) == PNG
+    for head in web.heads:
+        names = {line.split(b":")[0].lower() for line in head.split(b"\r\n")[1:] if line}
+        assert names == {b"host", b"accept", b"accept-encoding", b"user-agent", b"connection"}
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:{}/", "http://[::1]:{}/", "http://localhost:{}/", "http://127.1.2.3:{}/"]
+)
+async def test_a_server_at_an_address_that_is_not_public_is_never_asked(web: WebServer, url: str) -> None:
+    async with fetching(networks="") as it:
+        error = await refusal(it, url.format(web.port))
+        assert error.status == 400
+        assert it.count("refused") == 1
+    assert web.asked == []
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["169.254.169.254"],
+        ["10.0.0.1"],
+        ["::ffff:127.0.0.1"],
+        ["64:ff9b::7f00:1"],
+        ["fd00:ec2::254"],
+        ["93.184.216.34", "127.0.0.1"],
+        ["2606:4700::1111", "::1"],
+        [],
+    ],
+)
+async def test_every_refused_address_and_every_unknown_name_get_the_same_words(answers: list[str]) -> None:
+    async with fetching(networks="", names=Names(answers)) as it:
+        error = await refusal(it, "http://some.example/")
+        assert error.message == "field: the picture's server has no public address"
+
+
+async def test_a_name_that_changes_its_address_is_reached_only_where_it_was_checked(web: WebServer) -> None:
+    """DNS rebinding: the second answer would be the victim; nobody asks for it."""
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    async with fetching(networks="127.0.0.1/32", names=names) as it:
+        web.give("/a", reply())
+        assert await it.get(web.url("/a", "rebind.example")) == PNG
+        assert names.asked == ["rebind.example"]
+        assert b"Host: rebind.example:" in web.heads[0]
+        error = await refusal(it, web.url("/a", "rebind.example"))
+        assert "no public address" in error.message
+    assert web.asked == ["/a"]
+
+
+async def test_a_trusted_host_may_be_anywhere_and_its_neighbour_may_not(web: WebServer) -> None:
+    async with fetching(networks="", hosts="minio.internal", names=Names(["127.0.0.1"])) as it:
+        web.give("/a", reply())
+        assert await it.get(web.url("/a", "minio.internal")) == PNG
+        assert (await refusal(it, web.url("/a", "other.internal"))).status == 400
+
+
+async def test_a_port_of_another_service_is_refused_as_an_address_is() -> None:
+    async with fetching(networks="", names=Names(["93.184.216.34"])) as it:
+        for port in (22, 25, 445, 1023):
+            error = await refusal(it, f"http://some.example:{port}/")
+            assert error.message == "field: the picture's server has no public address"
+
+
+async def test_redirects_are_followed_up_to_the_limit(web: WebServer) -> None:
+    web.give("/0", reply())
+    for step in range(1, 7):
+        web.give(f"/{step}", redirect(f"/{step - 1}"))
+    async with fetching() as it:
+        assert await it.get(web.url("/5")) == PNG
+        assert "redirects more than 5 times" in (await refusal(it, web.url("/6"))).message
+        assert it.count("redirects") == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_every_kind_of_redirect_is_checked_again(web: WebServer, status: int) -> None:
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    async with fetching(networks="127.0.0.1/32", names=names) as it:
+        web.give("/victim", reply())
+        web.give("/a", redirect(web.url("/victim", "inside.example"), status))
+        error = await refusal(it, web.url("/a", "outside.example"))
+        assert error.message == "field: the picture's server has no public address"
+    assert web.asked == ["/a"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::ffff:127.0.0.2]/",
+        "http://127.0.0.2/",
+    ],
+)
+async def test_a_redirect_into_the_operators_network_is_refused(web: WebServer, target: str) -> None:
+    async with fetching(networks="127.0.0.1/32") as it:
+        error = await refusal(it, web.give("/a", redirect(target)))
+        assert "no public address" in error.message
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "file:///etc/passwd",
+        "gopher://127.0.0.1/",
+        "ftp://127.0.0.1/",
+        "data:image/png;base64,AAAA",
+        "javascript:alert(1)",
+        "http://user@127.0.0.1/",
+        "//user:pw@127.0.0.1/",
+        "http://2130706433/",
+        "http://0x7f.1/",
+        "http:\\\\127.0.0.1\\",
+        "http://127.0.0.1/a\x00b",
+        "http:///",
+        "",
+    ],
+)
+async def test_a_redirect_to_another_scheme_or_in_odd_spelling_is_not_followed(
+    web: WebServer, target: str
+) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", redirect(target)))
+        assert error.status == 400
+        assert "passwd" not in error.message
+    assert web.asked == ["/a"]
+
+
+async def test_a_5xx_is_tried_again_and_a_4xx_is_not(web: WebServer) -> None:
+    async with fetching() as it:
+        assert await it.get(web.give("/a", reply(b"", 503), reply(b"", 500), reply())) == PNG
+        error = await refusal(it, web.give("/b", reply(b"secret words", 403), reply()))
+        assert "status 403" in error.message
+        assert "secret" not in error.message
+        error = await refusal(it, web.give("/c", reply(b"", 502)))
+        assert (error.status, "status 502" in error.message) == (400, True)
+    assert web.asked == ["/a", "/a", "/a", "/b", "/c", "/c", "/c"]
+
+
+async def test_a_connection_that_breaks_is_tried_again(web: WebServer) -> None:
+    short = reply(PNG, content_length=str(len(PNG) + 100))
+    async with fetching() as it:
+        assert await it.get(web.give("/a", b"", short, reply())) == PNG
+        assert len(web.asked) == 3
+
+
+async def test_a_body_shorter_than_announced_is_no_picture(web: WebServer) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", reply(LARGE, content_length=str(len(LARGE) + 1))))
+        assert "broke off" in error.message
+
+
+async def test_a_server_that_is_not_there_is_a_400(web: WebServer) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with fetching() as it:
+        error = await refusal(it, f"http://127.0.0.1:{port}/a")
+        assert (error.status, it.count("unreachable")) == (400, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.9\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"\x00" * 100,
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nabcdef",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\nabc",
+    ],
+    ids=["ssh", "no status", "zeros", "a long header", "many headers", "two lengths", "length", "chunks"],
+)
+async def test_a_server_that_does_not_speak_http_is_a_400(web: WebServer, answer: bytes) -> None:
+    async with fetching() as it:
+        assert (await refusal(it, web.give("/a", answer))).status == 400
+
+
+async def test_bytes_above_the_limit_are_refused_announced_or_not(web: WebServer) -> None:
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n" % len(PNG) + PNG + b"\r\n")
+        while True:
+            writer.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+            await writer.drain()
+
+    async with fetching(max_bytes=2 << 20) as it:
+        for url in (web.give("/a", endless), web.give("/b", reply(LARGE))):
+            error = await refusal(it, url)
+            assert isinstance(error, TooLarge)
+            assert "2.0 MiB" in error.message
+        assert it.count("too_large") == 2
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "x-gzip"])
+async def test_a_compressed_body_is_inflated_up_to_the_limit(web: WebServer, encoding: str) -> None:
+    squeeze = gzip.compress if "gzip" in encoding else zlib.compress
+    bomb = squeeze(PNG + bytes(60 << 20))
+    async with fetching(max_bytes=4 << 20) as it:
+        url = web.give("/a", reply(squeeze(LARGE), content_encoding=encoding))
+        assert await it.get(url) == LARGE
+        error = await refusal(it, web.give("/bomb", reply(bomb, content_encoding=encoding)))
+        assert isinstance(error, TooLarge)
+        cut = reply(squeeze(LARGE)[:-4], content_encoding=encoding)
+        assert "damaged" in (await refusal(it, web.give("/cut", cut))).message
+        noise = reply(b"no gzip", content_encoding=encoding)
+        assert "damaged" in (await refusal(it, web.give("/noise", noise))).message
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
+async def test_other_content_encodings_are_refused(web: WebServer, encoding: str) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", reply(content_encoding=encoding)))
+        assert "only gzip and deflate" in error.message
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/html", "image/svg+xml", "application/json", "video/mp4", "image/tiff"]
+)
+async def test_a_wrong_content_type_is_refused_before_the_body_is_read(web: WebServer, kind: str) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", reply(content_type=kind, content_length="99999999")))
+        assert "content type" in error.message
+
+
+@pytest.mark.parametrize("kind", ["", "application/octet-stream", "IMAGE/PNG; charset=x", "image/x-png"])
+async def test_a_vague_content_type_leaves_the_word_to_the_first_bytes(web: WebServer, kind: str) -> None:
+    async with fetching() as it:
+        assert await it.get(web.give("/a", reply(content_type=kind))) == PNG
+        error = await refusal(it, web.give("/b", reply(b"<svg/>" * 20, content_type=kind)))
+        assert "no PNG, JPEG" in error.message
+
+
+@pytest.mark.parametrize("body", [b"", b"\x89PNG", b"II*\x00" + bytes(50), b"8BPS" + bytes(50), b"%PDF-1.7"])
+async def test_a_body_that_does_not_begin_as_a_picture_is_refused(web: WebServer, body: bytes) -> None:
+    async with fetching() as it:
+        assert "no PNG, JPEG" in (await refusal(it, web.give("/a", reply(body)))).message
+
+
+async def test_a_server_that_drips_is_given_up_when_the_fetchs_time_is_over(web: WebServer) -> None:
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 9999\r\n\r\n" + PNG)
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3600)
+
+    async with fetching(timeout=0.3) as it:
+        for url in (web.give("/a", drip), web.give("/b", silent)):
+            error = await refusal(it, url)
+            assert (error.status, "within 0.3 s" in error.message) == (400, True)
+        assert it.count("timeout") == 2
+
+
+async def test_no_more_fetches_than_allowed_are_under_way(web: WebServer) -> None:
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.write(reply())
+
+    async with fetching(at_once=3) as it:
+        url = web.give("/a", slow)
+        assert await asyncio.gather(*(it.get(url) for _ in range(12))) == [PNG] * 12
+    assert web.most <= 3
+
+
+async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(web: WebServer) -> None:
+    begun = asyncio.Event()
+
+    async def half(writer: asyncio.StreamWriter) -> None:
+        writer.write(reply(LARGE, content_length=str(2 * len(LARGE))))
+        await writer.drain()
+        begun.set()
+        await asyncio.sleep(3600)
+
+    async with fetching() as it:
+        task = asyncio.create_task(it.get(web.give("/a", half)))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_full_spool_is_a_429(web: WebServer) -> None:
+    async with fetching(disk=2 << 20) as it:
+        with pytest.raises(Overloaded) as caught:
+            await it.get(web.give("/a", reply(LARGE)))
+        assert caught.value.retry_after
+    async with fetching(memory=1 << 10) as it:
+        with pytest.raises(Overloaded):
+            await it.get(web.give("/a", reply(PNG * 10)))
+
+
+async def test_the_field_is_named_by_whoever_asked(web: WebServer) -> None:
+    async with fetching() as it:
+        source = parse_image_url(web.give("/gone", reply(b"", 404)), "x")
+        assert isinstance(source, WebUrl)
+        with pytest.raises(InvalidRequest) as caught:
+            await it.fetcher.fetch(source, "messages[1].content[2].image_url.url")
+        assert caught.value.param == "messages[1].content[2].image_url.url"
+        assert "status 404" in caught.value.message
+
+
+async def test_https_asks_for_the_hosts_own_certificate_at_the_pinned_address() -> None:
+    seen: list[str | None] = []
+    context = server_tls()
+    context.sni_callback = lambda connection, name, _: seen.append(name)  # type: ignore[assignment]
+    async with WebServer(context) as web:
+        web.give("/a", reply())
+        names = Names(["127.0.0.1"])
+        async with fetching(names=names, tls=client_tls()) as it:
+            assert await it.get(web.url("/a", "pictures.example")) == PNG
+            error = await refusal(it, web.url("/a", "other.example"))
+            assert "no certificate that is trusted" in error.message
+        async with fetching(names=names) as it:
+            error = await refusal(it, web.url("/a", "pictures.example"))
+            assert "no certificate that is trusted" in error.message
+        assert seen == ["pictures.example", "other.example", "pictures.example"]
+        assert web.asked == ["/a"]
+
+
+async def test_https_does_not_go_on_to_http(web: WebServer) -> None:
+    async with WebServer(server_tls()) as secure:
+        secure.give("/a", redirect(web.give("/b", reply())))
+        async with fetching(names=Names(["127.0.0.1"]), tls=client_tls()) as it:
+            error = await refusal(it, secure.url("/a", "pictures.example"))
+            assert "not followed" in error.message
+        assert (secure.asked, web.asked) == (["/a"], [])

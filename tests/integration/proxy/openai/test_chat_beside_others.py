@@ -1,0 +1,181 @@
+"""Chat is answered beside a hundred clients of every other endpoint, though these get no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from support.fake_workers import user, whole_text
+from support.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.proxy.http import metrics_page
+from triptych.proxy.http.metrics_page import MetricsPage
+from triptych.proxy.pd import queries as pd_queries
+
+CLIENTS = 100
+QUESTIONS = {
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [104, 105]},
+    "/v1/completions": {"model": "demo", "prompt": [104, 105], "echo": True, "max_tokens": 2},
+}
+#: Endpoints that no worker is asked for, and those that generate.
+OTHERS = ("/v1/models", "/version", "/openapi.json", "/docs", "/health", "/ready", "/metrics")
+GENERATING = {
+    "/v1/chat/completions": {"model": "demo", "messages": user("x"), "max_tokens": 2},
+    "/v1/responses": {"model": "demo", "input": "x", "max_output_tokens": 2},
+    "/v1/completions": {"model": "demo", "prompt": "x", "max_tokens": 2},
+}
+
+
+def client(cluster: FakeCluster) -> httpx2.AsyncClient:
+    limits = httpx2.Limits(max_connections=CLIENTS + 1)
+    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{cluster.port}", timeout=60.0, limits=limits)
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+async def test_chat_is_answered_while_questions_to_workers_are_not(store: EmbeddingStore, path: str) -> None:
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        worker = cluster.pd_workers[0]
+        worker.answering.clear()
+        asking = [asyncio.create_task(asker.post(path, json=QUESTIONS[path])) for _ in range(CLIENTS)]
+        await until(lambda: worker.asking >= pd_queries.QUERIES_AT_ONCE)
+        for _ in range(5):
+            reply = await cluster.ask(user("x"), max_tokens=4)
+            assert reply.choices[0].message.content == whole_text(4)
+        assert not any(task.done() for task in asking)
+        worker.answering.set()
+        assert Counter(reply.status_code for reply in await asyncio.gather(*asking)) == {200: CLIENTS}
+        await cluster.at_rest()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_few_questions_are_at_a_worker_at_once_and_all_are_answered(
+    store: EmbeddingStore, path: str
+) -> None:
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        worker = cluster.pd_workers[0]
+        worker.answering.clear()
+        asking = [asyncio.create_task(asker.post(path, json=QUESTIONS[path])) for _ in range(CLIENTS)]
+        await until(lambda: worker.asking == pd_queries.QUERIES_AT_ONCE)
+        # A request's own question has no turn to wait for.
+        echo = asyncio.create_task(asker.post("/v1/completions", json=QUESTIONS["/v1/completions"]))
+        await until(lambda: worker.asking == pd_queries.QUERIES_AT_ONCE + 1)
+        worker.answering.set()
+        assert {reply.status_code for reply in await asyncio.gather(echo, *asking)} == {200}
+
+
+async def test_questions_pass_the_gate(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, max_queue=3) as cluster, client(cluster) as asker:
+        worker = cluster.pd_workers[0]
+        worker.answering.clear()
+        asking = [asyncio.create_task(asker.post("/tokenize", json={"prompt": "x"})) for _ in range(3)]
+        await until(lambda: worker.asking == 3)
+        refused = await asker.post("/detokenize", json={"tokens": [104]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        # Chat has a queue of its own.
+        assert (await cluster.ask(user("x"))).choices[0].message.content
+        worker.answering.set()
+        assert {reply.status_code for reply in await asyncio.gather(*asking)} == {200}
+        cluster.dispatcher.gate.draining = True
+        assert (await asker.post("/tokenize", json={"prompt": "x"})).status_code == 503
+
+
+async def test_a_question_whose_client_has_gone_gives_its_turn_back(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        worker = cluster.pd_workers[0]
+        worker.answering.clear()
+        asking = [asyncio.create_task(asker.post("/tokenize", json={"prompt": "x"})) for _ in range(CLIENTS)]
+        await until(lambda: worker.asking == pd_queries.QUERIES_AT_ONCE)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        worker.answering.set()
+        assert (await asker.post("/tokenize", json={"prompt": "x"})).json()["count"] == 1
+
+
+@pytest.mark.parametrize("path", OTHERS)
+async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
+    store: EmbeddingStore, path: str
+) -> None:
+    """A hundred clients ask again and again: while chat is answered, each gets its turns and no more."""
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        assert (await asker.get(path)).status_code == 200
+        rounds = Counter[int]()
+        over = asyncio.Event()
+
+        async def ask(index: int) -> None:
+            while not over.is_set():
+                assert (await asker.get(path)).status_code == 200
+                rounds[index] += 1
+
+        asking = [asyncio.create_task(ask(index)) for index in range(CLIENTS)]
+        await until(lambda: len(rounds) == CLIENTS)
+        before = max(rounds.values())
+        reply = await cluster.ask(user("x"), max_tokens=4)
+        after = max(rounds.values())
+        over.set()
+        await asyncio.gather(*asking)
+        assert reply.choices[0].message.content == whole_text(4)
+        assert after - before <= 40, "chat waits for its turn at every event, at each behind all others"
+
+
+async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[CollectorRegistry] = []
+    may_end = threading.Event()
+
+    def slow(registry: CollectorRegistry) -> bytes:
+        made.append(registry)
+        assert may_end.wait(20)
+        return generate_latest(registry)
+
+    asked: list[MetricsPage] = []
+    text = MetricsPage.text
+
+    async def counted(page: MetricsPage) -> bytes:
+        asked.append(page)
+        return await text(page)
+
+    monkeypatch.setattr(metrics_page, "generate_latest", slow)
+    monkeypatch.setattr(MetricsPage, "text", counted)
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        asking = [asyncio.create_task(asker.get("/metrics")) for _ in range(CLIENTS)]
+        await until(lambda: len(asked) == CLIENTS)
+        # Chat is answered meanwhile, and counts in the text that is made after it.
+        assert (await cluster.ask(user("x"), max_tokens=4)).choices[0].message.content == whole_text(4)
+        late = asyncio.create_task(asker.get("/metrics"))
+        await until(lambda: len(asked) == CLIENTS + 1)
+        assert len(made) == 1
+        may_end.set()
+        assert 'triptych_requests_total{status="200"} 1.0' in (await late).text
+        assert {reply.status_code for reply in await asyncio.gather(*asking)} == {200}
+        assert len(made) == 2
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_chat_is_admitted_while_requests_of_other_endpoints_generate(
+    store: EmbeddingStore, path: str
+) -> None:
+    async with FakeCluster(store) as cluster, client(cluster) as asker:
+        worker = cluster.pd_workers[0]
+        worker.gate.clear()
+        body: dict[str, Any] = GENERATING[path]
+        asking = [asyncio.create_task(asker.post(path, json=body)) for _ in range(CLIENTS)]
+        await until(lambda: len(worker.submits) == CLIENTS)
+        chat = asyncio.create_task(cluster.ask(user("y"), max_tokens=4))
+        await until(lambda: len(worker.submits) == CLIENTS + 1)
+        worker.gate.set()
+        assert (await chat).choices[0].message.content == whole_text(4)
+        replies = await asyncio.gather(*asking)
+        assert {reply.status_code for reply in replies} == {200}
+        assert all(json.loads(reply.content) for reply in replies)

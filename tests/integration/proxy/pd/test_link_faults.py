@@ -1,0 +1,176 @@
+"""An unexpected error in a PD worker's link is logged, its requests go on, the stream comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.fake_workers import picture, user, whole_text
+from support.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
+from triptych.proxy.requests.flow import Flow
+
+TEXT = [{"role": "user", "content": "count"}]
+
+
+class Fault(Exception):
+    """What nobody expects."""
+
+
+def link_of(cluster: FakeCluster, worker: int = 0) -> PDLink:
+    return cluster.dispatcher._router._links[cluster.pd_workers[worker].address]
+
+
+class Faulty:
+    """A callback that fails as often as it is told to, and does its work otherwise."""
+
+    def __init__(self, work: Any, failures: float) -> None:
+        self._work = work
+        self.failures = failures
+        self.failed = 0
+        self.called = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.called += 1
+        if self.failed < self.failures:
+            self.failed += 1
+            raise Fault("injected")
+        return self._work(*args, **options)
+
+
+def inject(link: PDLink, where: str, failures: float = 1) -> Faulty:
+    """The link's sink fails there from now on."""
+    faulty = Faulty(getattr(link._sink, where), failures)
+    link._sink = replace(link._sink, **{where: faulty})
+    return faulty
+
+
+async def streaming(cluster: FakeCluster, pause_at: int = 4, tokens: int = 12) -> asyncio.Task[str]:
+    """A stream whose first tokens have come and whose next ones wait at every worker's gate."""
+    for worker in cluster.pd_workers:
+        worker.pause_at = pause_at
+    asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=tokens))
+    await until(lambda: cluster.received == pause_at, "the first tokens")
+    for worker in cluster.pd_workers:
+        worker.pause_at = None
+    return asked
+
+
+def break_and_go_on(cluster: FakeCluster) -> None:
+    for worker in cluster.pd_workers:
+        worker.break_streams()
+        worker.gate.set()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
+    async with FakeCluster(store, pd_workers=workers) as cluster:
+        asked = await streaming(cluster)
+        at = max(range(workers), key=lambda index: len(cluster.pd_workers[index].submits))
+        # The link took the old callback when its stream began: the fault comes with the next stream.
+        cluster.pd_workers[at].break_streams()
+        await until(lambda: len(cluster.pd_workers[at].attaches) == 2, "the next stream")
+        inject(link_of(cluster, at), "events")
+        cluster.pd_workers[at].break_streams()
+        for worker in cluster.pd_workers:
+            worker.gate.set()
+        assert await asked == whole_text(12)
+        await until(lambda: link_of(cluster, at).attached, "the link's stream")
+        assert "the stream of PD worker" in caplog.text
+        assert "Fault: injected" in caplog.text
+        assert [await cluster.stream(TEXT) for _ in range(4)] == [whole_text(8)] * 4
+        await cluster.at_rest()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, failures: int
+) -> None:
+    async with FakeCluster(store) as cluster:
+        asked = await streaming(cluster)
+        faulty = inject(link_of(cluster), "attached", failures)
+        ended = inject(link_of(cluster), "ended", failures=0)
+        break_and_go_on(cluster)
+        assert await asked == whole_text(12)
+        assert faulty.failed == failures
+        assert ended.called == 0, "no request is suspect of an error of the proxy's"
+        assert caplog.text.count("Fault: injected") == failures
+        await cluster.at_rest()
+
+
+async def test_a_link_that_fails_every_time_leaves_the_work_to_the_others(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, pd_workers=2) as cluster:
+        inject(link_of(cluster, 0), "attached", failures=float("inf"))
+        cluster.pd_workers[0].break_streams()
+        await until(lambda: not link_of(cluster, 0).attached, "the break")
+        assert [await cluster.stream(TEXT) for _ in range(6)] == [whole_text(8)] * 6
+        await until(lambda: len(cluster.pd_workers[0].attaches) > 2, "another try")
+        assert not link_of(cluster, 0)._task.done()
+
+
+async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store, request_timeout=3.0) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.gate.clear()
+        asked = [asyncio.create_task(cluster.stream(TEXT)) for _ in range(4)]
+        await until(lambda: link_of(cluster).in_flight == 4 and len(worker.submits) == 4, "four requests")
+        inject(link_of(cluster), "lost")
+        inject(link_of(cluster), "attached")
+        break_and_go_on(cluster)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [answer for answer in answers if isinstance(answer, str)] == [whole_text(8)] * 3
+        await cluster.at_rest()
+
+
+async def test_a_fault_in_one_requests_tokens_ends_that_request_alone(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.gate.clear()
+        asked = [asyncio.create_task(cluster.ask(TEXT)) for _ in range(3)]
+        await until(lambda: len(worker.submits) == 3, "three requests")
+        victim = worker.submits[1].request_id
+        emit = Flow.emit_tokens
+
+        def broken(flow: Flow, delta: Any) -> None:
+            if flow.request_id == victim:
+                raise Fault("injected")
+            emit(flow, delta)
+
+        monkeypatch.setattr(Flow, "emit_tokens", broken)
+        worker.gate.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, Exception)]
+        assert [getattr(error, "status_code", 0) for error in failed] == [500]
+        assert len(worker.attaches) == 1
+        assert len(worker.submits) == 3
+        await cluster.at_rest()
+
+
+async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        link = link_of(cluster)
+        faulty = link._stub.NotifyItems = Faulty(link._stub.NotifyItems, 1)
+        assert await cluster.stream(user("?", picture("p"))) == whole_text(8)
+        assert faulty.failed == 1
+        assert "Fault: injected" in caplog.text
+        await cluster.at_rest()
+
+
+def test_pauses_grow_with_errors_in_a_row_up_to_a_limit() -> None:
+    pauses = [retry_pause(failures) for failures in range(20)]
+    assert pauses[0] == RETRY_SECONDS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LAST_RETRY_SECONDS

@@ -1,0 +1,241 @@
+"""A request that ends every PD worker which takes it up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+from openai import InternalServerError
+
+from support.fake_pd import FakePD
+from support.fake_workers import picture, user, whole_text
+from support.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store import EmbeddingStore
+from triptych.protos import pd_pb2
+from triptych.proxy.pd.suspects import CLEARING_TOKENS
+
+LOST = "lost with"
+
+
+@pytest.fixture(autouse=True)
+def error_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.INFO, "triptych.proxy"):
+        yield
+
+
+def ends(cluster: FakeCluster) -> int:
+    return sum(worker.ends for worker in cluster.pd_workers)
+
+
+async def poisoned(cluster: FakeCluster, tokens: int | str, **extra: object) -> str:
+    """The error id with which the poison ends."""
+    with pytest.raises(InternalServerError) as caught:
+        await cluster.ask(user(f"poison {tokens}"), max_tokens=30, **extra)
+    assert caught.value.status_code == 500
+    found = re.search(r"error id ([0-9a-f]{16})", caught.value.message)
+    assert found, caught.value.message
+    return found[1]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("tokens", [0, 5, 20])
+async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answered(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, workers: int, tokens: int
+) -> None:
+    async with FakeCluster(store, pd_workers=workers) as cluster:
+        for worker in cluster.pd_workers:
+            worker.admission.clear()
+        bad = asyncio.create_task(poisoned(cluster, tokens))
+        good = [asyncio.create_task(cluster.stream(user(f"q{i}"), max_tokens=40)) for i in range(10)]
+        good += [
+            asyncio.create_task(cluster.stream(user("?", picture(f"p{i}")), max_tokens=4)) for i in range(3)
+        ]
+        await until(lambda: sum(len(worker.requests) for worker in cluster.pd_workers) == 14)
+        for worker in cluster.pd_workers:
+            worker.admission.set()
+        error_id = await bad
+        assert await asyncio.gather(*good) == [whole_text(40)] * 10 + [whole_text(4)] * 3
+        # Tokens that a worker's end has overtaken come again, so a late poison may be cleared once.
+        assert ends(cluster) == 3 if tokens < CLEARING_TOKENS else ends(cluster) <= 5
+        assert any(
+            error_id in record.getMessage() and record.levelno == logging.ERROR for record in caplog.records
+        )
+        await cluster.at_rest()
+        assert not cluster.dispatcher._router.suspects._losses
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found(
+    store: EmbeddingStore, workers: int
+) -> None:
+    async with FakeCluster(store, pd_workers=workers) as cluster:
+        good = asyncio.gather(*(cluster.stream(user(f"q{i}"), max_tokens=30) for i in range(4)))
+        await poisoned(cluster, "door")
+        assert ends(cluster) == 3
+        assert await good == [whole_text(30)] * 4
+        await cluster.at_rest()
+
+
+async def test_two_poisons_at_once_end_with_ids_of_their_own(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, pd_workers=2) as cluster:
+        bad = [asyncio.create_task(poisoned(cluster, tokens)) for tokens in (0, 3)]
+        good = asyncio.gather(*(cluster.stream(user(f"q{i}"), max_tokens=30) for i in range(6)))
+        first, second = await asyncio.gather(*bad)
+        assert first != second
+        assert await good == [whole_text(30)] * 6
+        await cluster.at_rest()
+
+
+async def test_a_poison_with_several_choices_ends_once(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        good = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
+        await poisoned(cluster, 2, n=3)
+        assert await good == whole_text(30)
+        assert ends(cluster) == 3
+        await cluster.at_rest()
+
+
+async def suspects_held(cluster: FakeCluster, worker: FakePD, count: int) -> list[asyncio.Task[str]]:
+    """So many good requests that are suspects, with one of them alone on the worker and held there."""
+    worker.gate.clear()
+    asked = [asyncio.create_task(cluster.stream(user(f"q{i}"), max_tokens=30)) for i in range(count)]
+    for _ in range(2):
+        await until(lambda: len(worker.requests) == count, "all at the worker")
+        await worker._restart()
+    await until(lambda: bool(worker.set_apart) and len(worker.requests) == 1, "a request alone")
+    return asked
+
+
+async def test_suspects_run_alone_one_by_one_and_are_cleared(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        asked = await suspects_held(cluster, worker, 4)
+        newcomer = asyncio.create_task(cluster.stream(user("new"), max_tokens=3))
+        await until(lambda: cluster.dispatcher.in_flight == 5)
+        assert len(worker.requests) == 1
+        worker.gate.set()
+        assert await asyncio.gather(*asked) == [whole_text(30)] * 4
+        assert await newcomer == whole_text(3)
+        assert len(worker.set_apart) == len(set(worker.set_apart)) == 4
+        assert sum("is cleared" in message for message in caplog.messages) == 4
+        await cluster.at_rest()
+
+
+async def test_a_suspect_whose_client_goes_gives_its_worker_back(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        asked = await suspects_held(cluster, worker, 3)
+        alone = next(iter(worker.requests.values())).submit
+        text = re.search(rb"q(\d)", alone.messages)
+        assert text
+        gone = asked.pop(int(text[1]))
+        gone.cancel()
+        await until(lambda: len(worker.set_apart) == 2, "the next suspect's turn")
+        worker.gate.set()
+        assert await asyncio.gather(*asked) == [whole_text(30)] * 2
+        await cluster.at_rest()
+
+
+async def test_a_suspect_waits_for_a_worker_and_runs_when_one_comes(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.gate.clear()
+        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
+        await until(lambda: len(worker.requests) == 1)
+        await worker._restart()
+        await until(lambda: len(worker.requests) == 1)
+        await worker.kill()
+        suspects = cluster.dispatcher._router.suspects
+        await until(lambda: any(suspects.suspect(request) for request in suspects._losses), "a suspect")
+        await worker.start()
+        worker.gate.set()
+        assert await asked == whole_text(30)
+
+
+async def test_the_worker_that_was_set_apart_drains_and_the_suspect_goes_elsewhere_unblamed(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store, pd_workers=2) as cluster:
+        for worker in cluster.pd_workers:
+            worker.gate.clear()
+        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
+        for _ in range(2):
+            await until(lambda: any(worker.requests for worker in cluster.pd_workers))
+            await next(worker for worker in cluster.pd_workers if worker.requests)._restart()
+        for _ in range(2):
+            await until(
+                lambda: any(w.requests and w.set_apart for w in cluster.pd_workers), "the request alone"
+            )
+            worker = next(w for w in cluster.pd_workers if w.requests)
+            worker.set_apart.clear()
+            hand_over(worker)
+        for worker in cluster.pd_workers:
+            worker.gate.set()
+        assert await asked == whole_text(30)
+
+
+def hand_over(worker: FakePD) -> None:
+    """What a worker does at the end of its drain."""
+    for held in list(worker.requests.values()):
+        worker.emit(held, lost=pd_pb2.Lost())
+        assert held.task is not None
+        held.task.cancel()
+    worker.requests.clear()
+    worker.isolation.__init__()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("signal", ["handed over", "the stream broke", "the stream was ended"])
+async def test_what_is_no_loss_makes_no_suspects(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, signal: str
+) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.gate.clear()
+        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
+        for round_number in range(1, 4):
+            await until(lambda: len(worker.requests) == 1)
+            attached = len(worker.attaches)
+            if signal == "handed over":
+                submits = len(worker.submits)
+                hand_over(worker)
+                await until(lambda count=submits: len(worker.submits) > count, f"resume {round_number}")
+                continue
+            worker.leaving = signal == "the stream was ended"
+            worker.break_streams()
+            await until(lambda count=attached: len(worker.attaches) > count, f"stream {round_number}")
+        worker.gate.set()
+        assert await asked == whole_text(30)
+        assert not worker.set_apart
+        assert LOST not in caplog.text
+
+
+async def test_a_worker_that_stands_still_counts_as_lost(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store, pd_workers=2, health_timeout=0.3) as cluster:
+        for worker in cluster.pd_workers:
+            worker.gate.clear()
+        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
+        for _ in range(2):
+            await until(lambda: any(worker.requests for worker in cluster.pd_workers))
+            worker = next(worker for worker in cluster.pd_workers if worker.requests)
+            other = next(each for each in cluster.pd_workers if each is not worker)
+            worker.health.answers.clear()
+            await until(lambda other=other: bool(other.requests), "the request elsewhere")
+            worker.health.answers.set()
+            worker.requests.clear()
+            await until(
+                lambda worker=worker: cluster.pool.workers["pd", worker.address].alive, "it to be back"
+            )
+        assert sum(LOST in message for message in caplog.messages) == 2
+        assert any(worker.set_apart for worker in cluster.pd_workers)
+        for worker in cluster.pd_workers:
+            worker.gate.set()
+        assert await asked == whole_text(30)
+        assert CLEARING_TOKENS < 30

@@ -1,0 +1,264 @@
+"""A proxy's link after a break: more requests, and more to be sent again, than one message holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from support.waiting import until
+from triptych import rpc
+from triptych.pd_worker import server
+from triptych.pd_worker.names import MAX_KEYS, MAX_REQUESTS
+from triptych.pd_worker.outbox import MESSAGE_BYTES, Outbox
+from triptych.pd_worker.outputs import (
+    NewTokens,
+    RawLogprobs,
+    RequestAdmitted,
+    RequestFinished,
+)
+from triptych.pd_worker.server import PDServicer
+from triptych.pd_worker.token_texts import TokenTexts
+from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.proxy.pd import link as pd_client
+from triptych.proxy.pd.link import LinkSink, PDLink, ProcessEnd
+from triptych.rpc import make_channel, make_server
+from triptych.types import FinishReason, PDTimings, Usage
+
+PROXY = "proxy-test"
+#: What a call may name, and a message hold, in these tests: a tenth of what it is, to be quick.
+CALL_REQUESTS, MESSAGE_LIMIT = 2000, 8 << 20
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MESSAGE_BYTES < MESSAGE_LIMIT < rpc.MAX_MESSAGE_BYTES
+    assert pd_client.NAMED_AT_ONCE < MAX_REQUESTS
+    assert pd_client.KEYS_AT_ONCE < MAX_KEYS
+    sizes = {"grpc.max_receive_message_length", "grpc.max_send_message_length"}
+    options = [(name, MESSAGE_LIMIT if name in sizes else value) for name, value in rpc._OPTIONS]
+    monkeypatch.setattr(rpc, "_OPTIONS", options)
+    monkeypatch.setattr(server, "MAX_REQUESTS", CALL_REQUESTS)
+    monkeypatch.setattr(pd_client, "NAMED_AT_ONCE", CALL_REQUESTS // 4)
+
+
+@dataclass
+class Heard:
+    """What the link has told the proxy."""
+
+    events: list[pd_pb2.RequestEvent] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    attached: int = 0
+    ended: list[ProcessEnd] = field(default_factory=list)
+
+    def sink(self) -> LinkSink:
+        return LinkSink(self._take, self._lose, self._attach, self.ended.append)
+
+    def _take(self, events: Iterable[pd_pb2.RequestEvent]) -> None:
+        self.events += events
+
+    def _lose(self, request_id: str, attempt: int) -> None:
+        self.lost.append(request_id)
+
+    def _attach(self, incarnation: str) -> None:
+        self.attached += 1
+
+    def ids(self, kind: str) -> list[str]:
+        return [event.request_id for event in self.events if event.WhichOneof("body") == kind]
+
+
+@dataclass
+class Engine:
+    """Notes what it is told."""
+
+    ready: list[str] = field(default_factory=list)
+
+    def items_ready(self, mm_hashes: Iterable[str]) -> None:
+        self.ready += mm_hashes
+
+
+@dataclass
+class Pair:
+    outbox: Outbox
+    link: PDLink
+    heard: Heard
+    cancelled: list[str]
+    engine: Engine
+
+    def open(self, name: str) -> None:
+        """A request that both sides know."""
+        assert self.outbox.open(PROXY, name, 1)
+        self.link.track(name, 1, lambda: 0)
+
+    def break_stream(self) -> None:
+        assert self.link._call is not None
+        self.link._call.cancel()
+
+
+@asynccontextmanager
+async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
+    """A link to a real service whose engine is this test."""
+    cancelled: list[str] = []
+    engine = Engine()
+    outbox = Outbox(lambda ids, proxy: cancelled.extend(ids), texts=texts)
+    with ThreadPoolExecutor(1) as pool:
+        grpc_server = make_server()
+        port = grpc_server.add_insecure_port("127.0.0.1:0")
+        servicer = PDServicer(engine, None, outbox, pool, pool)  # type: ignore[arg-type]
+        pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, grpc_server)
+        await grpc_server.start()
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            heard = Heard()
+            link = PDLink(f"127.0.0.1:{port}", channel, PROXY, heard.sink())
+            await until(lambda: link.attached, "the first stream")
+            yield Pair(outbox, link, heard, cancelled, engine)
+            await link.close()
+        outbox.shut_down()
+        await grpc_server.stop(1.0)
+
+
+def names(name: str) -> dict[str, Any]:
+    return {"proxy_id": PROXY, "request_id": name, "attempt": 1}
+
+
+def finished(name: str) -> RequestFinished:
+    return RequestFinished(reason=FinishReason.STOP, usage=Usage(1, 1, 0), timings=PDTimings(), **names(name))
+
+
+async def test_more_requests_than_one_call_names_are_all_taken_up_again() -> None:
+    async with pair() as both:
+        requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
+        for name in requests:
+            both.open(name)
+        assert both.outbox.open(PROXY, "unwanted", 1)
+        both.break_stream()
+        await until(lambda: both.heard.attached == 2, "the second stream")
+        both.outbox.deliver(finished(name) for name in requests)
+        await until(lambda: len(both.heard.events) >= len(requests), "all ends")
+        assert sorted(both.heard.ids("finished")) == requests
+        assert both.heard.lost == []
+        assert both.cancelled == ["unwanted"]
+
+
+async def test_requests_of_every_call_that_are_unknown_here_are_lost() -> None:
+    async with pair() as both:
+        requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
+        for name in requests:
+            both.link.track(name, 1, lambda: 0)
+        both.break_stream()
+        await until(lambda: len(both.heard.events) >= len(requests), "all losses")
+        assert both.heard.ids("lost") == requests
+
+
+async def test_what_is_sent_again_after_a_break_may_exceed_a_message() -> None:
+    """Prompts of more bytes than gRPC takes at once, all of them admitted before the break."""
+    prompt = tuple(range(100_000, 200_000))
+    async with pair() as both:
+        requests = [f"{number:032x}" for number in range(MESSAGE_LIMIT // (3 * len(prompt)) + 2)]
+        for name in requests:
+            both.open(name)
+            both.outbox.deliver([RequestAdmitted(prompt_token_ids=prompt, placements=(), **names(name))])
+            await until(lambda name=name: both.heard.ids("admitted")[-1:] == [name], "the admission")
+        both.heard.events.clear()
+        both.break_stream()
+        await until(lambda: len(both.heard.ids("admitted")) >= len(requests), "all admissions again")
+        assert both.heard.ids("admitted") == requests
+        assert both.heard.attached == 2
+
+
+async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
+    """Log-probabilities of a long answer, as after a break in its last step."""
+    texts = TokenTexts(Tokenizer(WordLevel({f"{token}-of-a-vocabulary": token for token in range(50)})))
+    top = tuple((token, -1.0) for token in range(20))
+    async with pair(texts) as both:
+        both.open("long")
+        count = MESSAGE_LIMIT // 700
+        logprobs = (RawLogprobs(chosen=(1, -0.5), top=top),)
+        events: list[Any] = [
+            NewTokens(position=at, token_ids=(1,), text="t", logprobs=logprobs, **names("long"))
+            for at in range(count)
+        ]
+        both.outbox.deliver([*events, finished("long")])
+        await until(lambda: both.heard.ids("finished") == ["long"], "the end")
+        pieces = [event.tokens for event in both.heard.events if event.HasField("tokens")]
+        assert len(pieces) > 1
+        assert [piece.position for piece in pieces] == [
+            sum(len(earlier.token_ids) for earlier in pieces[:index]) for index in range(len(pieces))
+        ]
+        assert "".join(piece.text for piece in pieces) == "t" * count
+        assert sum(len(piece.logprobs) for piece in pieces) == count
+        assert max(piece.ByteSize() for piece in pieces) < MESSAGE_LIMIT
+        assert both.heard.events[-1].HasField("finished")
+
+
+async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces() -> None:
+    async with pair() as both:
+        count = MESSAGE_BYTES // 32
+        for name in ("r1", "r2"):
+            both.open(name)
+            both.outbox.deliver(
+                NewTokens(position=at, token_ids=(1,), text="t", **names(name)) for at in range(count)
+            )
+        both.outbox.shut_down()
+        await until(lambda: len(both.heard.ids("lost")) == 2, "both losses")
+        received = {name: 0 for name in ("r1", "r2")}
+        for event in both.heard.events:
+            if event.HasField("lost"):
+                assert received[event.request_id] == count
+            received[event.request_id] += len(event.tokens.token_ids)
+
+
+async def test_a_request_that_ends_while_it_is_named_is_cancelled_all_the_same() -> None:
+    async with pair() as both:
+        both.open("r1")
+        both.open("r2")
+        real = both.link._established
+
+        async def ends_now(call: Any) -> None:
+            both.link.forget("r1")
+            both.link.cancel("r1")
+            await real(call)
+
+        both.link._established = ends_now  # type: ignore[method-assign]
+        both.break_stream()
+        await until(lambda: both.cancelled == ["r1"], "the cancel")
+
+
+async def test_more_notices_and_cancels_than_one_call_takes_all_arrive() -> None:
+    async with pair() as both:
+        requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
+        keys = [f"{number:064x}" for number in range(MAX_KEYS + 100)]
+        for name in requests:
+            both.open(name)
+        for name in requests:
+            both.link.forget(name)
+            both.link.cancel(name)
+        both.link.notify(tuple(keys))
+        await until(lambda: len(both.engine.ready) >= len(keys), "all notices")
+        await until(lambda: len(both.cancelled) >= len(requests), "all cancels")
+        assert (both.engine.ready, both.cancelled) == (keys, requests)
+
+
+async def test_an_attach_whose_names_went_to_another_process_fails_and_is_made_anew() -> None:
+    async with pair() as both:
+        stub = both.link._stub
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in stub.Attach(pd_pb2.AttachRequest(proxy_id="other", round="x", named_before=5)):
+                pass
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        named = [pd_pb2.Reattach(request_id=f"{number}", attempt=1) for number in range(5)]
+        for round in ("a", "b"):
+            await stub.NameRequests(pd_pb2.AttachRequest(proxy_id="p", round=round, requests=named))
+        call = stub.Attach(pd_pb2.AttachRequest(proxy_id="p", round="b", named_before=5))
+        step = await asyncio.wait_for(call.read(), 20)
+        assert [event.request_id for event in step.events] == [str(number) for number in range(5)]
+        call.cancel()

@@ -1,0 +1,196 @@
+"""The job table's queues decide as a look at all jobs would."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.proxy.encoders.isolation import Isolation
+from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobState, JobTable, RunJob, StartJob
+from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
+from triptych.types import ItemPlan
+
+SPACES = ("n", "m")
+ADDRESSES = ("e1", "e2", "e3", "e4")
+
+
+class PlainTable(JobTable):
+    """Ranks all jobs at every look."""
+
+    model: WorkModel
+
+    def pump(self, now: float) -> list[StartJob | RunJob]:
+        isolation = Isolation()
+        for job in self._jobs.values():
+            if job.state in (JobState.PLANNING, JobState.RUNNING):
+                isolation.enter(job.address, suspect=job.suspect)
+        ranked = sorted(self._jobs.values(), key=lambda job: job.rank)
+        runs = self._all_runs([job for job in ranked if job.state is JobState.PLANNED], isolation)
+        queued = [job for job in ranked if job.state is JobState.QUEUED]
+        return [*runs, *self._all_starts(queued, now, isolation)]
+
+    def _all_runs(self, jobs: list[Job], isolation: Isolation) -> list[StartJob | RunJob]:
+        runs: list[StartJob | RunJob] = []
+        for job in jobs:
+            slot = self._encoders.get(job.address)
+            if (
+                not job.admitted
+                or slot is None
+                or self._at(job.address, JobState.RUNNING) >= slot.tower_credit
+            ):
+                continue
+            if not isolation.admits(job.address, suspect=job.suspect):
+                if job.suspect:
+                    isolation.keep([job.address])
+                continue
+            assert job.plan is not None
+            if self.published_bytes and self.published_bytes + job.plan.nbytes > self.share:
+                break
+            isolation.enter(job.address, suspect=job.suspect)
+            job.state = JobState.RUNNING
+            self._hold(job)
+            runs.append(RunJob(job))
+        return runs
+
+    def _all_starts(self, jobs: list[Job], now: float, isolation: Isolation) -> list[StartJob | RunJob]:
+        started: list[StartJob | RunJob] = []
+        for job in jobs:
+            if job.not_before > now:
+                continue
+            able = [slot for slot in self._encoders.values() if job.namespace in slot.namespaces]
+            able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
+            admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
+            if job.suspect and not admitting:
+                isolation.keep(slot.address for slot in able)
+            address = self._address_for(job, admitting)
+            if address is not None:
+                isolation.enter(address, suspect=job.suspect)
+                job.address, job.state = address, JobState.PLANNING
+                started.append(StartJob(job))
+        return started
+
+    def _address_for(self, job: Job, slots: list[EncoderSlot]) -> str | None:
+        free = [s.address for s in slots if self._at(s.address, JobState.PLANNING) < s.plan_credit]
+        if job.owner_address in self._encoders:
+            return job.owner_address if job.owner_address in free else None
+        job.owner_address = ""
+        loads = [EncoderLoad(address, self._work_at(address)) for address in free]
+        return choose_encoder(loads, job.mm_hash, self._work_of(job))
+
+    def _at(self, address: str, state: JobState) -> int:
+        return sum(job.state is state and job.address == address for job in self._jobs.values())
+
+    def _work_at(self, address: str) -> float:
+        at = (j for j in self._jobs.values() if j.state is not JobState.QUEUED and j.address == address)
+        return sum(map(self._work_of, at))
+
+    def _work_of(self, job: Job) -> float:
+        return self.model.work(None if job.plan is None else job.plan.rows)
+
+
+class Course:
+    """Random events, the same ones for a table of each kind."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.model = WorkModel()
+        share = rng.choice((8, 60, 1 << 20))
+        self.plain = PlainTable(share, model=self.model)
+        self.plain.model = self.model
+        self.tables = (JobTable(share, model=self.model), self.plain)
+        self.now = 1.0
+        self.kinds: Counter[str] = Counter()
+        self.set_encoders()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.now += self.rng.choice((0.0, 0.05, 0.7))
+            self.event()
+            told = [
+                [
+                    (type(action).__name__, action.job.try_id, action.job.address)
+                    for action in table.pump(self.now)
+                ]
+                for table in self.tables
+            ]
+            assert told[0] == told[1]
+            self.kinds.update(kind for kind, _, _ in told[0])
+            indexed, plain = self.tables
+            assert indexed.published_bytes == plain.published_bytes
+            assert indexed.waiting == sum(j.state is not JobState.RUNNING for j in indexed._jobs.values())
+
+    def event(self) -> None:
+        rng, jobs = self.rng, list(self.plain._jobs.values())
+        request = f"r{rng.randrange(9)}"
+        draw = rng.random()
+        if draw < 0.3 or not jobs:
+            key, again = f"k{rng.randrange(40)}", rng.random() < 0.1
+            space = SPACES[int(key[1:]) % 4 == 0]
+            for table in self.tables:
+                table.want(key, request, space, re_encode=again)
+            return
+        job = rng.choice(jobs)
+        if draw < 0.4:
+            for table in self.tables:
+                table.admit(request)
+        elif draw < 0.45:
+            for table in self.tables:
+                table.end_attempt(request)
+        elif draw < 0.48:
+            dropped = [[one.mm_hash for one in table.leave(request)] for table in self.tables]
+            assert dropped[0] == dropped[1]
+        elif draw < 0.55:
+            for table in self.tables:
+                table.loaded(request, job.mm_hash)
+        elif draw < 0.58:
+            self.set_encoders()
+        else:
+            self.report(job)
+
+    def report(self, job: Job) -> None:
+        """Something that the encoder of the job may say now."""
+        rng, key, try_id = self.rng, job.mm_hash, job.try_id
+        rows = 1 + int(key[1:]) % 7
+        plan = ItemPlan(key, job.namespace, "image", rows, 1, "float32", rows)
+        if job.state is JobState.QUEUED:
+            return
+        draw = rng.random()
+        if draw < 0.2:
+            owner = rng.choice(("", *ADDRESSES))
+            for table in self.tables:
+                table.failed(try_id, key, self.now, retryable=True, owner_address=owner, owner_token="t")
+        elif draw < 0.4:
+            for table in self.tables:
+                table.lost(try_id, key, self.now)
+        elif job.state is JobState.PLANNING:
+            for table in self.tables:
+                table.planned(try_id, plan)
+        elif job.state is JobState.RUNNING:
+            self.model.learn(rows, 0.0123 + 0.00171 * rows)
+            for table in self.tables:
+                table.ready(try_id, plan)
+
+    def set_encoders(self) -> None:
+        rng = self.rng
+        slots = [
+            EncoderSlot(address, SPACES[: rng.randint(1, 2)], rng.randint(1, 4), rng.randint(1, 3))
+            for address in rng.sample(ADDRESSES, rng.randint(0, 4))
+        ]
+        for table in self.tables:
+            table.set_encoders(slots)
+
+
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=60, deadline=None)
+def test_jobs_start_in_the_same_order_at_the_same_encoders_as_by_a_look_at_all(seed: int) -> None:
+    Course(random.Random(seed)).run(250)
+
+
+def test_the_random_events_start_and_run_jobs() -> None:
+    course = Course(random.Random(7))
+    course.run(2000)
+    assert course.kinds["StartJob"] > 100
+    assert course.kinds["RunJob"] > 20

@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobState, JobTable, RunJob, StartJob
+from triptych.types import ItemPlan
+
+SPACE = "n"
+
+
+def plan(key: str, rows: int = 1) -> ItemPlan:
+    return ItemPlan(key, SPACE, "image", rows, 1, "float32", rows)
+
+
+def table(share: int = 1 << 20, *slots: EncoderSlot) -> JobTable:
+    made = JobTable(share)
+    made.set_encoders(slots or (EncoderSlot("e1", (SPACE,), 1, 1),))
+    return made
+
+
+def started(jobs: JobTable, now: float = 0.0) -> list[Job]:
+    return [action.job for action in jobs.pump(now) if isinstance(action, StartJob)]
+
+
+def running(jobs: JobTable, now: float = 0.0) -> list[Job]:
+    return [action.job for action in jobs.pump(now) if isinstance(action, RunJob)]
+
+
+def planned(jobs: JobTable, key: str, request: str, rows: int = 1) -> Job:
+    """A job of the request that has its plan."""
+    jobs.want(key, request, SPACE)
+    (job,) = started(jobs)
+    assert jobs.planned(job.try_id, plan(key, rows)) is job
+    return job
+
+
+def test_two_requests_share_one_job() -> None:
+    jobs = table()
+    first, joined_first = jobs.want("k", "r1", SPACE)
+    second, joined_second = jobs.want("k", "r2", SPACE)
+    assert first is second
+    assert (joined_first, joined_second) == (False, True)
+    assert len(started(jobs)) == 1
+
+
+def test_plan_credit_returns_with_the_plan() -> None:
+    jobs = table()
+    jobs.want("a", "r", SPACE)
+    jobs.want("b", "r", SPACE)
+    (first,) = started(jobs)
+    assert started(jobs) == []
+    jobs.planned(first.try_id, plan(first.mm_hash))
+    assert [job.mm_hash for job in started(jobs)] == ["b"]
+
+
+def test_a_job_runs_only_for_an_admitted_request() -> None:
+    jobs = table()
+    job = planned(jobs, "a", "r")
+    assert running(jobs) == []
+    jobs.admit("r")
+    assert running(jobs) == [job]
+
+
+def test_jobs_run_in_admission_order_and_re_encodes_first() -> None:
+    jobs = table(1 << 20, EncoderSlot("e1", (SPACE,), 9, 1))
+    for key, request in (("a", "r1"), ("b", "r2"), ("c", "r3")):
+        jobs.want(key, request, SPACE, re_encode=key == "c")
+    for job in started(jobs):
+        jobs.planned(job.try_id, plan(job.mm_hash))
+    for request in ("r2", "r1", "r3"):
+        jobs.admit(request)
+    order = []
+    while runs := running(jobs):
+        order += [job.mm_hash for job in runs]
+        for job in runs:
+            jobs.ready(job.try_id, plan(job.mm_hash))
+    assert order == ["c", "b", "a"]
+
+
+def test_published_bytes_above_the_share_wait_until_an_item_is_loaded() -> None:
+    jobs = table(8, EncoderSlot("e1", (SPACE,), 9, 9))
+    for key in ("a", "b", "c"):
+        jobs.want(key, "r", SPACE)
+    for job in started(jobs):
+        jobs.planned(job.try_id, plan(job.mm_hash))
+    jobs.admit("r")
+    first, second = running(jobs)
+    assert jobs.published_bytes == 8
+    jobs.ready(first.try_id, plan(first.mm_hash))
+    assert running(jobs) == []
+    jobs.loaded("r", first.mm_hash)
+    assert [job.mm_hash for job in running(jobs)] == ["c"]
+    assert second.mm_hash == "b"
+
+
+def test_an_item_above_the_share_runs_alone() -> None:
+    jobs = table(4, EncoderSlot("e1", (SPACE,), 9, 9))
+    jobs.want("big", "r", SPACE)
+    jobs.want("small", "r", SPACE)
+    for job in started(jobs):
+        jobs.planned(job.try_id, plan(job.mm_hash, 100 if job.mm_hash == "big" else 1))
+    jobs.admit("r")
+    (big,) = running(jobs)
+    assert big.mm_hash == "big"
+    jobs.ready(big.try_id, plan("big", 100))
+    assert running(jobs) == []
+    jobs.loaded("r", "big")
+    assert [job.mm_hash for job in running(jobs)] == ["small"]
+
+
+def test_the_share_returns_at_the_end_of_the_attempt() -> None:
+    jobs = table(4)
+    job = planned(jobs, "a", "r")
+    jobs.admit("r")
+    running(jobs)
+    jobs.ready(job.try_id, plan("a"))
+    assert jobs.published_bytes == 4
+    jobs.end_attempt("r")
+    assert jobs.published_bytes == 0
+
+
+def test_an_item_that_the_worker_had_already_holds_no_share_once_published() -> None:
+    jobs = table()
+    job = planned(jobs, "a", "r")
+    jobs.admit("r")
+    running(jobs)
+    jobs.loaded("r", "a")
+    jobs.ready(job.try_id, plan("a"))
+    assert jobs.published_bytes == 0
+
+
+def test_a_job_is_dropped_when_its_last_waiter_leaves() -> None:
+    jobs = table()
+    job, _ = jobs.want("a", "r1", SPACE)
+    jobs.want("a", "r2", SPACE)
+    assert jobs.leave("r1") == []
+    assert jobs.leave("r2") == [job]
+    assert len(jobs) == 0
+
+
+def test_reports_of_an_old_try_are_ignored() -> None:
+    jobs = table()
+    jobs.want("a", "r", SPACE)
+    (job,) = started(jobs)
+    old = job.try_id
+    jobs.failed(old, "a", 0.0, retryable=True)
+    assert jobs.planned(old, plan("a")) is None
+    assert jobs.ready(old, plan("a")) is None
+    assert job.state is JobState.QUEUED
+
+
+def test_a_failed_job_avoids_its_encoder_while_there_is_another() -> None:
+    jobs = table(1, EncoderSlot("e1", (SPACE,), 1, 1), EncoderSlot("e2", (SPACE,), 1, 1))
+    jobs.want("a", "r", SPACE)
+    (job,) = started(jobs)
+    first = job.address
+    jobs.failed(job.try_id, "a", 5.0, retryable=True)
+    started(jobs, 5.0)
+    assert {first, job.address} == {"e1", "e2"}
+
+
+def test_a_failed_job_waits_a_little_for_the_only_encoder() -> None:
+    jobs = table()
+    jobs.want("a", "r", SPACE)
+    (job,) = started(jobs, 5.0)
+    jobs.failed(job.try_id, "a", 5.0, retryable=True)
+    assert started(jobs, 5.0) == []
+    assert started(jobs, 5.2) == [job]
+
+
+def test_a_lease_owners_job_is_joined_and_its_failure_names_the_token() -> None:
+    jobs = table(1, EncoderSlot("e1", (SPACE,), 1, 1), EncoderSlot("e2", (SPACE,), 1, 1))
+    jobs.want("a", "r", SPACE)
+    (job,) = started(jobs)
+    owner = "e2" if job.address == "e1" else "e1"
+    jobs.failed(job.try_id, "a", 1.0, retryable=True, owner_address=owner, owner_token="t")
+    started(jobs, 1.0)
+    assert (job.address, job.failed_lease_token) == (owner, "")
+    jobs.failed(job.try_id, "a", 2.0, retryable=True)
+    started(jobs, 9.0)
+    assert job.failed_lease_token == "t"
+
+
+def test_a_job_never_goes_to_an_encoder_of_another_namespace() -> None:
+    jobs = table(1, EncoderSlot("e1", ("other",), 1, 1))
+    jobs.want("a", "r", SPACE)
+    assert started(jobs) == []
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=80, deadline=None)
+def test_with_credit_one_and_a_share_of_one_item_every_job_ends(slots: int, seed: int) -> None:
+    Simulation(random.Random(seed), slots).run()
+
+
+class Simulation:
+    """Requests with several items arrive, are admitted by room, load, leave; encoders fail now and then.
+
+    Modelled PD room is two items: the table must make progress although little fits anywhere.
+    """
+
+    ROOM = 4
+
+    def __init__(self, rng: random.Random, slots: int) -> None:
+        self.rng = rng
+        self.jobs = JobTable(4)
+        self.jobs.set_encoders(EncoderSlot(f"e{i}", (SPACE,), 1, 1) for i in range(slots))
+        self.need: dict[str, set[str]] = {}
+        self.plans: dict[str, set[str]] = {}
+        self.admitted: dict[str, set[str]] = {}
+        self.open: dict[str, tuple[Job, str]] = {}
+        self.stored: set[str] = set()
+        self.arrivals = 12
+        self.now = 0.0
+
+    def run(self) -> None:
+        for _ in range(4000):
+            self.now += 0.5
+            self.step()
+            if not self.arrivals and not self.need:
+                break
+        assert not self.need, "a request is stuck"
+        assert len(self.jobs) == 0
+        assert self.jobs.published_bytes == 0
+
+    def step(self) -> None:
+        if self.arrivals and self.rng.random() < 0.5:
+            self.arrive()
+        if self.need and self.rng.random() < 0.05:
+            self.leave(self.rng.choice(sorted(self.need)))
+        self.pump()
+        for try_id in sorted(self.open):
+            if try_id in self.open and self.rng.random() < 0.5:
+                self.report(try_id)
+        self.admit()
+        self.load()
+
+    def arrive(self) -> None:
+        self.arrivals -= 1
+        name = f"r{self.arrivals}"
+        self.need[name] = {f"k{self.rng.randrange(5)}" for _ in range(self.rng.randint(1, 4))}
+        self.plans[name] = set()
+        for key in sorted(self.need[name]):
+            self.want(name, key)
+
+    def want(self, name: str, key: str, *, again: bool = False) -> None:
+        job, _ = self.jobs.want(key, name, SPACE, re_encode=again)
+        if job.plan is not None:
+            self.plans[name].add(key)
+
+    def pump(self) -> None:
+        for action in self.jobs.pump(self.now):
+            stage = "plan" if isinstance(action, StartJob) else "run"
+            self.open[action.job.try_id] = (action.job, stage)
+
+    def report(self, try_id: str) -> None:
+        job, stage = self.open.pop(try_id)
+        if self.rng.random() < 0.1:
+            self.jobs.failed(try_id, job.mm_hash, self.now, retryable=True)
+        elif stage == "plan":
+            if self.jobs.planned(try_id, plan(job.mm_hash)):
+                for name in job.waiters:
+                    self.plans[name].add(job.mm_hash)
+        elif self.jobs.ready(try_id, plan(job.mm_hash)):
+            self.stored.add(job.mm_hash)
+            for name in job.waiters:
+                self.plans[name].add(job.mm_hash)
+
+    def admit(self) -> None:
+        """Requests enter in order while the room of all items of those inside lasts."""
+        for name in self.need:
+            if name in self.admitted or self.plans[name] < self.need[name]:
+                continue
+            inside = set().union(*(self.need[other] for other in self.admitted))
+            if len(inside | self.need[name]) > self.ROOM:
+                return
+            self.admitted[name] = set()
+            self.jobs.admit(name)
+
+    def load(self) -> None:
+        for name in sorted(self.admitted):
+            for key in sorted(self.need[name] - self.admitted[name]):
+                if key not in self.stored or self.rng.random() < 0.3:
+                    continue
+                self.jobs.loaded(name, key)
+                if self.rng.random() < 0.1:
+                    self.stored.discard(key)
+                    self.want(name, key, again=True)
+                else:
+                    self.admitted[name].add(key)
+            if self.admitted[name] == self.need[name]:
+                self.leave(name)
+
+    def leave(self, name: str) -> None:
+        for job in self.jobs.leave(name):
+            self.open.pop(job.try_id, None)
+        for book in (self.need, self.plans, self.admitted):
+            book.pop(name, None)  # type: ignore[attr-defined]
+
+
+def test_without_flow_control_planned_jobs_run_unadmitted_and_above_the_share() -> None:
+    jobs = JobTable(5, flow_control=False)
+    jobs.set_encoders([EncoderSlot("e1", (SPACE,), 2, 2)])
+    for key in ("a", "b"):
+        jobs.want(key, "r", SPACE)
+    for job in started(jobs):
+        jobs.planned(job.try_id, plan(job.mm_hash, rows=1))
+    assert [job.mm_hash for job in running(jobs)] == ["a", "b"]
+
+
+def test_without_flow_control_what_is_encoded_again_waits_for_what_came_before() -> None:
+    jobs = JobTable(5, flow_control=False)
+    jobs.set_encoders([EncoderSlot("e1", (SPACE,), 1, 1)])
+    jobs.want("a", "r", SPACE)
+    jobs.want("b", "s", SPACE, re_encode=True)
+    assert [job.mm_hash for job in started(jobs)] == ["a"]
+
+
+def test_a_job_whose_only_encoder_fails_it_again_and_again_waits_longer_every_time() -> None:
+    jobs = table()
+    job, _ = jobs.want("k", "r", SPACE)
+    now, waits = 0.0, []
+    for _ in range(7):
+        (tried,) = started(jobs, now)
+        jobs.failed(tried.try_id, "k", now, retryable=True)
+        assert started(jobs, now) == []
+        waits.append(job.not_before - now)
+        now = job.not_before
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])

@@ -1,0 +1,208 @@
+"""What chat requests say beside messages and pictures: sampling, forms, tools, the template's options."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from support.malformed import HELLO, chosen, tool, with_value
+from triptych.errors import InvalidRequest
+from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.tools import CallForm
+from triptych.proxy.openai.chat.request import ChatOptions, parse_body
+from triptych.proxy.splitter import pd_messages
+from triptych.types import OutputFormat
+
+
+def parse(body: dict[str, Any]) -> tuple[ChatCall, ChatOptions]:
+    return parse_body(json.dumps(body).encode(), "r", max_images=2, timeout=10.0)
+
+
+def form_of(**values: Any) -> OutputFormat | None:
+    return parse(with_value(**values))[0].sampling.output_format
+
+
+def message(**fields: Any) -> ChatMessage:
+    return parse({"messages": [*HELLO, fields]})[0].messages[-1]
+
+
+def test_penalties_bias_and_log_probabilities_are_taken_over() -> None:
+    call, options = parse(
+        with_value(
+            presence_penalty=1,
+            frequency_penalty=-2,
+            repetition_penalty=1.25,
+            min_p=0.5,
+            logit_bias={"3": -100, "7": 0.5},
+            logprobs=True,
+            top_logprobs=2,
+            n=3,
+        )
+    )
+    sampling = call.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -2)
+    assert (sampling.repetition_penalty, sampling.min_p) == (1.25, 0.5)
+    assert sampling.logit_bias == ((3, -100.0), (7, 0.5))
+    assert (sampling.logprobs, call.n, options.n, options.logprobs) == (2, 3, 3, True)
+    assert not options.plain
+
+
+def test_log_probabilities_without_a_number_are_those_of_the_chosen_tokens() -> None:
+    assert parse(with_value(logprobs=True))[0].sampling.logprobs == 0
+    assert parse(with_value(logprobs=False, top_logprobs=0))[0].sampling.logprobs is None
+
+
+def test_a_plain_request_takes_the_short_way() -> None:
+    assert parse(with_value(stream=True, return_token_ids=True, n=1))[1].plain
+
+
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, OutputFormat("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}},
+            OutputFormat("json_schema", '{"a":1}'),
+        ),
+        ({"guided_json": {"a": 1}}, OutputFormat("json_schema", '{"a":1}')),
+        ({"guided_json": '{"a": 1}'}, OutputFormat("json_schema", '{"a":1}')),
+        ({"guided_regex": "a+"}, OutputFormat("regex", "a+")),
+        ({"guided_choice": ["b", "a", "b"]}, OutputFormat("choices", choices=("b", "a"))),
+        ({"structured_outputs": {"choice": ["a"]}}, OutputFormat("choices", choices=("a",))),
+        ({"structured_outputs": {"json": {"a": 1}}}, OutputFormat("json_schema", '{"a":1}')),
+        ({"structured_outputs": {"json_object": True}}, OutputFormat("json_object")),
+        ({"structured_outputs": {"regex": "x", "json": None}}, OutputFormat("regex", "x")),
+    ],
+)
+def test_a_form_is_known_in_every_spelling(values: dict[str, Any], form: OutputFormat | None) -> None:
+    assert form_of(**values) == form
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "user": "u",
+            "metadata": {"a": "b"},
+            "store": True,
+            "service_tier": "auto",
+            "reasoning_effort": "low",
+        },
+        {"functions": [], "function_call": None, "best_of": 1, "echo": False, "modalities": ["text"]},
+        {"skip_special_tokens": True, "use_beam_search": False, "tools": [], "tool_choice": "auto"},
+    ],
+)
+def test_fields_that_change_nothing_or_are_off_do_not_fail(values: dict[str, Any]) -> None:
+    assert parse(with_value(**values))[0].template.tools == b""
+
+
+def test_tools_go_to_the_template_as_they_came() -> None:
+    tools = [tool("f", a=str), {**tool("g"), "extra": 1}]
+    call, options = parse(with_value(tools=tools))
+    assert json.loads(call.template.tools) == tools
+    assert (options.calls, call.sampling.output_format) == (CallForm.TAGGED, None)
+
+
+def test_no_tools_are_sent_where_none_may_be_called() -> None:
+    call, options = parse(with_value(tools=[tool("f")], tool_choice="none"))
+    assert (call.template.tools, options.calls) == (b"", CallForm.NONE)
+
+
+def test_allowed_tools_limit_the_choice() -> None:
+    allowed = {"mode": "auto", "tools": [chosen("g")]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    call, _ = parse(with_value(tools=[tool("f"), tool("g")], tool_choice=choice))
+    assert [item["function"]["name"] for item in json.loads(call.template.tools)] == ["g"]
+
+
+def forced_schema(**values: Any) -> dict[str, Any]:
+    call, options = parse(with_value(**values))
+    assert options.calls is CallForm.JSON
+    assert call.sampling.output_format is not None
+    schema: dict[str, Any] = json.loads(call.sampling.output_format.text)
+    return schema
+
+
+def test_a_required_call_is_a_list_of_calls_of_any_tool() -> None:
+    schema = forced_schema(tools=[tool("f", a=str), tool("g")], tool_choice="required")
+    jsonschema.validate([{"name": "f", "arguments": {"a": "x"}}, {"name": "g", "arguments": {}}], schema)
+    for wrong in ([], [{"name": "h", "arguments": {}}], [{"name": "f", "arguments": {"a": 1}}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize(
+    "values", [{"tool_choice": chosen("g")}, {"tool_choice": "required", "parallel_tool_calls": False}]
+)
+def test_a_single_forced_call_is_one_object(values: dict[str, Any]) -> None:
+    schema = forced_schema(tools=[tool("f"), tool("g", a=str)], **values)
+    jsonschema.validate({"name": "g", "arguments": {"a": "x"}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"name": "g", "arguments": {"a": "x"}}], schema)
+
+
+def test_references_of_parameters_still_lead_where_they_led() -> None:
+    tree = tool("grow")
+    tree["function"]["parameters"] = {
+        "type": "object",
+        "properties": {"root": {"$ref": "#/$defs/node"}, "self": {"$ref": "#"}},
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"child": {"$ref": "#/$defs/node"}},
+                "additionalProperties": False,
+            }
+        },
+    }
+    schema = forced_schema(tools=[tool("f"), tree], tool_choice=chosen("grow"))
+    jsonschema.validate({"name": "grow", "arguments": {"root": {"child": {}}, "self": {}}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"name": "grow", "arguments": {"root": {"child": {"x": 1}}}}, schema)
+
+
+def test_tools_nested_without_end_are_an_error_and_no_crash() -> None:
+    deep = b'{"a":' * 5000 + b"1" + b"}" * 5000
+    raw = b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "tools": [%s]}'
+    function = b'{"type": "function", "function": {"name": "f", "parameters": %s}}' % deep
+    for depth in (5000, 700, 450):
+        small = function.replace(deep, b'{"a":' * depth + b"1" + b"}" * depth)
+        with pytest.raises(InvalidRequest):
+            parse_body(raw % small, "r", max_images=1, timeout=1.0)
+
+
+def test_the_templates_options_are_taken_over() -> None:
+    template = parse(with_value(chat_template_kwargs={"a": 1}, add_generation_prompt=False))[0].template
+    assert (template.variables, template.generation_prompt) == (b'{"a":1}', False)
+    begun = {"messages": [*HELLO, {"role": "assistant", "content": "I"}], "continue_final_message": True}
+    template = parse(begun)[0].template
+    assert (template.continue_final_message, template.generation_prompt) == (True, False)
+
+
+def test_an_assistants_message_may_hold_calls_and_no_content() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, null]}'}}
+    made = message(role="assistant", content=None, tool_calls=[call])
+    assert made.content == ""
+    (sent,) = json.loads(pd_messages([made]))
+    assert sent["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1, None]}}
+
+
+def test_refusals_are_text() -> None:
+    assert message(role="assistant", content=None, refusal="No.").content == "No."
+    part = {"type": "refusal", "refusal": "No."}
+    assert message(role="assistant", content=[part]).content == (TextPart("No."),)
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_a_tools_answer_keeps_its_name_and_the_calls_id(role: str) -> None:
+    answer = message(role=role, content="blue", name="look", tool_call_id="c1")
+    (sent,) = json.loads(pd_messages([answer]))
+    assert sent == {"role": "tool", "content": "blue", "name": "look", "tool_call_id": "c1"}
+
+
+def test_a_null_beside_a_message_is_as_good_as_nothing() -> None:
+    sent = message(role="user", content="x", name=None, tool_calls=None, function_call=None, audio=None)
+    assert sent == ChatMessage("user", "x")

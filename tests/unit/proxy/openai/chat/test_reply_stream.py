@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
+from triptych.proxy.http import exchange
+from triptych.proxy.openai.app import ChatEndpoint
+from triptych.proxy.openai.chat.replies import SseStream
+from triptych.proxy.openai.chat.request import ChatOptions, parse_body
+from triptych.types import FinishReason, Usage
+
+DONE = Done(FinishReason.STOP, Usage(3, 2), Timings())
+BODY = b'{"messages": [{"role": "user", "content": "x"}], "stream": true%s}'
+
+
+def options(extra: bytes = b"") -> ChatOptions:
+    return parse_body(BODY % extra, "id", max_images=1, timeout=9.0)[1]
+
+
+def chunks(data: bytes) -> list[Any]:
+    events = data.split(b"\n\n")
+    assert events.pop() == b""
+    return [
+        msgspec.json.decode(event.removeprefix(b"data: ")) for event in events if event != b"data: [DONE]"
+    ]
+
+
+def test_a_batch_of_tokens_becomes_one_chunk_each_that_differ_in_the_text_alone() -> None:
+    stream = SseStream("id", "m", options())
+    stream.render([Started((1, 2)), Delta("a", [1])])
+    first, second = chunks(stream.render([Delta('"\n', [2]), Delta("", [3]), Delta("ñ", [4])]))
+    assert first["choices"][0]["delta"] == {"content": '"\n'}
+    assert second["choices"][0]["delta"] == {"content": "ñ"}
+    first["choices"][0]["delta"] = second["choices"][0]["delta"]
+    assert first == second
+
+
+def test_a_batch_without_text_shows_nothing_yet() -> None:
+    stream = SseStream("id", "m", options())
+    stream.render([Started((1,)), Delta("a", [1])])
+    assert stream.render([Delta("", [2]), Delta("", [3])]) == b""
+
+
+def test_tokens_before_the_end_in_one_batch_come_before_it() -> None:
+    stream = SseStream("id", "m", options(b', "stream_options": {"include_usage": true}'))
+    shown = chunks(stream.render([Started((1,)), Delta("a", [1]), Delta("b", [2]), DONE]))
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in shown[:-1]] == ["", "a", "b", None]
+    assert [chunk["usage"] for chunk in shown[:-1]] == [None] * 4
+    assert shown[-1]["usage"]["completion_tokens"] == 2
+
+
+def test_token_ids_are_shown_also_of_tokens_without_text() -> None:
+    stream = SseStream("id", "m", options(b', "return_token_ids": true'))
+    stream.render([Started((1,)), Delta("a", [1])])
+    shown = chunks(stream.render([Delta("", [2]), Delta("b", [3])]))
+    assert [chunk["choices"][0]["token_ids"] for chunk in shown] == [[2], [3]]
+
+
+class OneAnswer:
+    """A dispatcher whose requests give one token and then wait."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def resolve_model(self, name: str) -> str:
+        return "m"
+
+    async def chat(self, call: object) -> AsyncIterator[list[Output]]:
+        try:
+            yield [Started((1,)), Delta("a", [1])]
+            await asyncio.Event().wait()
+        finally:
+            self.closed = True
+
+
+async def test_a_client_that_takes_nothing_is_given_up_and_its_request_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "WRITE_SECONDS", 0.02)
+    dispatcher = OneAnswer()
+    body = iter([{"type": "http.request", "body": BODY % b""}])
+
+    async def receive() -> Any:
+        if message := next(body, None):
+            return message
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    endpoint = ChatEndpoint(dispatcher, max_images=1, max_body=1000, timeout=9.0)  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        await endpoint({"type": "http", "method": "POST", "headers": []}, receive, send)
+    assert dispatcher.closed

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from triptych.errors import InvalidRequest
+from triptych.proxy.http.form_body import Form
+from triptych.proxy.openai.audio.request import parse_transcription
+from triptych.proxy.openai.chat.request import parse_body
+from triptych.proxy.openai.completions.request import parse_completion
+from triptych.proxy.openai.openapi.docs_page import make_page
+from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi
+from triptych.proxy.openai.openapi.fields import HIDDEN, LIMITS, SHAPES, WORDS
+from triptych.proxy.openai.responses.request import parse_responses
+
+PARSERS = {
+    "/v1/chat/completions": lambda raw: parse_body(raw, "r", max_images=4, timeout=1.0, max_choices=16),
+    "/v1/completions": lambda raw: parse_completion(raw, "r", timeout=1.0, max_choices=16),
+    "/v1/responses": lambda raw: parse_responses(raw, "r", max_images=4, timeout=1.0),
+}
+GENERATING = [operation for operation in OPERATIONS if operation.path in PARSERS]
+
+
+def _properties(document: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = document["components"]["schemas"][name]["properties"]
+    return found
+
+
+def test_the_document_is_valid():
+    validate(make_openapi())
+
+
+def test_every_field_of_a_request_has_words():
+    document = make_openapi()
+    for operation in OPERATIONS:
+        if operation.body is not None:
+            fields = _properties(document, operation.body.__name__)
+            assert not [name for name, field in fields.items() if not field.get("description")]
+
+
+@pytest.mark.parametrize("translates", [False, True])
+def test_every_field_of_a_form_has_words_and_is_one_that_the_parser_reads(translates: bool):
+    operation = FORM_OPERATIONS[int(translates)]
+    fields = _properties(make_openapi(), operation.form)
+    assert all(field["description"] for field in fields.values())
+    asked: set[str] = set()
+
+    class Asked(Form):
+        def one(self, name: str) -> str:
+            asked.add(name)
+            return "verbose_json" if name == "response_format" else ""
+
+        def all(self, name: str) -> list[str]:
+            asked.add(f"{name}[]")
+            return []
+
+    parse_transcription(Asked(files={"file": b"x"}), "r", translates=translates, timeout=1.0)
+    assert fields.keys() == asked - {"include[]"} - (
+        {"language", "timestamp_granularities[]"} if translates else set()
+    ) | {"file"}
+
+
+def test_nothing_is_said_of_fields_that_are_not_there():
+    document = make_openapi()
+    bodies = {op.body for op in OPERATIONS if op.body is not None}
+    known = {name for body in bodies for name in body.__struct_fields__}
+    assert not (WORDS.keys() | LIMITS.keys()) - known
+    for body in bodies:
+        assert HIDDEN.get(body.__name__, frozenset()) <= set(body.__struct_fields__)
+        assert SHAPES.get(body.__name__, {}).keys() <= _properties(document, body.__name__).keys()
+
+
+def _edges(limits: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Values that are just inside and just outside of a field's limits."""
+    step = 1 if limits.get("maximum", 0) > 16 else 0.25
+    inside = [limits.get("minimum", limits.get("exclusiveMinimum", 0) + step), limits["maximum"]]
+    outside = [limits["maximum"] + 1]
+    outside.append(limits["minimum"] - 1 if "minimum" in limits else limits["exclusiveMinimum"])
+    return inside, outside
+
+
+@pytest.mark.parametrize("operation", GENERATING, ids=lambda operation: operation.path)
+@pytest.mark.parametrize("name", [name for name, limits in LIMITS.items() if "maximum" in limits])
+def test_every_range_is_the_parsers_own(operation: Any, name: str):
+    fields = _properties(make_openapi(), operation.body.__name__)
+    if name not in fields:
+        return
+    inside, outside = _edges(LIMITS[name])
+    parse = PARSERS[operation.path]
+    base = {**next(iter(operation.examples.values())), "n": None}
+    for key in ("max_tokens", "max_output_tokens"):
+        base.pop(key, None)
+    if name == "top_logprobs":
+        base |= {"logprobs": True, "include": ["message.output_text.logprobs"]}
+    for value in inside:
+        also = {"max_tokens": value} if name == "min_tokens" and value else {}
+        if "max_tokens" not in fields:
+            also = {"max_output_tokens": value} if also else {}
+        parse(json.dumps({**base, **also, name: value}).encode())
+    for value in outside:
+        with pytest.raises(InvalidRequest) as refused:
+            parse(json.dumps({**base, name: value}).encode())
+        assert refused.value.param == name
+
+
+def test_the_page_shows_every_path_and_fetches_nothing():
+    page = make_page(make_openapi())
+    assert all(operation.path in page for operation in (*OPERATIONS, *FORM_OPERATIONS))
+    assert "<script" not in page
+    assert "src=" not in page
+    assert "http://" not in page and "https://" not in page
+
+
+def test_what_the_page_quotes_is_escaped():
+    document = make_openapi()
+    document["info"]["description"] = "<b>&"
+    assert "&lt;b&gt;&amp;" in make_page(document)

@@ -1,0 +1,91 @@
+"""A PD worker that shows neither event nor progress stands still; a slow or an old one does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from triptych.protos import pd_pb2
+from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.watchdog import SLOW_FACTOR
+
+LIMIT = 5.0
+EVENT = pd_pb2.StepEvents(events=[pd_pb2.RequestEvent(request_id="r")])
+
+
+def beat(count: int, patience: float = 1.0) -> pd_pb2.StepEvents:
+    return pd_pb2.StepEvents(beat=pd_pb2.Beat(count=count, patience=patience))
+
+
+def looks(watch: StallWatch, seconds: int, message: pd_pb2.StepEvents | None = None, start: int = 0) -> bool:
+    """What the last look of one a second says; the message comes before each of them."""
+    stalled = False
+    for second in range(start, start + seconds):
+        if message is not None:
+            watch.take(message)
+        stalled = watch.stalled(float(second))
+    return stalled
+
+
+def test_a_count_that_stands_still_for_the_limit_is_a_stall():
+    watch = StallWatch(LIMIT)
+    assert not looks(watch, 5, beat(7))
+    assert looks(watch, 1, beat(7), start=5)
+
+
+def test_beats_that_stay_away_are_one_too():
+    watch = StallWatch(LIMIT)
+    watch.take(beat(7))
+    assert looks(watch, 6)
+
+
+def test_a_count_that_changes_and_an_event_are_progress():
+    watch = StallWatch(LIMIT)
+    for second in range(20):
+        watch.take(beat(second))
+        assert not watch.stalled(float(second))
+    for second in range(20, 40):
+        watch.take(beat(19))
+        watch.take(EVENT)
+        assert not watch.stalled(float(second))
+
+
+def test_a_worker_that_moves_again_is_taken_back():
+    watch = StallWatch(LIMIT)
+    assert looks(watch, 6, beat(7))
+    assert not looks(watch, 1, beat(8), start=6)
+
+
+def test_a_process_that_was_started_anew_counts_from_the_beginning_and_is_taken_back():
+    watch = StallWatch(LIMIT)
+    assert looks(watch, 6, beat(700))
+    assert not looks(watch, 1, beat(1), start=6)
+
+
+def test_a_worker_that_sends_no_beats_is_never_set_aside():
+    assert not looks(StallWatch(LIMIT), 1000)
+
+
+def test_without_a_limit_nobody_is():
+    assert not looks(StallWatch(0.0), 1000, beat(7))
+
+
+def test_a_worker_that_compiles_has_longer():
+    watch = StallWatch(LIMIT)
+    assert not looks(watch, int(LIMIT * SLOW_FACTOR), beat(7, SLOW_FACTOR))
+    assert looks(watch, 1, beat(7, SLOW_FACTOR), start=int(LIMIT * SLOW_FACTOR))
+
+
+@pytest.mark.parametrize("patience", [1e30, math.inf, math.nan, -1.0, 0.0])
+def test_a_worker_cannot_say_that_it_has_for_ever_nor_none(patience):
+    watch = StallWatch(LIMIT)
+    assert not looks(watch, 5, beat(7, patience))
+    assert looks(watch, 1, beat(7, patience), start=5)
+
+
+def test_a_proxy_that_was_stopped_itself_blames_nobody():
+    watch = StallWatch(LIMIT)
+    watch.take(beat(7))
+    assert not watch.stalled(0.0)
+    assert not watch.stalled(1000.0)
