@@ -24,7 +24,7 @@ from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB
 from triptych.goodput.machine import chip
 from triptych.models.registry import family_of, load_encoder
-from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 RESULT = RESULTS / "prepack.md"
 CPU = torch.device("cpu")

@@ -13,14 +13,14 @@ import torch
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler
 from triptych.ec_connector.metadata import TransferMetadata
-from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.encoder_cache import EncoderCache
-from triptych.pd_worker.items import ItemTracker
-from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.outputs import ModelRunnerOutput, SchedulerOutput
-from triptych.pd_worker.request import EngineRequest
-from triptych.pd_worker.sampling import ResolvedSampling
-from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.encoder_cache import EncoderCache
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.sampling import ResolvedSampling
+from triptych.pd_worker.core.scheduler import Scheduler, SchedulerLimits
 from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, RunJob, StartJob
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 

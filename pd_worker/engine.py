@@ -16,25 +16,25 @@ from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
 from triptych.errors import InternalError, Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.capacity import (
+from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.capacity import (
     cross_limits_of,
     max_model_len,
     num_host_blocks,
     num_kv_blocks,
     view_memory,
 )
-from triptych.pd_worker.cross_kv_manager import CrossKVManager
-from triptych.pd_worker.encoder_cache import EncoderCache
-from triptych.pd_worker.inbox import Command
-from triptych.pd_worker.items import ItemTracker
-from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.model_runner import ModelRunner
-from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
-from triptych.pd_worker.request import EngineRequest
-from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.core.encoder_cache import EncoderCache
+from triptych.pd_worker.core.inbox import Command
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.cross_manager import CrossKVManager
+from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
+from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
-from triptych.pd_worker.swap_manager import SwapManager
 from triptych.watchdog import EngineBeat
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from grpc import aio
 
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.events.streams import MAX_NAMED, Outbox
+from triptych.pd_worker.frontend.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.isolation import Isolation
-from triptych.pd_worker.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
-from triptych.pd_worker.outbox import MAX_NAMED, Outbox
-from triptych.pd_worker.request import EngineRequest
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
 from triptych.rpc import INCARNATION_HEADER

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from triptych.metrics import PDMetrics
-from triptych.pd_worker.outputs import EngineEvent, NewTokens, RequestFinished, SchedulerOutput
-from triptych.pd_worker.scheduler import Latencies, Scheduler
+from triptych.pd_worker.core.outputs import EngineEvent, NewTokens, RequestFinished, SchedulerOutput
+from triptych.pd_worker.core.scheduler import Latencies, Scheduler
 from triptych.types import FinishReason
 
 

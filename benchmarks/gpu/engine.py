@@ -27,7 +27,7 @@ from benchmarks.engine_decode import chip, engine_round, make_engine, make_reque
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, MIB
 from triptych.models.registry import load_encoder
-from triptych.pd_worker.attention_backends import BACKENDS
+from triptych.pd_worker.attention.backends import BACKENDS
 from triptych.pd_worker.engine import Engine
 
 RESULT = RESULTS / "gpu_engine.md"

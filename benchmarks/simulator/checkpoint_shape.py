@@ -9,7 +9,7 @@ from PIL import Image
 
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.images import ImageProcessor
-from triptych.pd_worker.prompt import PromptBuilder
+from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.simulator.costs import ModelShape
 
 _PROBE = (64, 64)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from triptych.pd_worker.chunks import ChunkCutter
-from triptych.pd_worker.items import ItemTracker
-from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.outputs import (
+from triptych.pd_worker.core.chunks import ChunkCutter
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.outputs import (
     EngineEvent,
     ModelRunnerOutput,
     NewTokens,
@@ -18,8 +18,8 @@ from triptych.pd_worker.outputs import (
     ScheduledChunk,
     SchedulerOutput,
 )
-from triptych.pd_worker.request import RequestState
-from triptych.pd_worker.scheduler import Latencies, Scheduler, SchedulerLimits
+from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.scheduler import Latencies, Scheduler, SchedulerLimits
 from triptych.types import FinishReason
 
 

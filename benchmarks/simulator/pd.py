@@ -17,13 +17,13 @@ from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.reports import Reports
 from triptych.ec_connector.table_scheduler import TableScheduler
 from triptych.errors import RequestError
-from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.encoder_cache import EncoderCache
-from triptych.pd_worker.items import ItemTracker
-from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
-from triptych.pd_worker.request import EngineRequest
-from triptych.pd_worker.scheduler import SchedulerLimits
+from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.encoder_cache import EncoderCache
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.scheduler import SchedulerLimits
 from triptych.simulator.clock import Clock, Timer
 from triptych.simulator.cores import SharedCores
 from triptych.simulator.costs import PDCosts, chunk_context

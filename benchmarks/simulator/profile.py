@@ -192,8 +192,8 @@ class _Served:
         import torch
 
         from triptych.models.registry import load_decoder
-        from triptych.pd_worker.attention import ATTENTION_NAME
-        from triptych.pd_worker.prompt import open_checkpoint
+        from triptych.pd_worker.attention.attention import ATTENTION_NAME
+        from triptych.pd_worker.frontend.prompt import open_checkpoint
         from triptych.pd_worker.service import torch_threads as pd_threads
         from triptych.simulator import profile_pd
         from triptych.simulator.checkpoint_shape import shape_of

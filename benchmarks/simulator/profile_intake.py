@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.prompt import PromptBuilder
+from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.simulator.fit import Sample
 from triptych.simulator.timing import Deadline, Effort, timed
 

@@ -20,13 +20,13 @@ from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, Mem
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.capacity import block_bytes
+from triptych.pd_worker.core.capacity import block_bytes
+from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.outbox import EventStream, Outbox
-from triptych.pd_worker.output_text import OutputText
-from triptych.pd_worker.outputs import SchedulerOutput
-from triptych.pd_worker.request import EngineRequest
-from triptych.pd_worker.sampling import resolve
+from triptych.pd_worker.events.streams import EventStream, Outbox
+from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.simulator.costs import chunk_context
 from triptych.simulator.fit import TERMS, Fit, Sample

@@ -14,8 +14,8 @@ from triptych.config import PDConfig
 from triptych.errors import ConfigError
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.registry import load_decoder, load_encoder, resolve_device, resolve_dtype
-from triptych.pd_worker.attention import ATTENTION_NAME
-from triptych.pd_worker.prompt import open_checkpoint
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.frontend.prompt import open_checkpoint
 from triptych.simulator.fit import Fit, Sample
 from triptych.simulator.profile_encoder import distinct_pictures, tower_sample
 from triptych.simulator.profile_pd import alone, model_len, scenarios, smallest, step_bench

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.errors import InternalError, Overloaded, RequestError
-from triptych.pd_worker import outputs as pd
+from triptych.pd_worker.core import outputs as pd
 from triptych.proxy.call.chat import Delta
 from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycle

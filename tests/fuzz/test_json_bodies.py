@@ -8,7 +8,7 @@ from typing import Any
 
 from support.fuzzing import Fuzzer, messages, mutate, random_json, randoms
 from triptych.errors import RequestError
-from triptych.pd_worker.prompt import parse_messages
+from triptych.pd_worker.frontend.prompt import parse_messages
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto, sampling_to_proto
 from triptych.proxy.call.chat import ChatCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.encdec_batches import ENC_DEC, answers_in_batches
-from triptych.pd_worker.attention_backends import BACKENDS
+from triptych.pd_worker.attention.backends import BACKENDS
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,13 @@ from support.encdec_cell import EncDecCheckpoint
 from support.engine_cell import engine_cell
 from triptych.models.base import AttentionBias
 from triptych.models.t5 import RelativeBias
-from triptych.pd_worker.attention import AttentionMetadata, PagedKVCache, PrefillSpan, paged_attention
-from triptych.pd_worker.flex_start import prepare
+from triptych.pd_worker.attention.attention import (
+    AttentionMetadata,
+    PagedKVCache,
+    PrefillSpan,
+    paged_attention,
+)
+from triptych.pd_worker.attention.flex.start import prepare
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from support.oracle import MIN_DISTINCT, OracleResult, assert_exact
 from support.pictures import picture
 from support.sounds import sound
 from triptych.config import PDConfig
-from triptych.pd_worker.flex_start import prepare
+from triptych.pd_worker.attention.flex.start import prepare
 
 #: Families whose decoder attends to encoder rows.
 ENC_DEC = ("bart", "mbart", "t5", "whisper", "trocr")

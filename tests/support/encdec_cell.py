@@ -17,8 +17,8 @@ from support.engine_requests import CountingText, greedy
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, LogitsRule
 from triptych.models.registry import generation_defaults, load_decoder
-from triptych.pd_worker.attention import ATTENTION_NAME
-from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.types import ItemPlan, MMFeature, Placement
 
 _NAMES = itertools.count(1)

@@ -26,10 +26,10 @@ from triptych.ec_connector.memory_connector import memory_store
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
-from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.core.outputs import EngineEvent, NewTokens, RequestFinished
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.outputs import EngineEvent, NewTokens, RequestFinished
-from triptych.pd_worker.request import EngineRequest
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
 MODEL_NAME = "tiny"

@@ -16,12 +16,13 @@ from triptych.ec_connector.base import (
     EncoderOutput,
 )
 from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
-from triptych.pd_worker.admission import Admission
-from triptych.pd_worker.cross_kv_manager import CrossKVManager
-from triptych.pd_worker.encoder_cache import EncoderCache
-from triptych.pd_worker.items import ItemTracker
-from triptych.pd_worker.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.outputs import (
+from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.encoder_cache import EncoderCache
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.cross_manager import CrossKVManager
+from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
+from triptych.pd_worker.core.outputs import (
     BlockCopy,
     EngineEvent,
     ModelRunnerOutput,
@@ -29,11 +30,10 @@ from triptych.pd_worker.outputs import (
     ScheduledChunk,
     SchedulerOutput,
 )
-from triptych.pd_worker.request import EngineRequest
-from triptych.pd_worker.request_check import CrossLimits
-from triptych.pd_worker.sampling import ResolvedSampling
-from triptych.pd_worker.scheduler import Scheduler, SchedulerLimits
-from triptych.pd_worker.swap_manager import SwapManager
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_check import CrossLimits
+from triptych.pd_worker.core.sampling import ResolvedSampling
+from triptych.pd_worker.core.scheduler import Scheduler, SchedulerLimits
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 WIDTH = 4

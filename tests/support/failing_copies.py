@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.engine_cell import EngineCell, engine_cell
-from triptych.pd_worker import model_runner
-from triptych.pd_worker.capacity import block_bytes
+from triptych.pd_worker.core.capacity import block_bytes
+from triptych.pd_worker.runner import model_runner
 
 Answers = Callable[[EngineCell], list[list[int]]]
 

@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from triptych.cli import main
-from triptych.pd_worker.intake import Intake
-from triptych.pd_worker.model_runner import ModelRunner
+from triptych.pd_worker.frontend.input_processor import Intake
+from triptych.pd_worker.runner.model_runner import ModelRunner
 
 EXIT_CODE = 86
 _MARK = re.compile(rb"poison-(door|prefill|after-(\d+))")

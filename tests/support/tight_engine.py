@@ -16,8 +16,8 @@ from triptych.ec_connector.host_memory import HostMemory
 from triptych.ec_connector.pinned_memory import PinnedMemory, PinnedPool
 from triptych.ec_connector.redis_connector import RedisConnectorWorker
 from triptych.ec_connector.store import Loaded, LoadResult, Missing
-from triptych.pd_worker.outputs import ItemMissing, ModelRunnerOutput, RequestAdmitted, SchedulerOutput
-from triptych.pd_worker.request import EngineRequest
+from triptych.pd_worker.core.outputs import ItemMissing, ModelRunnerOutput, RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.types import ItemPlan, MMFeature
 
 #: Elements of a float32 row.

@@ -24,10 +24,10 @@ class Support:
         return not self.remedy
 
 
-_SCHEDULING = "`tests/unit/pd_worker/test_cross_scheduling.py`"
+_SCHEDULING = "`tests/unit/pd_worker/core/test_cross_scheduling.py`"
 _SIDES = "`tests/unit/models/test_encdec_sides.py`"
-_CONFORMANCE = "`tests/unit/pd_worker/test_attention_conformance.py`"
-_ENGINE = "`tests/integration/pd_worker/test_encdec_matches_generate.py`"
+_CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
+_ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
 _OTHER_BACKEND = "give --attention-backend sdpa"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),

@@ -12,9 +12,10 @@ from support.oracle import assert_exact
 from support.pd_serving import serving, tiny_model
 from triptych.config import MIB
 from triptych.errors import ConfigError
-from triptych.pd_worker import batch, service
-from triptych.pd_worker.gather_plan import plan_gathers
-from triptych.pd_worker.memory_plan import LEAST_EMBEDDINGS
+from triptych.pd_worker import service
+from triptych.pd_worker.attention.gather_plan import plan_gathers
+from triptych.pd_worker.runner import batch
+from triptych.pd_worker.runner.memory_plan import LEAST_EMBEDDINGS
 
 LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
 SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]

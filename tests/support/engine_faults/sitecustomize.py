@@ -21,7 +21,7 @@ from typing import Any
 
 #: Class and method that compute, by module.
 _TARGETS = {
-    "triptych.pd_worker.model_runner": ("ModelRunner", "_compute"),
+    "triptych.pd_worker.runner.model_runner": ("ModelRunner", "_compute"),
     "triptych.encoder_worker.engine": ("EncoderEngine", "_encode"),
 }
 _FOR_EVER = 3600

@@ -13,7 +13,7 @@ from support.checkpoints import build_checkpoint
 from triptych.models.loading import parameter_bytes
 from triptych.models.prepack import PrepackedLinear, can_prepack, prepack
 from triptych.models.registry import load_decoder, load_encoder
-from triptych.pd_worker.attention import ATTENTION_NAME
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 CPU = torch.device("cpu")
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

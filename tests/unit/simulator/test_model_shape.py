@@ -8,8 +8,8 @@ from PIL import Image
 
 from support.checkpoints import FAMILIES, build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
-from triptych.pd_worker.attention import ATTENTION_NAME
-from triptych.pd_worker.prompt import open_checkpoint
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.frontend.prompt import open_checkpoint
 from triptych.simulator.checkpoint_shape import shape_of
 from triptych.simulator.costs import ModelShape
 from triptych.simulator.published import QWEN3_VL_4B_SHAPE

@@ -1,0 +1,305 @@
+"""Attention over paged keys and values, as an attention function of transformers.
+
+One flattened ragged batch per step: first the sequences that compute one token, then the prefill chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
+from triptych.pd_worker.attention.flex.paged import FlexBatch
+from triptych.pd_worker.attention.gather_plan import GatherGroup
+from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+
+__all__ = [
+    "ATTENTION_NAME",
+    "AttentionMetadata",
+    "CrossSpan",
+    "CrossTables",
+    "PagedKVCache",
+    "PrefillSpan",
+    "paged_attention",
+]
+
+#: The name to load a decoder with.
+ATTENTION_NAME = "triptych_paged"
+#: Keywords by which models ask for what this function does not do: never ignored.
+_UNSUPPORTED = ("s_aux", "position_bias", "attention_bias", "block_mask", "score_mod", "head_mask")
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    attn_metadata: AttentionMetadata | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim].
+
+    A module with `is_cross` attends to the cross tables; its key and value are not looked at.
+    NotImplementedError for anything that a model asks for and this function would have to ignore.
+    """
+    _refuse_unsupported(attention_mask, dropout, attn_metadata, kwargs)
+    assert attn_metadata is not None
+    meta, q = attn_metadata, query[0]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    cache = meta.cache
+    keys, values = cache.keys[layer], cache.values[layer]
+    options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
+    out = torch.empty(q.shape[1], q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
+    decodes = meta.num_decodes
+    flex = None
+    if meta.backend == "flex":
+        flex = FlexBatch(module, q, keys, values, meta, options.scale, softcap, sliding_window)
+    if meta.cross is not None and getattr(module, "is_cross", False):
+        if flex is not None:
+            return flex.cross_attention()[None], None
+        if decodes:
+            out[:decodes] = _cross_decode(q, keys, values, meta, options)
+        for index, span in enumerate(meta.prefills):
+            part = q[:, span.first : span.last]
+            out[span.first : span.last] = _cross_prefill(part, keys, values, meta, index, options)
+        return out[None], None
+    if kwargs.get("is_causal") is False:
+        raise NotImplementedError(f"{ATTENTION_NAME} is causal")
+    cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if flex is not None:
+        return flex.self_attention()[None], None
+    if decodes:
+        if meta.view is not None:
+            meta.view.append(layer, key[0, :, :decodes], value[0, :, :decodes])
+        out[:decodes] = _decode(module, q, layer, meta, options)
+    for index, span in enumerate(meta.prefills):
+        part = q[:, span.first : span.last]
+        out[span.first : span.last] = _prefill(module, part, keys, values, meta, index, options)
+    return out[None], None
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    scale: float
+    softcap: float | None
+    window: int | None
+
+
+def _refuse_unsupported(
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+    attn_metadata: AttentionMetadata | None,
+    kwargs: dict[str, Any],
+) -> None:
+    if attn_metadata is None:
+        raise NotImplementedError(f"{ATTENTION_NAME} needs attn_metadata")
+    if attention_mask is not None or dropout:
+        raise NotImplementedError(f"{ATTENTION_NAME} takes no attention mask and no dropout")
+    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    # The bias of a flattened batch is of no use; the metadata's own, by positions, stands in its place.
+    if asked == ["position_bias"] and attn_metadata.bias is not None:
+        return
+    if asked:
+        raise NotImplementedError(f"{ATTENTION_NAME} does not support {', '.join(asked)}")
+
+
+def _decode(
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    layer: int,
+    meta: AttentionMetadata,
+    options: _Options,
+) -> torch.Tensor:
+    """[D, heads, dim]: all one-token sequences at once from a view, or group by group from their blocks."""
+    if meta.view is not None:
+        keys, values = meta.view.read(layer)
+        bias = None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[1])
+        part, mask = q[:, : meta.num_decodes], meta.decode_mask(options.window)
+        return _attend_decodes(part, keys, values, mask, options, meta, bias)
+    groups, outputs = meta.groups, []
+    for group in groups:
+        tables = meta.decode_tables[group.first : group.last, : group.blocks]
+        keys = _gather(meta.cache.keys[layer], tables)
+        values = _gather(meta.cache.values[layer], tables)
+        bias = None
+        if meta.bias is not None:
+            bias = _bound_bias(module, meta, -1, keys.shape[1], group, keep=len(groups) == 1)
+        part = q[:, group.first : group.last]
+        mask = _part_of(meta.decode_mask(options.window), group, keys)
+        outputs.append(_attend_decodes(part, keys, values, mask, options, meta, bias))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _part_of(mask: torch.Tensor | None, group: GatherGroup, keys: torch.Tensor) -> torch.Tensor | None:
+    """The mask of one group's decodes over its keys."""
+    return None if mask is None else mask[group.first : group.last, ..., : keys.shape[2]]
+
+
+def _cross_decode(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: AttentionMetadata, options: _Options
+) -> torch.Tensor:
+    assert meta.cross is not None
+    if not meta.cross.decodes:
+        outputs = []
+        for group in meta.cross.groups:
+            tables = meta.cross.decode_tables[group.first : group.last, : group.blocks]
+            k, v = _gather(keys, tables), _gather(values, tables)
+            mask = _part_of(meta.cross_mask(), group, k)
+            part = q[:, group.first : group.last]
+            outputs.append(_attend_decodes(part, k, v, mask, options, meta, None))
+        return torch.cat(outputs)
+    out = torch.empty(meta.num_decodes, q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
+    for span in meta.cross.decodes:
+        out[span.tokens] = _cross_span(q[:, span.tokens], keys, values, span, options, meta)
+    return out
+
+
+def _attend_decodes(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: _Options,
+    meta: AttentionMetadata,
+    bias: _BoundBias | None,
+) -> torch.Tensor:
+    """[D, heads, dim] of q [heads, D, dim]; the query heads of a kv head are its rows."""
+    count, kv_heads, dim = k.shape[0], k.shape[1], k.shape[3]
+    packed = q.transpose(0, 1).reshape(count, kv_heads, -1, dim)
+    out = _attend(packed, k, v, mask, options, meta, bias)
+    return out.reshape(count, -1, dim)
+
+
+def _gather(blocks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """[D, kv_heads, tokens, dim] of the blocks in `tables` [D, n]."""
+    count, n = tables.shape
+    gathered = blocks.index_select(0, tables.flatten())
+    return gathered.view(count, n * blocks.shape[1], blocks.shape[2], blocks.shape[3]).transpose(1, 2)
+
+
+def _prefill(
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    index: int,
+    options: _Options,
+) -> torch.Tensor:
+    """[chunk, heads, dim] of one sequence."""
+    span = meta.prefills[index]
+    k = _gather(keys, span.table[None])[:, :, : span.end]
+    v = _gather(values, span.table[None])[:, :, : span.end]
+    mask = meta.prefill_mask(index, options.window)
+    bias = None if meta.bias is None else _bound_bias(module, meta, index, None)
+    return _attend(q[None], k, v, mask, options, meta, bias, causal=mask is None)[0].transpose(0, 1)
+
+
+def _cross_prefill(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    index: int,
+    options: _Options,
+) -> torch.Tensor:
+    """[chunk, heads, dim]: every query over all rows of its own encoder output."""
+    assert meta.cross is not None
+    return _cross_span(q, keys, values, meta.cross.prefills[index], options, meta)
+
+
+def _cross_span(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    span: CrossSpan,
+    options: _Options,
+    meta: AttentionMetadata,
+) -> torch.Tensor:
+    """[n, heads, dim] of queries [heads, n, dim] over all rows of one encoder output."""
+    k, v = _rows(keys, span), _rows(values, span)
+    return _attend(q[None], k, v, None, options, meta, None)[0].transpose(0, 1)
+
+
+def _rows(blocks: torch.Tensor, span: CrossSpan) -> torch.Tensor:
+    """[1, kv_heads, rows, dim]; a view where the blocks follow one another."""
+    if span.first is None:
+        return _gather(blocks, span.table[None])[:, :, : span.rows]
+    start = span.first * blocks.shape[1]
+    return blocks.flatten(0, 1)[start : start + span.rows].transpose(0, 1)[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundBias:
+    """The bias of one call, by blocks of keys; `key` names what it is kept by for other layers, if `keep`."""
+
+    key: tuple[object, int]
+    keep: bool
+    of: Callable[[int, int], torch.Tensor]
+
+
+def _bound_bias(
+    module: torch.nn.Module,
+    meta: AttentionMetadata,
+    index: int,
+    kv_heads: int | None,
+    group: GatherGroup | None = None,
+    *,
+    keep: bool = True,
+) -> _BoundBias | None:
+    """With `kv_heads` the query heads of a kv head are its rows, as in `_attend_decodes`.
+
+    Of decodes, those of `group`.
+    """
+    assert meta.bias is not None
+    bias, name = meta.bias, meta.bias.key(module)
+    if name is None:
+        return None
+    queries, positions = meta.bias_positions(index)
+    if group is not None:
+        queries, positions = queries[group.first : group.last], positions[group.first : group.last]
+
+    def of(first: int, last: int) -> torch.Tensor:
+        added = bias.of(module, queries, positions[:, first:last])
+        return added if kv_heads is None else added.reshape(added.shape[0], kv_heads, -1, last - first)
+
+    return _BoundBias((name, index), keep, of)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: _Options,
+    meta: AttentionMetadata,
+    bias: _BoundBias | None,
+    *,
+    causal: bool = False,
+) -> torch.Tensor:
+    if bias is None and options.softcap is None and meta.backend == "sdpa":
+        # The way of nearly all calls, without a detour.
+        return fused(q, k, v, mask, causal=causal, scale=options.scale)
+    of = None if bias is None else bias.of
+    call = AttentionCall(q, k, v, options.scale, mask, causal, options.softcap, of)
+    if bias is not None and meta.backend != "blockwise":
+        added = meta.biases.get(bias.key)
+        if added is None:
+            added = whole_bias(call)
+        if bias.keep:
+            meta.biases[bias.key] = added
+        call = replace(call, added=added)
+    return attend(meta.backend, call)
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -1,0 +1,185 @@
+"""How one attention call is computed: by torch's own kernel, or block by block of keys.
+
+"sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
+makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is the form of
+long sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
+goes to it by `flex_paged`, a single call by the way here. What a backend cannot do goes to one that can;
+nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from triptych.pd_worker.attention.flex import kernel as flex_kernel
+from triptych.pd_worker.attention.flex.kernel import MIN_BATCH, FlexCall
+from triptych.pd_worker.attention.key_ranges import of_mask, whole_blocks
+
+#: Values of --attention-backend.
+BACKENDS = ("sdpa", "blockwise", "flex")
+#: Keys of one block of "blockwise".
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Queries [B, heads, Q, dim] over keys and values [B, kv_heads, K, dim].
+
+    `mask` is bool, to be broadcast to [B, heads, Q, K], True where a key counts; None: all count, or with
+    `causal` those up to the query's own index. `bias(first, last)` is [B, heads, Q, last - first] of these
+    keys; `added` is the whole of it with the mask in it, where someone has made that before.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    mask: torch.Tensor | None = None
+    causal: bool = False
+    softcap: float | None = None
+    bias: Callable[[int, int], torch.Tensor] | None = None
+    added: torch.Tensor | None = None
+
+
+def attend(backend: str, call: AttentionCall) -> torch.Tensor:
+    """[B, heads, Q, dim] in the values' dtype."""
+    # A bias by blocks of keys is not one by scores.
+    if backend == "blockwise" or (backend == "flex" and call.bias is not None):
+        return _blockwise(call)
+    if backend == "flex":
+        return _flex(call)
+    if call.softcap is not None:
+        return _written_out(call)
+    return _sdpa(call)
+
+
+def whole_bias(call: AttentionCall) -> torch.Tensor:
+    """Bias and mask of all keys as one tensor that is added to the scores, [B, heads, Q, K]."""
+    assert call.bias is not None
+    mask = call.mask if call.mask is not None else _causal_mask(call)
+    added = call.bias(0, call.key.shape[2]).to(call.query.dtype)
+    return added if mask is None else added.masked_fill(~mask, float("-inf"))
+
+
+def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
+    if not call.causal:
+        return None
+    size = (call.query.shape[2], call.key.shape[2])
+    return torch.ones(size, dtype=torch.bool, device=call.query.device).tril()
+
+
+def _flex(call: AttentionCall) -> torch.Tensor:
+    """As by `flex_paged`: sizes are brought to multiples, and what is added is left out again."""
+    batch, _, queries, _ = call.query.shape
+    keys = call.key.shape[2]
+    mask = call.mask if call.mask is not None else _causal_mask(call)
+    if mask is None:
+        mask = torch.ones(1, keys, dtype=torch.bool, device=call.query.device)
+    ranges = of_mask(mask, batch, queries).padded(max(batch, MIN_BATCH), whole_blocks(queries))
+    missing = max(batch, MIN_BATCH) - batch
+    query = F.pad(call.query, (0, 0, 0, whole_blocks(queries) - queries, 0, 0, 0, missing))
+    more = (0, 0, 0, whole_blocks(keys) - keys, 0, 0, 0, missing)
+    key, value = F.pad(call.key, more), F.pad(call.value, more)
+    blocks = ranges.blocks(key.shape[2])
+    out = flex_kernel.attend(FlexCall(query, key, value, ranges, blocks, call.scale, call.softcap))
+    return out[:batch, :, :queries].to(value.dtype)
+
+
+def _sdpa(call: AttentionCall) -> torch.Tensor:
+    mask = call.mask
+    if call.bias is not None:
+        mask = whole_bias(call) if call.added is None else call.added
+    causal = call.causal and mask is None
+    return fused(call.query, call.key, call.value, mask, causal=causal, scale=call.scale)
+
+
+def fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """[B, heads, Q, dim] by torch's attention; `mask` is bool, or added, and broadcast to [B, heads, Q, K].
+
+    Without `enable_gqa`: with a mask, on CUDA, only the kernel that writes all scores out takes that. In its
+    place every kv head becomes a batch entry of its own, whose keys and values all heads of its group share.
+    """
+    (batch, heads, queries, dim), (_, kv_heads, keys, _) = query.shape, key.shape
+    if heads == kv_heads:
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+    groups, entries = heads // kv_heads, batch * kv_heads
+    if mask is not None and mask.dim() == 4:
+        mask = mask.expand(batch, heads, queries, keys) if mask.shape[:2] != (1, 1) else mask[0, 0]
+    if mask is not None and mask.dim() == 4:
+        mask = mask.reshape(entries, groups, queries, keys)
+    out = F.scaled_dot_product_attention(
+        query.reshape(entries, groups, queries, dim),
+        key.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
+        value.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
+        mask,
+        is_causal=causal,
+        scale=scale,
+    )
+    return out.reshape(batch, heads, queries, dim)
+
+
+def _repeated(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values with a head for every query head."""
+    repeats = call.query.shape[1] // call.key.shape[1]
+    if repeats == 1:
+        return call.key, call.value
+    return call.key.repeat_interleave(repeats, 1), call.value.repeat_interleave(repeats, 1)
+
+
+def _scores(call: AttentionCall, key: torch.Tensor) -> torch.Tensor:
+    """float32 scores, capped."""
+    scores = (call.query @ key.transpose(-1, -2)).float() * call.scale
+    return scores if call.softcap is None else torch.tanh(scores / call.softcap) * call.softcap
+
+
+def _written_out(call: AttentionCall) -> torch.Tensor:
+    key, value = _repeated(call)
+    scores = _scores(call, key)
+    mask = call.mask if call.mask is not None else _causal_mask(call)
+    if call.bias is not None:
+        scores = scores + (whole_bias(call) if call.added is None else call.added)
+    elif mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1).to(value.dtype) @ value
+
+
+def _blockwise(call: AttentionCall) -> torch.Tensor:
+    """A running softmax over blocks of keys; mask and bias exist for one block at a time."""
+    key, value = _repeated(call)
+    queries, keys = call.query.shape[2], key.shape[2]
+    shape = (*call.query.shape[:3], 1)
+    highest = torch.full(shape, float("-inf"), device=call.query.device)
+    total = torch.zeros(shape, device=call.query.device)
+    out = torch.zeros(call.query.shape, device=call.query.device)
+    index = torch.arange(queries, device=call.query.device)[:, None]
+    for first in range(0, keys, _BLOCK):
+        last = min(first + _BLOCK, keys)
+        scores = _scores(call, key[:, :, first:last])
+        if call.bias is not None:
+            scores = scores + call.bias(first, last).float()
+        if call.mask is not None:
+            scores = scores.masked_fill(~call.mask[..., first:last], float("-inf"))
+        elif call.causal:
+            behind = torch.arange(first, last, device=index.device) > index
+            scores = scores.masked_fill(behind, float("-inf"))
+        now = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        # A block of which a query sees nothing leaves its sums at zero.
+        safe = now.masked_fill(now == float("-inf"), 0.0)
+        weights = torch.exp(scores - safe)
+        shrink = torch.exp(highest - safe)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + weights @ value[:, :, first:last].float()
+        highest = now
+    return (out / total).to(value.dtype)

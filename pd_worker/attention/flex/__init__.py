@@ -1,0 +1,1 @@
+"""The FlexAttention backend for CUDA."""

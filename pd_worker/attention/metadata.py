@@ -1,0 +1,174 @@
+"""One step's batch as the attention function sees it: tables, lengths, masks and biases, for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from triptych.models.base import AttentionBias
+from triptych.pd_worker.attention.contiguous_kv import DecodeView
+from triptych.pd_worker.attention.gather_plan import GatherGroup
+from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """One sequence's chunk: batch tokens [first, last), positions [start, start + last - first).
+
+    `table` [blocks] covers all its positions so far. `atomic` spans, in positions, attend both ways.
+    """
+
+    first: int
+    last: int
+    start: int
+    table: torch.Tensor
+    atomic: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.last - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class CrossSpan:
+    """One encoder output: its first `rows` rows are in the blocks of `table` [blocks].
+
+    `first` is the first block where they follow one another, so that nothing has to be gathered. `tokens` [n]
+    are the batch indices of the decodes that attend to it.
+    """
+
+    table: torch.Tensor
+    rows: int
+    first: int | None = None
+    tokens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CrossTables:
+    """Where the batch's sequences find the keys and values of their encoder outputs, all of them written.
+
+    As in AttentionMetadata: `decode_tables` [D, blocks] and `decode_lengths` [D] in rows, for all decodes at
+    once or in `decode_groups`; where outputs are long or shared, `decodes` has one span for each output in
+    place of that.
+    `prefills` are those of the prefill spans.
+    """
+
+    decode_tables: torch.Tensor
+    decode_lengths: torch.Tensor
+    prefills: Sequence[CrossSpan]
+    decode_padded: bool = True
+    decodes: Sequence[CrossSpan] = ()
+    decode_groups: Sequence[GatherGroup] = ()
+
+    @property
+    def groups(self) -> Sequence[GatherGroup]:
+        """Which decodes are gathered together; all of them where none were planned."""
+        return self.decode_groups or _all_of(self.decode_tables)
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """One step's batch, the same for every layer.
+
+    `slots` [T] say where each token's key and value go. The first `num_decodes` batch tokens are one
+    sequence each: their blocks are `decode_tables` [D, blocks], padded with any block, their lengths, the
+    new token included, `decode_lengths` [D].
+    """
+
+    cache: PagedKVCache
+    slots: torch.Tensor
+    num_decodes: int
+    decode_tables: torch.Tensor
+    decode_lengths: torch.Tensor
+    prefills: Sequence[PrefillSpan]
+    #: Lengths differ or do not fill their blocks, so that the gathered keys hold strangers.
+    decode_padded: bool = True
+    #: Which decodes are gathered together; all of them where none are planned.
+    decode_groups: Sequence[GatherGroup] = ()
+    #: Set for encoder-decoder models.
+    cross: CrossTables | None = None
+    #: What the model adds to the scores of its own attention.
+    bias: AttentionBias | None = None
+    backend: str = "sdpa"
+    #: Where the decodes' keys and values are in one piece; None: they are gathered.
+    view: DecodeView | None = None
+    _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    #: Masks that are the same in all layers, and whole biases by the modules that share them.
+    _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
+    biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
+    #: What a backend has made for this step and uses in all layers.
+    plans: dict[object, object] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> Sequence[GatherGroup]:
+        """Which decodes are gathered together; all of them where none were planned."""
+        return self.decode_groups or _all_of(self.decode_tables)
+
+    def decode_mask(self, window: int | None) -> torch.Tensor | None:
+        """Bool [D, 1, 1, blocks * block_size], True where a key counts; None when all do."""
+        key = (-1, window)
+        if key not in self._masks:
+            self._masks[key] = self._decode_mask(window)
+        return self._masks[key]
+
+    def _decode_mask(self, window: int | None) -> torch.Tensor | None:
+        if window is None and not self.decode_padded:
+            return None
+        lengths = self.decode_lengths[:, None]
+        position = self._key_positions(self.decode_tables)
+        mask = position < lengths
+        if window is not None:
+            mask &= position >= lengths - window
+        return mask[:, None, None]
+
+    def _key_positions(self, tables: torch.Tensor) -> torch.Tensor:
+        """[1, keys] of gathered tables [D, blocks]."""
+        return torch.arange(tables.shape[1] * self.cache.block_size, device=tables.device)[None]
+
+    def cross_mask(self) -> torch.Tensor | None:
+        """Bool [D, 1, 1, blocks * block_size] of the decodes' cross tables; None when all rows count."""
+        assert self.cross is not None
+        if not self._cross_mask:
+            mask = None
+            if self.cross.decode_padded:
+                position = self._key_positions(self.cross.decode_tables)
+                mask = (position < self.cross.decode_lengths[:, None])[:, None, None]
+            self._cross_mask.append(mask)
+        return self._cross_mask[0]
+
+    def bias_positions(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions of queries [B, q] and keys [B, k] of the decodes (-1) or of prefill `index`."""
+        device = self.slots.device
+        if index < 0:
+            keys = self._key_positions(self.decode_tables).expand(self.num_decodes, -1)
+            return self.decode_lengths[:, None] - 1, keys
+        span = self.prefills[index]
+        return (
+            torch.arange(span.start, span.end, device=device)[None],
+            torch.arange(span.end, device=device)[None],
+        )
+
+    def prefill_mask(self, index: int, window: int | None) -> torch.Tensor | None:
+        """Bool [queries, keys] of prefill `index`; None when plain causal from position 0."""
+        key = (index, window)
+        if key not in self._masks:
+            self._masks[key] = self._prefill_mask(self.prefills[index], window)
+        return self._masks[key]
+
+    def _prefill_mask(self, span: PrefillSpan, window: int | None) -> torch.Tensor | None:
+        if span.start == 0 and not span.atomic and (window is None or window >= span.end):
+            return None
+        query = torch.arange(span.start, span.end, device=self.slots.device)[:, None]
+        key = torch.arange(span.end, device=self.slots.device)[None]
+        mask = key <= query
+        if window is not None:
+            mask &= key > query - window
+        for start, end in span.atomic:
+            mask |= (query >= start) & (query < end) & (key >= start) & (key < end)
+        return mask
+
+
+def _all_of(tables: torch.Tensor) -> tuple[GatherGroup, ...]:
+    return (GatherGroup(0, tables.shape[0], tables.shape[1]),)

@@ -1,0 +1,1 @@
+"""Scheduling without torch: requests, token budget, encoder cache, KV blocks."""

@@ -1,0 +1,1 @@
+"""KV blocks: pool, prefix cache, cross-attention tables, swap space."""

@@ -1,0 +1,216 @@
+"""What goes through one engine step, and what the engine tells the outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.errors import RequestError
+from triptych.types import FinishReason, PDTimings, Placement, TimestampTokens, Usage
+
+if TYPE_CHECKING:
+    from triptych.pd_worker.core.request import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """Rows [first, first + count) of an item go to batch tokens [at, at + count) of its request's chunk.
+
+    `at` counts from the chunk's first token.
+    """
+
+    mm_hash: str
+    first: int
+    count: int
+    at: int
+
+
+@dataclass(slots=True)
+class ScheduledChunk:
+    """One request's share of a step: tokens [start, start + count) of prompt plus output.
+
+    Nobody changes it. It is not frozen: that would make it take five times as long to make, and every step
+    makes one for each request.
+    """
+
+    state: RequestState
+    start: int
+    count: int
+    #: The request's block table, long enough for the chunk.
+    block_ids: tuple[int, ...]
+    #: Encoder rows that the chunk consumes.
+    rows: tuple[GatheredRows, ...]
+    #: The chunk reaches the last known token: a token is sampled.
+    samples: bool
+    #: The cross table, and the encoder rows in it; empty for decoder-only models.
+    cross_blocks: tuple[int, ...] = ()
+    cross_length: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the chunk that belong to the prompt."""
+        return max(0, min(self.end, self.state.request.num_prompt_tokens) - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The `rows` rows of an item become cross keys and values in `block_ids`, in the rows' order."""
+
+    mm_hash: str
+    rows: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """All layers' keys and values of one block, between the KV cache and host memory."""
+
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """All that the runner needs for one step."""
+
+    #: Counts from 1; metadata and results of a step carry it.
+    step: int
+    #: Decodes first, then prefill chunks; the order of the batch.
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    #: Blocks of preempted requests that go to host memory, before anything is written.
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    #: Blocks that come back from there, after that and before the chunks are computed.
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    #: Keys of the cross tables among them.
+    restored: list[str] = field(default_factory=list)
+    #: Cross tables to write before the chunks are computed; none of the chunks reads them.
+    projections: list[Projection] = field(default_factory=list)
+    #: mm_hashes that the runner drops from the encoder cache before anything else in the step.
+    evicted: list[str] = field(default_factory=list)
+    #: Requests that gave their blocks up in this step.
+    preempted: list[RequestState] = field(default_factory=list)
+    #: Prompt tokens looked up in the prefix cache, and found there, by requests that started in this step.
+    prefix_queried: int = 0
+    prefix_hit: int = 0
+    #: What the connector's worker role has to do in this step.
+    ec_connector_metadata: ECConnectorMetadata | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def made_tables(self) -> list[str]:
+        """Keys of the cross tables that this step writes."""
+        return [*(projection.mm_hash for projection in self.projections), *self.restored]
+
+    def computable(self, *, swapped_in: bool) -> list[ScheduledChunk]:
+        """The chunks that can be computed, without those that need what should have come back and has not."""
+        if swapped_in or not self.swap_in:
+            return self.chunks
+        keys = set(self.restored)
+        return [
+            chunk
+            for chunk in self.chunks
+            if chunk.state.restored_in != self.step
+            and not any(feature.mm_hash in keys for feature in chunk.state.features)
+        ]
+
+    @property
+    def computes(self) -> bool:
+        """The step has work for the decoder."""
+        return bool(self.chunks or self.projections or self.swap_out or self.swap_in)
+
+
+@dataclass(frozen=True, slots=True)
+class RawLogprobs:
+    """Log-probabilities of one output position as (token id, logarithm): the chosen, and the likeliest."""
+
+    chosen: tuple[int, float]
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """What one step has computed and what the connector has finished."""
+
+    #: The step's copies to host memory are whole, or there were none: only then may the blocks be read.
+    swapped_out: bool = False
+    #: The same of those that come back. If they are not, chunks that need them are not computed.
+    swapped_in: bool = False
+    #: One token for every chunk that is computed and samples, in the chunks' order.
+    sampled: list[int] = field(default_factory=list)
+    #: By index into `sampled`: what requests that want them get, and why others can have no token.
+    logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
+    errors: dict[int, RequestError] = field(default_factory=dict)
+    #: Items whose cross tables could not be made.
+    unprojected: frozenset[str] = frozenset()
+    #: Indices into the computed chunks that came out as no numbers: nothing of them is left in the KV cache.
+    spoiled: frozenset[int] = frozenset()
+    #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
+    error: Exception | None = None
+    #: Fetched, loaded and failed items since the last step.
+    ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEvent:
+    """Names the request and the attempt that an event belongs to."""
+
+    request_id: str
+    attempt: int
+    proxy_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAdmitted(EngineEvent):
+    """The bytes of all items are reserved: encoder jobs may run. Placements stand in item order."""
+
+    prompt_token_ids: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    encoder_prompt_token_ids: tuple[int, ...] = ()
+    timestamps: TimestampTokens | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemLoaded(EngineEvent):
+    """The item has arrived from the store after `seconds`."""
+
+    mm_hash: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemMissing(EngineEvent):
+    """The store has no usable value: encode it again. `damaged_digest` is empty when there was none."""
+
+    mm_hash: str
+    damaged_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens(EngineEvent):
+    """New output. `position` counts the output tokens before these, earlier attempts included.
+
+    `logprobs` are one per token where the request asked for them.
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[RawLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished(EngineEvent):
+    """The last event of an attempt. `error` is set exactly when the reason is ERROR."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: PDTimings
+    error: RequestError | None = None

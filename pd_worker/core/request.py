@@ -1,0 +1,209 @@
+"""A request as the engine holds it: what was asked, and apart from it, how far it has come."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypedDict
+
+from triptych.types import FinishReason, MMFeature, PDTimings, TimestampTokens
+
+if TYPE_CHECKING:
+    import torch
+
+    from triptych.models.base import LogitsRule
+    from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+    from triptych.pd_worker.core.sampling import ResolvedSampling
+    from triptych.pd_worker.frontend.grammar import GrammarState
+
+
+#: Whether it is new, its arrival, its name.
+RequestOrder = tuple[bool, float, str]
+
+
+class TextOutput(Protocol):
+    """Turns output tokens into text and says when the request has to stop."""
+
+    #: Set from the start when the resumed tokens ended the output already.
+    finished: FinishReason | None
+
+    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """The text that `token_id` completes, and the reason when it is the last token."""
+        ...
+
+    def flush(self) -> str:
+        """Text held back until now; called once, when the request ends."""
+        ...
+
+
+class Names(TypedDict):
+    request_id: str
+    attempt: int
+    proxy_id: str
+
+
+@dataclass(eq=False, slots=True)
+class EngineRequest:
+    """One attempt at one request. Only output, output_token_ids and grammar change after submission.
+
+    `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
+    [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
+    i + position_delta in every row. `ready` are the mm_hashes that are stored already. `prefix_root` roots
+    the KV prefix chain. `output_token_ids` starts with the `resumed_tokens` tokens of earlier attempts.
+    """
+
+    request_id: str
+    attempt: int
+    proxy_id: str
+    arrival: float
+    deadline: float
+    prompt_token_ids: Sequence[int]
+    features: tuple[MMFeature, ...]
+    ready: frozenset[str]
+    positions: torch.Tensor
+    position_delta: int
+    sampling: ResolvedSampling
+    prefix_root: bytes
+    output: TextOutput
+    output_token_ids: list[int] = field(default_factory=list)
+    resumed_tokens: int = 0
+    #: What the output has to look like; None for anything.
+    grammar: GrammarState | None = None
+    #: What the checkpoint or the task forbids or forces, in this order.
+    logits_rules: tuple[LogitsRule, ...] = ()
+    #: What a text encoder has read: to be reported.
+    encoder_prompt_token_ids: tuple[int, ...] = ()
+    #: How output tokens stand for times, where the request asked for them.
+    timestamps: TimestampTokens | None = None
+    #: The client's own name of the request, which others may share: for logs.
+    label: str = ""
+    _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Names the request inside this worker: each proxy draws ids of its own."""
+        return (self.proxy_id, self.request_id)
+
+    @property
+    def name(self) -> str:
+        """For logs: the client's label, and the id that the proxy's log has too."""
+        return f"{self.label} ({self.request_id})" if self.label else self.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def distinct_prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids, each once: what penalties need of it."""
+        if self._distinct is None:
+            self._distinct = tuple(sorted(set(self.prompt_token_ids)))
+        return self._distinct
+
+    @property
+    def cross(self) -> MMFeature | None:
+        """The item that an encoder-decoder model attends to."""
+        return next((feature for feature in self.features if feature.placement.length == 0), None)
+
+    def names(self) -> Names:
+        """The fields that every event of this attempt carries."""
+        return {"request_id": self.request_id, "attempt": self.attempt, "proxy_id": self.proxy_id}
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands."""
+
+    #: Waits until the bytes of all its items can be reserved.
+    WAITING_ROOM = enum.auto()
+    #: Admitted; waits for embeddings, a slot or blocks.
+    WAITING_ITEMS = enum.auto()
+    #: In the running batch.
+    RUNNING = enum.auto()
+    #: Gave its blocks up; is computed again from its first token, or brought back from host memory.
+    PREEMPTED = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """A request's run state; the scheduler alone changes it."""
+
+    request: EngineRequest
+    #: The request's KV blocks by content.
+    chain: PrefixChain
+    #: Names the attempt inside this worker; what caches and the connector know it by.
+    request_id: str = field(init=False)
+    #: Requests taken up again after the loss of a worker go first, everywhere; then earlier ones.
+    order: RequestOrder = field(init=False)
+    status: RequestStatus = RequestStatus.WAITING_ROOM
+    #: Keys whose embedding is stored and whose mark the connector has not been given yet.
+    stored: set[str] = field(default_factory=set)
+    #: Keys whose loss the proxy has been told of and that have not come back since.
+    lost: set[str] = field(default_factory=set)
+    #: Indices of items whose last row is consumed, or that a prefix hit covers.
+    consumed: set[int] = field(default_factory=set)
+    #: Keys that an ItemLoaded event has named.
+    loaded: set[str] = field(default_factory=set)
+    #: Tokens whose keys and values are in blocks, acknowledged steps only.
+    num_computed_tokens: int = 0
+    #: Prompt tokens that the prefix cache gave at the first start.
+    num_cached_tokens: int = 0
+    preemptions: int = 0
+    #: The step whose work brings its tokens back from host memory.
+    restored_in: int = 0
+    admitted_at: float | None = None
+    #: When the last of its items was found here.
+    items_at: float | None = None
+    first_scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
+        self.order = (request.attempt == 1, request.arrival, self.request_id)
+
+    @property
+    def features(self) -> Sequence[MMFeature]:
+        return self.request.features
+
+    @property
+    def num_tokens(self) -> int:
+        request = self.request
+        return len(request.prompt_token_ids) + len(request.output_token_ids)
+
+    @property
+    def admitted(self) -> bool:
+        """Room for its items is promised."""
+        return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
+
+    @property
+    def waits_with_items(self) -> bool:
+        """Admitted, with items, and not in the running batch."""
+        return bool(self.features) and self.status in (RequestStatus.WAITING_ITEMS, RequestStatus.PREEMPTED)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only the newest output token is left to compute."""
+        request = self.request
+        output = len(request.output_token_ids)
+        return output > 0 and len(request.prompt_token_ids) + output - self.num_computed_tokens == 1
+
+    def timings(self) -> PDTimings:
+        """Seconds of each stage; 0 for those it never reached."""
+
+        def span(start: float | None, end: float | None) -> float:
+            return 0.0 if start is None or end is None else max(0.0, end - start)
+
+        return PDTimings(
+            queue=span(self.request.arrival, self.first_scheduled_at),
+            load=span(self.admitted_at, self.items_at),
+            prefill=span(self.first_scheduled_at, self.first_token_at),
+            decode=span(self.first_token_at, self.last_token_at),
+        )

@@ -1,0 +1,1 @@
+"""Events of requests back to the proxies."""

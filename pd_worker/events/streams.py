@@ -1,0 +1,340 @@
+"""One stream of events per proxy, fed by the engine, which never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from triptych.errors import InternalError
+from triptych.pd_worker.core.outputs import EngineEvent
+from triptych.pd_worker.events.history import RequestHistory
+from triptych.pd_worker.frontend.token_texts import TokenTexts
+from triptych.protos import pd_pb2
+
+log = logging.getLogger(__name__)
+
+#: A proxy without a stream keeps its requests for as long.
+KEEP_DETACHED_SECONDS = 2.0
+#: A finished request can be asked for again for as long after its last event was handed over; and for as
+#: long after a request is forgotten its attempts are not taken a second time.
+KEEP_FINISHED_SECONDS = 10.0
+#: About the most that one message of a stream holds: far below gRPC's limit.
+MESSAGE_BYTES = 4 << 20
+#: Requests that one proxy may take up again at once.
+MAX_NAMED = 1 << 20
+
+
+class EventStream:
+    """What one Attach call sends: a message whenever something is new, merged while the proxy is slow."""
+
+    def __init__(self, proxy_id: str, clock: Callable[[], float]) -> None:
+        self.proxy_id = proxy_id
+        self._clock = clock
+        self._new: dict[str, RequestHistory] = {}
+        self._lost: list[pd_pb2.RequestEvent] = []
+        self._beat: pd_pb2.Beat | None = None
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._new and not self._lost
+
+    def add(self, history: RequestHistory) -> None:
+        self._new[history.request_id] = history
+        self._wake.set()
+
+    def forget(self, request_id: str) -> None:
+        self._new.pop(request_id, None)
+
+    def lose(self, request_id: str, attempt: int) -> None:
+        self._lost.append(pd_pb2.RequestEvent(request_id=request_id, attempt=attempt, lost=pd_pb2.Lost()))
+        self._wake.set()
+
+    def beat(self, beat: pd_pb2.Beat) -> None:
+        """Says how far the engine is, in the place of what was not sent yet."""
+        self._beat = beat
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends the stream after what is new."""
+        self._closed = True
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Ends the stream at once: another one has taken its place and sends what is new."""
+        self._new.clear()
+        self._lost.clear()
+        self.close()
+
+    async def next(self) -> pd_pb2.StepEvents | None:
+        """The next message; None at the end. Waits as long as the call lives."""
+        while True:
+            events = self._take()
+            beat, self._beat = self._beat, None
+            if events or beat is not None:
+                return pd_pb2.StepEvents(events=events, beat=beat)
+            if self._closed:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _take(self) -> list[pd_pb2.RequestEvent]:
+        """What is new, as far as one message holds it; losses come after all tokens."""
+        events: list[pd_pb2.RequestEvent] = []
+        room = MESSAGE_BYTES
+        for request_id, history in list(self._new.items()):
+            if room <= 0:
+                break
+            room -= history.untaken_bytes
+            del self._new[request_id]
+            events.extend(self._taken(history))
+            if history.has_untaken:
+                self._new[request_id] = history
+        if not self._new:
+            events.extend(self._lost)
+            self._lost.clear()
+        return events
+
+    def _taken(self, history: RequestHistory) -> list[pd_pb2.RequestEvent]:
+        """What is new of one request; an error where it cannot be sent, so that all others go on."""
+        try:
+            return history.take(self._clock())
+        except Exception:
+            log.exception("request %s: its events cannot be sent", history.request_id)
+            history.fail(InternalError("the request's output could not be sent"))
+            return history.take_end(self._clock())
+
+
+@dataclass(slots=True)
+class _Naming:
+    """Requests that an Attach to come takes up again."""
+
+    round: str
+    named: list[pd_pb2.Reattach] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Proxy:
+    """One proxy's requests. `detached_at` is None while it has a stream."""
+
+    detached_at: float | None
+    stream: EventStream | None = None
+    requests: dict[str, RequestHistory] = field(default_factory=dict)
+    #: Attempts that were forgotten, and when, in that order: events of theirs may still be under way.
+    past: dict[str, tuple[int, float]] = field(default_factory=dict)
+    naming: _Naming | None = None
+
+    def knows(self, request_id: str, attempt: int) -> bool:
+        """Whether this attempt, or a later one, has been here."""
+        history = self.requests.get(request_id)
+        latest = self.past.get(request_id, (-1, 0.0))[0] if history is None else history.attempt
+        return latest >= attempt
+
+    def forget_past(self, before: float) -> None:
+        for request_id, (_, at) in list(self.past.items()):
+            if at >= before:
+                return
+            del self.past[request_id]
+
+
+class Outbox:
+    """Lives in the event loop; only `emit` may be called from another thread.
+
+    `cancel(request_ids, proxy_id)` ends requests in the engine: those of a proxy that stays away and
+    those that it names no longer. `texts` are the vocabulary's, for log-probabilities.
+    """
+
+    def __init__(
+        self,
+        cancel: Callable[[Sequence[str], str], None],
+        clock: Callable[[], float] = time.monotonic,
+        texts: TokenTexts | None = None,
+    ) -> None:
+        self._texts = texts
+        self._cancel = cancel
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._proxies: dict[str, _Proxy] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were opened and have not ended."""
+        return sum(h.finished is None for proxy in self._proxies.values() for h in proxy.requests.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, and every attached proxy has been handed everything."""
+        streams = (proxy.stream for proxy in self._proxies.values())
+        return self.unfinished == 0 and all(stream is None or stream.idle for stream in streams)
+
+    def emit(self, events: list[EngineEvent]) -> None:
+        """All events of one engine step; called from the engine's thread, which goes on at once."""
+        try:
+            self._loop.call_soon_threadsafe(self.deliver, events)
+        except RuntimeError:
+            log.warning("%d events came after the end of the event loop", len(events))
+
+    def deliver(self, events: Iterable[EngineEvent]) -> None:
+        """Files the events and wakes the streams; events of requests given up are dropped."""
+        for event in events:
+            proxy = self._proxies.get(event.proxy_id)
+            history = proxy.requests.get(event.request_id) if proxy else None
+            if proxy is None or history is None or history.attempt != event.attempt:
+                continue
+            if history.finished is not None:
+                continue  # it has failed here, and the engine did not know yet
+            try:
+                history.add(event)
+            except Exception:
+                log.exception("request %s: an event of it cannot be filed", event.request_id)
+                history.fail(InternalError("the request's output could not be sent"))
+                self._cancel([event.request_id], event.proxy_id)
+            if proxy.stream is not None:
+                proxy.stream.add(history)
+
+    def open(self, proxy_id: str, request_id: str, attempt: int, resumed_tokens: int = 0) -> bool:
+        """Expects events of this attempt from now on. False when it, or a later one, is known already."""
+        proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
+        if proxy.knows(request_id, attempt):
+            return False
+        self.give_up(proxy_id, [request_id])
+        proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens, self._texts)
+        return True
+
+    def close(self, proxy_id: str, request_id: str, attempt: int) -> None:
+        """The request was refused: nobody will hear of it."""
+        if self.holds(proxy_id, request_id, attempt):
+            self._drop(self._proxies[proxy_id], request_id)
+
+    def holds(self, proxy_id: str, request_id: str, attempt: int) -> bool:
+        """Whether somebody still waits for this attempt."""
+        proxy = self._proxies.get(proxy_id)
+        history = proxy.requests.get(request_id) if proxy else None
+        return history is not None and history.attempt == attempt
+
+    def give_up(self, proxy_id: str, request_ids: Iterable[str]) -> None:
+        """Nobody wants these any more: they end in the engine and are forgotten. Unknown ones are ignored."""
+        proxy = self._proxies.get(proxy_id)
+        known = [name for name in dict.fromkeys(request_ids) if proxy and name in proxy.requests]
+        if proxy is None or not known:
+            return
+        running = [request_id for request_id in known if proxy.requests[request_id].finished is None]
+        for request_id in known:
+            self._drop(proxy, request_id)
+        if running:
+            log.info("%d requests of proxy %s are given up", len(running), proxy_id)
+            self._cancel(running, proxy_id)
+
+    def items_ready(self, proxy_id: str, mm_hashes: Sequence[str]) -> None:
+        """The proxy has said that these are in the store: what it knew of their absence is over."""
+        if proxy := self._proxies.get(proxy_id):
+            for history in proxy.requests.values():
+                for mm_hash in mm_hashes:
+                    history.item_ready(mm_hash)
+
+    def name(self, proxy_id: str, round: str, named: Sequence[pd_pb2.Reattach]) -> bool:
+        """These are taken up again too by the Attach that ends the round. False when they are too many."""
+        proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
+        if proxy.naming is None or proxy.naming.round != round:
+            proxy.naming = _Naming(round)
+        if len(proxy.naming.named) + len(named) > MAX_NAMED:
+            return False
+        proxy.naming.named += named
+        if proxy.detached_at is not None:
+            proxy.detached_at = self._clock()  # it is on its way back
+        return True
+
+    def named(self, proxy_id: str, round: str) -> list[pd_pb2.Reattach]:
+        """What has been named in this round, which is over now."""
+        proxy = self._proxies.get(proxy_id)
+        naming = proxy.naming if proxy else None
+        if proxy is not None:
+            proxy.naming = None
+        return naming.named if naming is not None and naming.round == round else []
+
+    def attach(self, proxy_id: str, named: Sequence[pd_pb2.Reattach]) -> EventStream:
+        """The proxy's stream from now on, in place of any other.
+
+        Named requests are sent again from their position, or Lost; those not named are cancelled.
+        """
+        proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=None))
+        if proxy.stream is not None:
+            proxy.stream.abandon()
+        stream = proxy.stream = EventStream(proxy_id, self._clock)
+        proxy.detached_at = None
+        given_up = proxy.requests.keys() - {reattach.request_id for reattach in named}
+        for reattach in named:
+            history = proxy.requests.get(reattach.request_id)
+            if (
+                history is not None
+                and history.attempt == reattach.attempt
+                and history.rewind(reattach.position)
+            ):
+                stream.add(history)
+            else:
+                stream.lose(reattach.request_id, reattach.attempt)
+                given_up |= proxy.requests.keys() & {reattach.request_id}
+        self.give_up(proxy_id, sorted(given_up))
+        return stream
+
+    def detach(self, stream: EventStream) -> None:
+        """The stream's call has ended. Its proxy has a little time to come back."""
+        proxy = self._proxies.get(stream.proxy_id)
+        if proxy is not None and proxy.stream is stream:
+            proxy.stream, proxy.detached_at = None, self._clock()
+
+    def beat(self, count: int, patience: float) -> None:
+        """Tells every proxy how far the engine is. Called once a second."""
+        for proxy in self._proxies.values():
+            if proxy.stream is not None:
+                proxy.stream.beat(pd_pb2.Beat(count=count, patience=patience))
+
+    def sweep(self) -> None:
+        """Cancels the requests of proxies that stayed away, forgets finished ones. Called regularly."""
+        now = self._clock()
+        for proxy_id, proxy in list(self._proxies.items()):
+            if proxy.detached_at is not None and now - proxy.detached_at > KEEP_DETACHED_SECONDS:
+                self.give_up(proxy_id, list(proxy.requests))
+                del self._proxies[proxy_id]
+                continue
+            for request_id, history in list(proxy.requests.items()):
+                taken = history.finished_taken_at
+                if taken is not None and now - taken > KEEP_FINISHED_SECONDS:
+                    self._drop(proxy, request_id)
+            proxy.forget_past(now - KEEP_FINISHED_SECONDS)
+
+    def produced(self, proxy_id: str, request_id: str) -> int | None:
+        """New output tokens of this attempt; None where it has ended or is unknown."""
+        proxy = self._proxies.get(proxy_id)
+        history = proxy.requests.get(request_id) if proxy else None
+        return history.produced if history is not None and history.finished is None else None
+
+    def hand_over(self) -> None:
+        """Whatever has not finished ends here and goes on at another worker."""
+        for proxy_id, proxy in self._proxies.items():
+            unfinished = [history for history in proxy.requests.values() if history.finished is None]
+            self.give_up(proxy_id, [history.request_id for history in unfinished])
+            if proxy.stream is not None:
+                for history in unfinished:
+                    proxy.stream.lose(history.request_id, history.attempt)
+
+    def shut_down(self) -> None:
+        """Ends every stream after its last events; what has not finished goes on at another worker."""
+        for proxy in self._proxies.values():
+            if proxy.stream is None:
+                continue
+            for history in proxy.requests.values():
+                if history.finished is None:
+                    proxy.stream.lose(history.request_id, history.attempt)
+            proxy.stream.close()
+
+    def _drop(self, proxy: _Proxy, request_id: str) -> None:
+        attempt = proxy.requests.pop(request_id).attempt
+        proxy.past.pop(request_id, None)
+        proxy.past[request_id] = (attempt, self._clock())
+        if proxy.stream is not None:
+            proxy.stream.forget(request_id)

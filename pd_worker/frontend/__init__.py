@@ -1,0 +1,1 @@
+"""Requests in, text out: prompt, chat template, tokens, grammar, wire format."""

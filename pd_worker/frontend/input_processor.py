@@ -1,0 +1,218 @@
+"""A Submit message becomes the engine's request, or the error that names what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triptych.config import format_size
+from triptych.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
+from triptych.hashing import prefix_root
+from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.sampling import resolve
+from triptych.pd_worker.frontend.detokenizer import OutputText, TokenDecoder
+from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
+from triptych.pd_worker.frontend.grammar import GrammarCompiler, GrammarState
+from triptych.pd_worker.frontend.names import check_label, check_name
+from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
+from triptych.pd_worker.frontend.timestamps import TimelessDecoder, timestamp_tokens
+from triptych.pd_worker.frontend.wire import checked_plan, template_from_proto
+from triptych.protos import pd_pb2
+from triptych.protos.convert import sampling_from_proto
+from triptych.types import ItemPlan, OutputFormat
+
+#: A week, in seconds.
+_MAX_TIMEOUT = 604800.0
+#: Tenant and cache_salt, each at most 256, and what keeps them apart.
+_MAX_SALT = 1024
+
+
+class Intake:
+    """Holds nothing between requests; called from a pool of threads.
+
+    `encoder_cache_bytes` bounds the distinct items of one request.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_key: str,
+        prompts: PromptBuilder,
+        tokenizer: TokenDecoder,
+        decoder: DecoderSide,
+        defaults: GenerationDefaults,
+        max_model_len: int,
+        encoder_cache_bytes: int,
+        grammars: GrammarCompiler,
+        two_prompts: EncDecPrompts | None = None,
+    ) -> None:
+        self._two_prompts = two_prompts
+        self._timestamps = timestamp_tokens(defaults)
+        self._grammars = grammars
+        self._model_key = model_key
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        #: What turns output tokens into text.
+        self._speaker = (
+            tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
+        )
+        self._decoder = decoder
+        self._defaults = defaults
+        self._max_model_len = max_model_len
+        self._encoder_cache_bytes = encoder_cache_bytes
+
+    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
+        """The request that `message` asks for; `arrival` in seconds of time.monotonic. RequestError."""
+        self._check_names(message)
+        plans = [checked_plan(slot.plan) for slot in message.items]
+        self._check_plans(plans)
+        resume = message.resume if message.HasField("resume") else None
+        two = None if self._two_prompts is None else self._two_prompts.take(message, plans)
+        prompt = self._prompt(message, resume, plans) if two is None else two.prompt
+        params = sampling_from_proto(message.sampling)
+        sampling = resolve(
+            params,
+            self._defaults,
+            len(prompt.token_ids),
+            self._max_model_len,
+            "messages" if two is None and not message.HasField("prompt") else "prompt",
+            self._decoder.geometry.vocab_size,
+        )
+        received = list(resume.output_token_ids) if resume else []
+        if len(prompt.token_ids) + len(received) > self._max_model_len:
+            raise ContextTooLong(
+                f"prompt and output have {len(prompt.token_ids) + len(received)} tokens, but the model takes "
+                f"{self._max_model_len}",
+                param="resume",
+            )
+        self._check_tokens(received, "output_token_ids", "resume")
+        output = OutputText(self._speaker, sampling, received, resume.text_sent_chars if resume else 0)
+        positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
+        options = {} if two is None else two.options
+        return EngineRequest(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            proxy_id=message.proxy_id,
+            arrival=arrival,
+            deadline=arrival + message.timeout,
+            prompt_token_ids=prompt.token_ids,
+            features=prompt.features,
+            ready=frozenset(
+                slot.plan.mm_hash for slot in message.items if slot.state == pd_pb2.ITEM_STATE_READY
+            ),
+            positions=positions,
+            position_delta=delta,
+            sampling=sampling,
+            prefix_root=prefix_root(self._model_key, message.salt),
+            output=output,
+            output_token_ids=received,
+            resumed_tokens=len(received),
+            grammar=self._grammar(params.output_format, received, output),
+            logits_rules=self._decoder.logits_rules(
+                self._defaults, {**options, "max_tokens": sampling.max_tokens}
+            ),
+            encoder_prompt_token_ids=() if two is None else two.encoder_token_ids,
+            timestamps=self._timestamps if options.get("timestamps") else None,
+            label=message.label,
+        )
+
+    def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
+        """The token ids that Submit would make of this prompt, items not expanded. RequestError."""
+        if message.HasField("prompt"):
+            if message.messages:
+                raise InvalidRequest("prompt stands alone, without messages", param="prompt")
+            token_ids: Sequence[int] = self._raw_prompt(message.prompt).token_ids
+        elif self._two_prompts is not None:
+            raise InvalidRequest(
+                "messages: an encoder-decoder model knows no conversations: send prompt", param="messages"
+            )
+        else:
+            token_ids = self._prompts.tokenize(message.messages, template_from_proto(message.template))
+        return pd_pb2.TokenizeReply(token_ids=token_ids, max_model_len=self._max_model_len)
+
+    def detokenize(self, message: pd_pb2.DetokenizeRequest) -> pd_pb2.DetokenizeReply:
+        """The text of the ids, special tokens included unless they are unwanted. RequestError."""
+        self._check_tokens(message.token_ids, "tokens", "tokens")
+        text = self._speaker.decode(list(message.token_ids), skip_special_tokens=message.skip_special_tokens)
+        return pd_pb2.DetokenizeReply(text=text)
+
+    def _grammar(
+        self, form: OutputFormat | None, received: Sequence[int], output: OutputText
+    ) -> GrammarState | None:
+        if form is None or output.finished is not None:
+            return None
+        grammar = self._grammars.state(form)
+        if not grammar.follow(received):
+            raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
+        return grammar
+
+    def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
+        for field in ("request_id", "proxy_id"):
+            check_name(field, getattr(message, field))
+        check_label(message.label)
+        if message.attempt < 1:
+            raise InvalidRequest("attempt counts from 1", param="attempt")
+        if message.model_key != self._model_key:
+            # Another worker may serve it: the proxy looks on.
+            raise Unavailable("this worker serves another model_key", param="model_key", retry_after=1.0)
+        if not message.timeout > 0:
+            raise DeadlineExceeded("the request's time is over", param="timeout")
+        if message.timeout > _MAX_TIMEOUT:
+            raise InvalidRequest(f"timeout must be at most {_MAX_TIMEOUT:.0f} seconds", param="timeout")
+        if len(message.salt) > _MAX_SALT:
+            raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
+
+    def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
+        geometry, cross = self._decoder.geometry, self._decoder.cross
+        width = geometry.hidden_size * (1 + geometry.deepstack_levels) if cross is None else cross.width
+        distinct: dict[str, ItemPlan] = {}
+        for plan in plans:
+            if plan.modality != self._decoder.modality:
+                raise InvalidRequest(f"an item's modality must be {self._decoder.modality}", param="items")
+            if (plan.length == 0) is (cross is None):
+                raise InvalidRequest("an item has a placeholder, unless it is an encoder's", param="items")
+            if plan.width != width:
+                raise InvalidRequest(
+                    f"an item's embeddings are {plan.width} wide, but this model takes {width}", param="items"
+                )
+            if distinct.setdefault(plan.mm_hash, plan) != plan:
+                raise InvalidRequest("two plans of one mm_hash differ", param="items")
+        what = "images of messages" if cross is None else "encoder prompt"
+        param = "messages" if cross is None else "encoder_prompt"
+        tokens = sum(plan.length for plan in plans)
+        if tokens >= self._max_model_len:
+            raise ContextTooLong(
+                f"the images of messages take {tokens} tokens, but the model takes {self._max_model_len} "
+                "with text and output: send fewer or smaller images",
+                param="messages",
+            )
+        nbytes = sum(plan.nbytes for plan in distinct.values())
+        if nbytes > self._encoder_cache_bytes:
+            raise InvalidRequest(
+                f"the {what} needs {format_size(nbytes)} of embeddings, but "
+                f"--encoder-cache-memory is {format_size(self._encoder_cache_bytes)}: "
+                "send less, or raise it",
+                param=param,
+            )
+
+    def _prompt(
+        self, message: pd_pb2.SubmitRequest, resume: pd_pb2.Resume | None, plans: Sequence[ItemPlan]
+    ) -> Prompt:
+        if resume is not None and resume.prompt_token_ids:
+            places = [(place.offset, place.length) for place in resume.placements]
+            return self._prompts.take_up(tuple(resume.prompt_token_ids), places, plans)
+        if not message.HasField("prompt"):
+            return self._prompts.build(message.messages, plans, template_from_proto(message.template))
+        if message.messages or plans:
+            raise InvalidRequest("prompt stands alone, without messages and items", param="prompt")
+        return self._raw_prompt(message.prompt)
+
+    def _raw_prompt(self, prompt: pd_pb2.RawPrompt) -> Prompt:
+        if prompt.WhichOneof("body") == "token_ids":
+            return self._prompts.build_token_ids(prompt.token_ids.ids)
+        return self._prompts.build_text(prompt.text)
+
+    def _check_tokens(self, token_ids: Sequence[int], name: str, param: str) -> None:
+        vocab_size = self._decoder.geometry.vocab_size
+        if token_ids and max(token_ids) >= vocab_size:
+            raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)

@@ -1,0 +1,235 @@
+"""From messages to the expanded prompt: rendered, tokenised, every image token made a placeholder."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.models.base import DecoderSide
+from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
+from triptych.pd_worker.frontend.messages import (
+    Message,
+    TemplateOptions,
+    TextPart,
+    for_template,
+    parse_messages,
+    parse_tools,
+    parse_variables,
+    protect_json,
+)
+from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
+from triptych.types import ItemPlan, MMFeature, Placement
+
+#: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
+_MOST_CHARS_PER_TOKEN = 128
+_NO_OPTIONS = TemplateOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The expanded prompt, and its items where they stand in it, in slot order."""
+
+    token_ids: tuple[int, ...]
+    features: tuple[MMFeature, ...]
+
+
+class PromptBuilder:
+    """Makes prompts for one checkpoint. Thread-safe."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: GuardedTokenizer, decoder: DecoderSide, max_model_len: int
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._decoder = decoder
+        self._max_model_len = max_model_len
+
+    @property
+    def guarded(self) -> GuardedTokenizer:
+        """The tokenizer to whom no text of a user is a special token unless it may be."""
+        return self._tokenizer
+
+    def build(
+        self, messages: bytes, plans: Sequence[ItemPlan], options: TemplateOptions = _NO_OPTIONS
+    ) -> Prompt:
+        """The prompt of Submit's JSON messages; InvalidRequest names what is wrong."""
+        parsed = parse_messages(messages)
+        slots = sum(message.slots for message in parsed)
+        if slots != len(plans):
+            raise InvalidRequest(
+                f"messages hold {slots} images, but {len(plans)} items came", param="messages"
+            )
+        return self._expand(self._encode(parsed, options), plans)
+
+    def build_text(self, text: str) -> Prompt:
+        """The prompt of a text that no template touches.
+
+        Special tokens in it count, as the tokenizer has them; an image token stays plain text.
+        """
+        self._check_length(text, "prompt")
+        return self._raw(tuple(self._tokenizer.encode_raw(text)))
+
+    def build_token_ids(self, token_ids: Sequence[int]) -> Prompt:
+        """The prompt of token ids; InvalidRequest for those that the model lacks, and for image tokens."""
+        vocab_size = self._decoder.geometry.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise InvalidRequest(f"prompt holds token ids beyond {vocab_size - 1}", param="prompt")
+        if self._decoder.image_token_id in token_ids:
+            raise InvalidRequest("prompt holds image tokens: images come in messages", param="prompt")
+        return self._raw(tuple(token_ids))
+
+    def tokenize(self, messages: bytes, options: TemplateOptions = _NO_OPTIONS) -> list[int]:
+        """Token ids of a chat's prompt, each item still one token."""
+        parsed = parse_messages(messages)
+        token_ids = self._encode(parsed, options)
+        self._check_slots(token_ids, sum(message.slots for message in parsed))
+        return token_ids
+
+    def take_up(
+        self, token_ids: Sequence[int], placements: Sequence[tuple[int, int]], plans: Sequence[ItemPlan]
+    ) -> Prompt:
+        """The prompt that an earlier attempt expanded; InvalidRequest when items and places do not fit."""
+        if len(placements) != len(plans):
+            raise InvalidRequest(f"{len(placements)} placements for {len(plans)} items", param="resume")
+        vocab_size = self._decoder.geometry.vocab_size
+        token_ids = tuple(token_ids)
+        if not token_ids or max(token_ids) >= vocab_size:
+            raise InvalidRequest(f"prompt_token_ids must be from 0 to {vocab_size - 1}", param="resume")
+        features, end = [], 0
+        for (offset, length), plan in zip(placements, plans, strict=True):
+            expected = self._decoder.placeholder(plan)
+            if (
+                offset < end
+                or length != len(expected)
+                or list(token_ids[offset : offset + length]) != expected
+            ):
+                raise InvalidRequest(f"no placeholder of {length} tokens stands at {offset}", param="resume")
+            features.append(MMFeature(plan, Placement(offset, length, plan.runs)))
+            end = offset + length
+        self._check_images(token_ids, features)
+        return Prompt(token_ids, tuple(features))
+
+    def _check_images(self, token_ids: tuple[int, ...], features: Sequence[MMFeature]) -> None:
+        image = self._decoder.image_token_id
+        placed = sum(token_ids[f.placement.offset : f.placement.end].count(image) for f in features)
+        if image is not None and token_ids.count(image) != placed:
+            raise InvalidRequest("prompt_token_ids hold image tokens outside placements", param="resume")
+
+    def _raw(self, token_ids: tuple[int, ...]) -> Prompt:
+        if not token_ids:
+            raise InvalidRequest("prompt must hold at least one token", param="prompt")
+        return Prompt(token_ids, ())
+
+    def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        if len(messages) > self._max_model_len:
+            # Each is a token at least; a template takes its time for each.
+            raise ContextTooLong(
+                f"messages holds {len(messages)} messages, more than the {self._max_model_len} tokens that "
+                "the model takes: leave some out",
+                param="messages",
+            )
+        try:
+            text = self._render(messages, options)
+            self._check_length(text, "messages")
+            return self._tokenizer.encode(text)
+        except UnicodeError as error:
+            raise InvalidRequest("messages hold text that is no Unicode", param="messages") from error
+
+    def _render(self, messages: Sequence[Message], options: TemplateOptions) -> str:
+        protect = self._tokenizer.protect
+        shaped = [for_template(message, index, protect) for index, message in enumerate(messages)]
+        mark = _mark_end(messages[-1], shaped[-1]) if options.continue_final_message else ""
+        text = self._template.render(
+            shaped,
+            tools=protect_json(parse_tools(options.tools), protect, "tools"),
+            variables=protect_json(parse_variables(options.variables), protect, "chat_template_kwargs"),
+            generation_prompt=options.generation_prompt and not mark,
+        )
+        return _cut_at(text, mark) if mark else text
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) > self._max_model_len * _MOST_CHARS_PER_TOKEN:
+            raise ContextTooLong(
+                f"the prompt has {len(text)} characters, which is more than the {self._max_model_len} "
+                f"tokens that the model takes: shorten {param}",
+                param=param,
+            )
+
+    def _check_slots(self, token_ids: Sequence[int], slots: int) -> None:
+        image = self._decoder.image_token_id
+        written = token_ids.count(image) if image is not None else 0
+        if written != slots:
+            raise InvalidRequest(
+                f"the model's chat template wrote {written} image tokens for {slots} images in messages",
+                param="messages",
+            )
+
+    def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
+        self._check_slots(token_ids, len(plans))
+        image = self._decoder.image_token_id
+        remaining = iter(plans)
+        expanded: list[int] = []
+        features: list[MMFeature] = []
+        for token in token_ids:
+            if token != image:
+                expanded.append(token)
+                continue
+            plan = next(remaining)
+            placeholder = self._decoder.placeholder(plan)
+            features.append(MMFeature(plan, Placement(len(expanded), len(placeholder), plan.runs)))
+            expanded.extend(placeholder)
+        return Prompt(tuple(expanded), tuple(features))
+
+
+def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
+    """Puts a mark that nobody can guess to the end of the message's text, and returns it."""
+    content = message.content
+    if isinstance(content, list):
+        last = content[-1] if content else None
+        ends_in_text = isinstance(last, TextPart)
+    else:
+        ends_in_text = bool(content)
+    if message.role != "assistant" or message.tool_calls or not ends_in_text:
+        raise InvalidRequest(
+            "continue_final_message wants a last message of the assistant that ends in text", param="messages"
+        )
+    mark = f"{secrets.randbelow(10**32):032d}"
+    # The blank tells whether the template strips what it is given.
+    if isinstance(content, str):
+        shaped["content"] += f"{mark} "
+    else:
+        shaped["content"][-1]["text"] += f"{mark} "
+    return mark
+
+
+def _cut_at(text: str, mark: str) -> str:
+    """What stands before the mark, stripped where the template strips."""
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise InvalidRequest(
+            "the model's chat template does not write the last message: continue_final_message cannot be",
+            param="messages",
+        )
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tuple[PromptBuilder, Tokenizer]:
+    """The prompt builder of a checkpoint folder, and the tokenizer that decodes its output."""
+    tokenizer = load_tokenizer(path)
+    variables = {
+        name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
+    }
+    # Encoder-decoder models know no conversations.
+    source = read_template(path, tokenizer.chat_template) if decoder.cross is None else ""
+    template = ChatTemplate(source, variables)
+    image = () if decoder.image_token_id is None else (decoder.image_token_id,)
+    guarded = GuardedTokenizer(
+        tokenizer.backend_tokenizer, bos_token=variables.get("bos_token", ""), specials=image
+    )
+    return PromptBuilder(template, guarded, decoder, max_model_len), tokenizer.backend_tokenizer

@@ -1,0 +1,224 @@
+"""A step's chunks as tensors: plain lists first, then one copy to the device each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triptych.ec_connector.base import EncoderCacheMap
+from triptych.models.base import AttentionBias, MergedEmbeds
+from triptych.pd_worker.attention.contiguous_kv import DecodeView
+from triptych.pd_worker.attention.gather_plan import gather_limit, plan_gathers
+from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.core.outputs import ScheduledChunk
+from triptych.pd_worker.core.request import EngineRequest
+
+#: From so many encoder rows on, a call for each output costs less than one gathered copy for all.
+_LONG_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the decoder takes. `token_ids` [T], `positions` [rows, T]; `last` [N] are the batch indices of
+    the tokens whose logits are sampled, those of `sampling` in order."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    merged: MergedEmbeds | None
+    attention: AttentionMetadata
+    last: torch.Tensor
+    sampling: list[ScheduledChunk]
+
+
+class BatchBuilder:
+    """Builds batches for one device; on CUDA through pinned memory, without waiting for the copy."""
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        position_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        bias: AttentionBias | None = None,
+        backend: str = "sdpa",
+        gather_bytes: int = 0,
+    ) -> None:
+        """`gather_bytes` of keys and values are gathered at once, at most; 0: what suits the device."""
+        self._cache = cache
+        self._rows = position_rows
+        self._device = device
+        self._dtype = dtype
+        self._bias = bias
+        self._backend = backend
+        limit = gather_bytes or gather_limit(device)
+        #: Blocks whose keys and values one layer gathers at once.
+        self._gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
+
+    def build(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        embeddings: EncoderCacheMap,
+        view: DecodeView | None = None,
+    ) -> Batch:
+        """`chunks` in batch order: those of one token first, see `in_batch_order`, as `view` has arranged
+        them."""
+        tokens: list[int] = []
+        slots: list[int] = []
+        last: list[int] = []
+        sampling: list[ScheduledChunk] = []
+        firsts: list[int] = []
+        for chunk in chunks:
+            firsts.append(len(tokens))
+            tokens.extend(chunk_tokens(chunk.state.request, chunk.start, chunk.end))
+            slots.extend(self._slots(chunk))
+            if chunk.samples:
+                last.append(len(tokens) - 1)
+                sampling.append(chunk)
+        return Batch(
+            token_ids=self._move(torch.tensor(tokens)),
+            positions=self._move(self._positions(chunks)),
+            merged=self._merged(chunks, firsts, embeddings),
+            attention=self._attention(chunks, firsts, slots, view),
+            last=self._move(torch.tensor(last, dtype=torch.int64)),
+            sampling=sampling,
+        )
+
+    def _slots(self, chunk: ScheduledChunk) -> list[int]:
+        size = self._cache.block_size
+        return [chunk.block_ids[i // size] * size + i % size for i in range(chunk.start, chunk.end)]
+
+    def _positions(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
+        """[rows, T]; a run of decodes becomes one tensor."""
+        parts: list[torch.Tensor] = []
+        flat: list[int] = []
+        for chunk in chunks:
+            request = chunk.state.request
+            prompt_end = min(chunk.end, request.num_prompt_tokens)
+            if chunk.start < prompt_end:
+                self._close(flat, parts)
+                parts.append(request.positions[:, chunk.start : prompt_end])
+            output = range(max(chunk.start, request.num_prompt_tokens), chunk.end)
+            flat.extend(i + request.position_delta for i in output)
+        self._close(flat, parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _close(self, flat: list[int], parts: list[torch.Tensor]) -> None:
+        if flat:
+            parts.append(torch.tensor(flat).expand(self._rows, -1))
+            flat.clear()
+
+    def _merged(
+        self, chunks: Sequence[ScheduledChunk], firsts: Sequence[int], embeddings: EncoderCacheMap
+    ) -> MergedEmbeds | None:
+        index: list[int] = []
+        rows: list[torch.Tensor] = []
+        for chunk, first in zip(chunks, firsts, strict=True):
+            for part in sorted(chunk.rows, key=lambda gathered: gathered.at):
+                index.extend(range(first + part.at, first + part.at + part.count))
+                rows.append(embeddings[part.mm_hash].data[part.first : part.first + part.count])
+        if not rows:
+            return None
+        merged = torch.cat(rows).to(device=self._device, dtype=self._dtype)
+        return MergedEmbeds(self._move(torch.tensor(index)), merged)
+
+    def _attention(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        firsts: Sequence[int],
+        slots: list[int],
+        view: DecodeView | None,
+    ) -> AttentionMetadata:
+        decodes = [chunk for chunk in chunks if chunk.count == 1]
+        lengths = [chunk.end for chunk in decodes]
+        tables, padded = self._tables([chunk.block_ids for chunk in decodes], lengths)
+        prefills = [
+            self._prefill(chunk, first)
+            for chunk, first in zip(chunks, firsts, strict=True)
+            if chunk.count > 1
+        ]
+        return AttentionMetadata(
+            cache=self._cache,
+            slots=self._move(torch.tensor(slots)),
+            num_decodes=len(decodes),
+            decode_tables=tables,
+            decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
+            prefills=prefills,
+            decode_padded=padded,
+            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self._gathered),
+            view=view,
+            cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
+            bias=self._bias,
+            backend=self._backend,
+        )
+
+    def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
+        """[D, blocks], padded with blocks of their own, and whether the gathered keys hold strangers.
+
+        Not with anyone's block: what is masked is read all the same.
+        """
+        longest = max(map(len, tables), default=0)
+        rows = [[*table, *([table[0]] * (longest - len(table)))] for table in tables]
+        padded = any(length != longest * self._cache.block_size for length in lengths)
+        return self._move(torch.tensor(rows, dtype=torch.int64)), padded
+
+    def _cross(self, chunks: Sequence[ScheduledChunk], decodes: Sequence[ScheduledChunk]) -> CrossTables:
+        lengths = [chunk.cross_length for chunk in decodes]
+        tables, padded = self._tables([chunk.cross_blocks for chunk in decodes], lengths)
+        return CrossTables(
+            decode_tables=tables,
+            decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
+            prefills=[self._cross_span(chunk) for chunk in chunks if chunk.count > 1],
+            decode_padded=padded,
+            decodes=self._cross_decodes(decodes),
+            decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self._gathered),
+        )
+
+    def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
+        """One span for each encoder output, where that reads less than all decodes at once would."""
+        tokens: dict[tuple[int, ...], list[int]] = {}
+        for index, chunk in enumerate(decodes):
+            tokens.setdefault(chunk.cross_blocks, []).append(index)
+        longest = max((chunk.cross_length for chunk in decodes), default=0)
+        if len(tokens) == len(decodes) and longest < _LONG_ROWS:
+            return []
+        return [self._cross_span(decodes[indices[0]], indices) for indices in tokens.values()]
+
+    def _cross_span(self, chunk: ScheduledChunk, tokens: Sequence[int] = ()) -> CrossSpan:
+        blocks, first = chunk.cross_blocks, chunk.cross_blocks[0]
+        return CrossSpan(
+            self._move(torch.tensor(blocks)),
+            chunk.cross_length,
+            first if blocks == tuple(range(first, first + len(blocks))) else None,
+            self._move(torch.tensor(tokens)) if tokens else None,
+        )
+
+    def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:
+        placements = [feature.placement for feature in chunk.state.features]
+        atomic = tuple((placement.offset, placement.end) for placement in placements if placement.atomic)
+        table = self._move(torch.tensor(chunk.block_ids))
+        return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic)
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.contiguous().pin_memory().to(self._device, non_blocking=True)
+
+
+def in_batch_order(chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
+    """One-token chunks first, the shortest of them foremost: those of like length are gathered together."""
+    return sorted(
+        chunks, key=lambda chunk: (chunk.count > 1, len(chunk.block_ids) if chunk.count == 1 else 0)
+    )
+
+
+def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:
+    """Tokens [start, end) of prompt and output."""
+    prompt = request.num_prompt_tokens
+    tokens = list(request.prompt_token_ids[start:end])
+    if end > prompt:
+        tokens.extend(request.output_token_ids[max(0, start - prompt) : end - prompt])
+    return tokens

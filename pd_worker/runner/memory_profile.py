@@ -1,0 +1,136 @@
+"""The profiling pass of a PD worker at its start: the longest batch, run once, and what it takes."""
+
+from __future__ import annotations
+
+import torch
+
+from triptych.config import VIEW_SHARE, PDConfig
+from triptych.device_memory import DeviceMemory
+from triptych.machine import available_memory
+from triptych.models.base import DecoderSide
+from triptych.pd_worker.attention.gather_plan import gather_limit
+from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.core.capacity import block_bytes, longest_request, max_model_len, reads_view
+from triptych.pd_worker.runner.memory_plan import (
+    WorkerMemory,
+    WorkerNeeds,
+    auto_embeddings,
+    plan_worker_memory,
+)
+
+
+def size_kv_memory(
+    config: PDConfig, decoder: DecoderSide, memory: DeviceMemory, *, other_peak: int = 0
+) -> WorkerMemory:
+    """The plan of this worker's memory, from one run of the longest batch.
+
+    `other_peak` is what another model in this process takes while it computes, in turn with this one.
+    ConfigError, with the numbers, for what does not fit.
+    """
+    # A length that the model has not is an error of its own, whatever it would take.
+    max_model_len(config, decoder.geometry, decoder.dtype)
+    held = memory.used()
+    budget = config.device_memory or held + int(memory.free() * memory.share)
+    needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
+    if not config.encoder_cache_memory:
+        needs = needs.with_embeddings(
+            auto_embeddings(budget - needs.fixed, embeddings_of_use(config, decoder))
+        )
+    return plan_worker_memory(budget, needs, config.kv_memory, host_free=available_memory())
+
+
+def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int) -> WorkerNeeds:
+    """What the worker takes, with these two measured."""
+    geometry, cross = decoder.geometry, decoder.cross
+    block = block_bytes(geometry, config.block_size, decoder.dtype)
+    longest = longest_request(config, geometry)
+    rows = 0 if cross is None else cross.max_rows or longest
+    blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
+    # A sequence that is longer than what is gathered at once is gathered all the same, alone.
+    in_layer = block // geometry.num_layers
+    gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
+    # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
+    tokens = min(config.max_num_batched_tokens, longest)
+    masks = tokens * longest * (1 + decoder.dtype.itemsize)
+    swapped = config.swap_memory if config.preemption == "swap" else 0
+    on_cpu = decoder.device.type == "cpu"
+    return WorkerNeeds(
+        held=held,
+        activations=activations,
+        gathered=min(gathered, config.max_num_seqs * blocks * in_layer) + masks,
+        embeddings=config.encoder_cache_memory,  # 0: to be found
+        swapped=swapped if on_cpu else 0,
+        view=VIEW_SHARE if reads_view(config, decoder.device) else 0.0,
+        block=block,
+        most=config.max_num_seqs * blocks * block,
+        host=0 if on_cpu else config.encoder_cache_memory + swapped,
+        copies_on_host=not on_cpu,
+    )
+
+
+def embeddings_of_use(config: PDConfig, decoder: DecoderSide) -> int:
+    """Bytes of the embeddings that --max-num-seqs requests have at most."""
+    geometry, cross = decoder.geometry, decoder.cross
+    longest = longest_request(config, geometry)
+    if cross is not None:
+        row, rows = cross.width, cross.max_rows or longest
+    else:
+        row, rows = geometry.hidden_size * (1 + geometry.deepstack_levels), longest
+    return config.max_num_seqs * rows * row * decoder.dtype.itemsize
+
+
+def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemory) -> int:
+    """The most that a prefill of --max-num-batched-tokens takes, with logits of --max-num-seqs requests.
+
+    Without what it writes to the cache.
+    """
+    memory.reset_peak()
+    before = memory.used()
+    written = _run_longest_batch(config, decoder)
+    taken = memory.peak() - before - written
+    # What the run has left in the allocator is given back.
+    memory.reset_peak()
+    return max(0, taken)
+
+
+@torch.inference_mode()
+def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
+    """Runs it, and returns the bytes of the cache that it wrote."""
+    geometry, device = decoder.geometry, decoder.device
+    tokens = min(config.max_num_batched_tokens, longest_request(config, geometry))
+    rows = 0 if decoder.cross is None else decoder.cross.max_rows or tokens
+    blocks = max(1, -(-max(tokens, rows) // config.block_size))
+    cache = PagedKVCache(
+        num_layers=geometry.num_layers,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        dtype=decoder.dtype,
+        device=device,
+    )
+    table = torch.arange(blocks, device=device)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    cross = None
+    if decoder.cross is not None:
+        encoded = torch.zeros(rows, decoder.cross.width, dtype=decoder.dtype, device=device)
+        decoder.project_cross(encoded)
+        span = CrossSpan(table[: -(-rows // config.block_size)], rows)
+        cross = CrossTables(none.view(0, 0), none, [span])
+    attention = AttentionMetadata(
+        cache=cache,
+        slots=torch.arange(tokens, device=device),
+        num_decodes=0,
+        decode_tables=none.view(0, 0),
+        decode_lengths=none,
+        prefills=[PrefillSpan(0, tokens, 0, table[: -(-tokens // config.block_size)])],
+        cross=cross,
+        bias=decoder.bias,
+        backend=config.attention_backend,
+    )
+    embeds = decoder.embed(torch.zeros(tokens, dtype=torch.int64, device=device))
+    positions = torch.arange(tokens, device=device).expand(geometry.position_rows, -1)
+    hidden = decoder.forward(embeds, positions, None, attention)
+    decoder.logits(hidden[: config.max_num_seqs]).float().softmax(-1).sort(-1)
+    return cache.token_bytes * tokens

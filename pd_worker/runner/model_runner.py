@@ -1,0 +1,243 @@
+"""Runs one step's work on the device: transfers, forward, logits of the last tokens, the next tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from triptych.device_fault import check_device
+from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
+from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
+from triptych.errors import InternalError
+from triptych.models.base import DecoderSide
+from triptych.pd_worker.attention.contiguous_kv import DecodeView
+from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.runner.batch import Batch, BatchBuilder, in_batch_order
+from triptych.pd_worker.runner.finite import check_projection, spoiled_chunks
+from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
+from triptych.pd_worker.runner.logprobs import raw_logprobs
+from triptych.pd_worker.runner.sampler import SamplerInput, sample
+
+log = logging.getLogger(__name__)
+
+
+class ModelRunner(ECConnectorModelRunnerMixin):
+    """Owns the decoder, the KV cache and the worker's map of embeddings."""
+
+    def __init__(
+        self,
+        decoder: DecoderSide,
+        connector: ECConnectorWorker,
+        *,
+        num_blocks: int,
+        block_size: int,
+        backend: str = "sdpa",
+        num_host_blocks: int = 0,
+        view_memory: int = 0,
+    ) -> None:
+        geometry = decoder.geometry
+        self._decoder = decoder
+        self.ensure_ec_transfer_initialized(None, connector=connector)
+        self.encoder_cache: dict[str, EncoderOutput] = {}
+        sizes = {
+            "num_layers": geometry.num_layers,
+            "block_size": block_size,
+            "num_kv_heads": geometry.num_kv_heads,
+            "head_dim": geometry.head_dim,
+        }
+        self.kv_cache = PagedKVCache(
+            num_blocks=num_blocks, dtype=decoder.dtype, device=decoder.device, **sizes
+        )
+        #: Where preempted requests wait, with --preemption swap.
+        self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
+        self.use_view(view_memory)
+        self._builder = BatchBuilder(
+            self.kv_cache,
+            geometry.position_rows,
+            decoder.device,
+            decoder.dtype,
+            bias=decoder.bias,
+            backend=backend,
+        )
+
+    def use_view(self, memory: int) -> None:
+        """Keeps the sequences that decode in a view of so many bytes at most; 0: they are gathered."""
+        self._view = DecodeView(self.kv_cache, memory) if memory else None
+
+    @property
+    def position_rows(self) -> int:
+        return self._decoder.geometry.position_rows
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.geometry.vocab_size
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._decoder.module.parameters())
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
+        for key in scheduled.evicted:
+            self.encoder_cache.pop(key, None)
+        output = ModelRunnerOutput()
+        with self.maybe_get_ec_connector_output(scheduled, self.encoder_cache) as moved:
+            self._run(scheduled, output)
+        if moved is not None:
+            output.ec_connector_output = moved
+        return output
+
+    def _run(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        self._swap(scheduled, output)
+        chunks = scheduled.computable(swapped_in=output.swapped_in)
+        try:
+            output.unprojected = frozenset(
+                projection.mm_hash
+                for projection in scheduled.projections
+                if not self._succeeds("a projection", partial(self._project, projection))
+            )
+            if chunks:
+                self._compute(chunks, output)
+        except Exception as error:
+            check_device(error, self._decoder.device)
+            log.exception("step %d failed", scheduled.step)
+            output.error = error
+        if scheduled.swap_out:
+            output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
+
+    def ec_transfers_failed(self, error: Exception) -> None:
+        check_device(error, self._decoder.device)
+
+    @torch.inference_mode()
+    def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
+        if not scheduled.swap_out and not scheduled.swap_in:
+            output.swapped_out = output.swapped_in = True
+            return
+        out = partial(copy_blocks, self.kv_cache, self.host_cache, scheduled.swap_out)
+        back = partial(copy_blocks, self.host_cache, self.kv_cache, scheduled.swap_in)
+        output.swapped_out = self._succeeds("a swap", out)
+        output.swapped_in = self._succeeds("a swap", back)
+
+    def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
+        """Whether this part of the step can be done; the others go on without it."""
+        try:
+            work()
+        except Exception as error:
+            check_device(error, self._decoder.device)
+            log.exception("%s failed", what)
+            return False
+        return True
+
+    @torch.inference_mode()
+    def _project(self, projection: Projection) -> None:
+        """Writes an item's cross keys and values; its rows are read for the last time."""
+        rows = self.encoder_cache[projection.mm_hash].data
+        slots = self.kv_cache.slots(projection.block_ids, projection.rows)
+        layers = self._decoder.project_cross(rows.to(self._decoder.device, self._decoder.dtype))
+        for key, value in layers:
+            check_projection(key, value)
+        for layer, (key, value) in enumerate(layers):
+            self.kv_cache.write(layer, slots, key, value)
+
+    @torch.inference_mode()
+    def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
+        """Fills `output` with the tokens of the chunks that sample, in the order of `chunks`."""
+        ordered, view = self._arrange(in_batch_order(chunks))
+        batch = self._builder.build(ordered, self.encoder_cache, view)
+        embeds = self._decoder.embed(batch.token_ids)
+        self.kv_cache.watch(len(batch.token_ids))
+        hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
+        counts = [chunk.count for chunk in ordered]
+        if spoiled := spoiled_chunks(hidden, counts, self.kv_cache.finite):
+            hidden = self._forget(spoiled, ordered, batch, hidden)
+            gone = {id(ordered[index]) for index in spoiled}
+            output.spoiled = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
+        if not batch.sampling:
+            return
+        logits = self._decoder.logits(hidden[batch.last])
+        inputs = [sampler_input(chunk) for chunk in batch.sampling]
+        tokens = sample(logits, inputs)
+        place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
+        places = [place[id(chunk)] for chunk in batch.sampling]
+        chosen = [0 if token is None else token for token in tokens]
+        output.sampled = [token for _, token in sorted(zip(places, chosen, strict=True))]
+        _add_logprobs(output, logits, chosen, inputs, places)
+        _add_errors(output, batch.sampling, tokens, places)
+
+    def _arrange(self, ordered: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
+        """The batch in the order of the view's rows, and the view; as it is where there is none for it."""
+        if self._view is None:
+            return ordered, None
+        decodes = [chunk for chunk in ordered if chunk.count == 1]
+        arranged = self._view.arrange(decodes)
+        if arranged is None:
+            return ordered, None
+        return [*arranged, *ordered[len(decodes) :]], self._view
+
+    def _forget(
+        self, spoiled: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Takes these chunks out of the cache, and out of `hidden`, from which all are sampled."""
+        slots = torch.split(batch.attention.slots, [chunk.count for chunk in ordered])
+        for index in spoiled:
+            log.warning(
+                "request %s: the model's output is no number; where that comes of large values, a wider "
+                "--dtype helps",
+                ordered[index].state.request.name,
+            )
+            self.kv_cache.clear(slots[index])
+            if self._view is not None:
+                self._view.forget(ordered[index])
+        return hidden.nan_to_num(0.0, 0.0, 0.0)
+
+
+def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
+    request = chunk.state.request
+    params, output = request.sampling, request.output_token_ids
+    return SamplerInput(
+        params,
+        output,
+        len(output),
+        params.eos_token_ids,
+        request.distinct_prompt_ids if params.repetition_penalty != 1 else (),
+        request.grammar.allowed(output) if request.grammar is not None else None,
+        request.logits_rules,
+        request.prompt_token_ids,
+    )
+
+
+def _add_logprobs(
+    output: ModelRunnerOutput,
+    logits: torch.Tensor,
+    tokens: Sequence[int],
+    inputs: Sequence[SamplerInput],
+    places: Sequence[int],
+) -> None:
+    wanted = [request.params.logprobs for request in inputs]
+    if all(count is None for count in wanted):
+        return
+    for place, logprobs in zip(places, raw_logprobs(logits, tokens, wanted), strict=True):
+        if logprobs is not None:
+            output.logprobs[place] = logprobs
+
+
+def _add_errors(
+    output: ModelRunnerOutput,
+    chunks: Sequence[ScheduledChunk],
+    tokens: Sequence[int | None],
+    places: Sequence[int],
+) -> None:
+    for place, chunk, token in zip(places, chunks, tokens, strict=True):
+        grammar = chunk.state.request.grammar
+        if grammar is not None and grammar.error is not None:
+            output.errors[place] = grammar.error
+        elif token is None:
+            log.warning("request %s: its logits leave no token", chunk.state.request.request_id)
+            output.errors[place] = InternalError(
+                "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
+            )

@@ -1,0 +1,163 @@
+"""Chooses the next token: a pure function of logits, parameters, prompt, output, seed and position.
+
+Every row is computed alone and its random number comes from a counter, so that a token depends neither
+on the batch around it nor on the attempt that computes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from triptych.models.base import LogitsRule
+from triptych.pd_worker.core.sampling import ResolvedSampling
+from triptych.pd_worker.runner.penalties import penalise
+
+_WORD = (1 << 64) - 1
+#: So many tokens nearly always hold the nucleus; to sort a whole vocabulary takes 20 times as long.
+_LIKELY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInput:
+    """One row's request. `position` counts the output tokens before the one to choose, all attempts."""
+
+    params: ResolvedSampling
+    output_ids: Sequence[int]
+    position: int
+    eos_token_ids: Sequence[int] = ()
+    #: The prompt's tokens, in any order; looked at where there is a repetition penalty.
+    prompt_ids: Sequence[int] = ()
+    #: Which tokens the output's form leaves, bool [V' ≤ V]; None: all. Those from V' on may not come.
+    allowed: np.ndarray | None = None
+    #: What the checkpoint or the task forbids or forces; applied to the untouched logits, with the whole
+    #: prompt in its order.
+    rules: Sequence[LogitsRule] = ()
+    prompt: Sequence[int] = ()
+
+    @property
+    def plain(self) -> bool:
+        """The largest logit is the answer."""
+        params = self.params
+        return (
+            params.temperature == 0
+            and self.allowed is None
+            and not params.penalises
+            and not self.rules
+            and len(self.output_ids) >= params.min_tokens
+        )
+
+
+@torch.no_grad()
+def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
+    """One token id per row of `logits` [N, V]. Does not change `logits`.
+
+    None where there is nothing to choose from: logits with NaN or +inf, or -inf for all tokens that may come.
+    One that is -inf, of the model or by a mask, only never comes.
+
+    In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
+    and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
+    """
+    # NaN counts as the largest, so that the largest logit tells whether all can be used.
+    largest, best = logits.max(dim=-1)
+    values = largest.tolist()
+    tokens: list[int | None] = []
+    for index, (request, token) in enumerate(zip(requests, best.tolist(), strict=True)):
+        if not math.isfinite(values[index]):
+            tokens.append(None)
+        else:
+            tokens.append(int(token) if request.plain else _sample_row(logits[index], request))
+    return tokens
+
+
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """The number in [0, 1) that belongs to (seed, choice, position), on every machine."""
+    key = np.array([seed & _WORD, 0], dtype=np.uint64)
+    counter = np.array([position, choice, 0, 0], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+
+
+def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
+    """The token of one row [V]; None where rules and masks leave none."""
+    params = request.params
+    row = row.to(torch.float32, copy=True)
+    for rule in request.rules:
+        rule.apply(row, request.prompt, request.output_ids)
+    if params.penalises:
+        penalise(row, params, request.prompt_ids, request.output_ids)
+    _mask(row, request)
+    if not params.greedy:
+        row = row / params.temperature
+    best = int(row.argmax())
+    if not bool(row[best].isfinite()):
+        return None
+    if params.greedy:
+        return best
+    weights, ids = _candidates(row, params)
+    cumulative = weights.cumsum(dim=-1)
+    last = cumulative.shape[0] - 1
+    if params.top_p < 1:
+        last = min(int(torch.searchsorted(cumulative, params.top_p)), last)
+    if params.min_p > 0 and ids is not None:
+        last = min(max(int((weights >= params.min_p * weights[0]).sum()) - 1, 0), last)
+    index = _pick(cumulative[: last + 1], uniform(params.seed, request.position, params.choice))
+    return index if ids is None else int(ids[index])
+
+
+def _mask(row: torch.Tensor, request: SamplerInput) -> None:
+    """Takes out what may not come: what the form forbids, and what would end the output too early.
+
+    Where the form, or a rule, leaves nothing else, the output ends before `min_tokens`.
+    """
+    if request.allowed is not None:
+        allowed = torch.from_numpy(request.allowed).to(row.device)
+        row[: allowed.shape[0]].masked_fill_(~allowed, -torch.inf)
+        row[allowed.shape[0] :] = -torch.inf
+    ending = _ending_ids(request, row.shape[0])
+    if not ending:
+        return
+    kept = row[ending]
+    row[ending] = -torch.inf
+    if bool(row.max() == -torch.inf):
+        row[ending] = kept
+
+
+def _ending_ids(request: SamplerInput, vocab_size: int) -> list[int]:
+    """Ids that would end the output before `min_tokens`."""
+    params = request.params
+    if len(request.output_ids) >= params.min_tokens:
+        return []
+    ending = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        ending.update(request.eos_token_ids)
+    return sorted(token for token in ending if token < vocab_size)
+
+
+def _candidates(scaled: torch.Tensor, params: ResolvedSampling) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weights of the tokens that may come, largest first, and their ids; ids None: all, in their order."""
+    if 0 < params.top_k < scaled.shape[0]:
+        kept, ids = scaled.topk(params.top_k)
+        return kept.softmax(dim=-1), ids
+    weights = scaled.softmax(dim=-1)
+    if params.top_p == 1:
+        least = params.min_p * weights.max()
+        return (torch.where(weights < least, 0, weights) if params.min_p > 0 else weights), None
+    if weights.shape[0] > _LIKELY:
+        likely, ids = weights.topk(_LIKELY)
+        if float(likely.sum()) >= params.top_p:
+            return likely, ids
+    return weights.sort(descending=True, stable=True)
+
+
+def _pick(cumulative: torch.Tensor, number: float) -> int:
+    """The first index whose cumulative weight exceeds `number` of the whole; never one of weight zero."""
+    total = cumulative[-1]
+    index = int(torch.searchsorted(cumulative, number * total, right=True))
+    if index < cumulative.shape[0]:
+        return index
+    # Logits that are no numbers must not fail the whole batch.
+    return min(int(torch.searchsorted(cumulative, total)), cumulative.shape[0] - 1)

@@ -1,0 +1,197 @@
+"""The engine's greedy tokens against transformers' `generate`, and mutants that must break them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.oracle import assert_exact
+from triptych.ec_connector.base import EncoderOutput
+from triptych.pd_worker.core.outputs import ItemMissing, RequestFinished
+
+CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
+TEXT = Prompt("Say something about the weather, and then about the sea.")
+ONE = Prompt("What is this?", (CAT,))
+THREE = Prompt("Compare these three.", (CAT, DOG, TREE))
+TWICE = Prompt("Two of them.", (DOG, DOG))
+SMALL = Prompt("What is this?", ((5, 48, 48),))
+MIXED = [TEXT, ONE, THREE, TWICE]
+#: Different tokens that a reference of this length must have: fewer would prove little.
+_DISTINCT = {8: 5, 24: 10, 64: 20}
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Iterator[Checkpoint]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Checkpoint.open("qwen3_vl")
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
+    torch.set_num_threads(1)
+    with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33) as cell:
+        assert_matches(cell, MIXED, cell.answer(MIXED, 24))
+
+
+def assert_matches(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -> None:
+    length = len(outputs[0])
+    results = [reference(cell.checkpoint.path, prompt, length) for prompt in prompts]
+    assert_exact(results, outputs, min_distinct=_DISTINCT[length])
+
+
+def differs(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -> bool:
+    return any(
+        output != reference(cell.checkpoint.path, prompt, len(output)).token_ids
+        for prompt, output in zip(prompts, outputs, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [("qwen3_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "flex")],
+)
+def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend: str) -> None:
+    torch.set_num_threads(1)
+    flags = {"max_num_batched_tokens": 33, "block_size": 8, "attention_backend": backend}
+    with engine_cell(Checkpoint.open(family), **flags) as cell:
+        assert_matches(cell, MIXED, cell.answer(MIXED, 64))
+        assert cell.metric("triptych_pd_chunked_prefills_total") > 0
+        assert cell.metric("triptych_pd_batch_requests_sum") > cell.metric("triptych_pd_batch_requests_count")
+        cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("budget", [16, 33, 4096])
+def test_token_budget_and_block_size_change_nothing(
+    checkpoint: Checkpoint, budget: int, block_size: int
+) -> None:
+    with engine_cell(checkpoint, max_num_batched_tokens=budget, block_size=block_size) as cell:
+        assert_matches(cell, MIXED, cell.answer(MIXED, 24))
+        # Again: now with a prefix that the first round has left.
+        assert_matches(cell, MIXED, cell.answer(MIXED, 24))
+        assert cell.metric("vllm:prefix_cache_hits_total") > 0
+        ends = [event for event in cell.events if isinstance(event, RequestFinished)]
+        assert all(event.usage.cached_tokens > 0 for event in ends[-len(MIXED) :])
+        cell.assert_at_rest()
+
+
+def test_a_chunk_boundary_at_every_offset_of_an_image_changes_nothing(checkpoint: Checkpoint) -> None:
+    prompt_ids = reference(checkpoint.path, SMALL, 8).prompt_token_ids
+    (feature,) = checkpoint.features(prompt_ids, SMALL)
+    start, end = feature.placement.offset, feature.placement.end
+    assert end - start >= 6
+    for budget in range(start + 1, end + 1):
+        with engine_cell(checkpoint, max_num_batched_tokens=budget, prefix_caching=False) as cell:
+            assert_matches(cell, [SMALL], cell.answer([SMALL], 8))
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_requests_answer_alike(checkpoint: Checkpoint, preemption: str) -> None:
+    geometry = checkpoint.decoder.geometry
+    block = 2 * geometry.num_layers * 8 * geometry.num_kv_heads * geometry.head_dim * 4
+    flags = {"block_size": 8, "kv_memory": 26 * block, "max_model_len": 200, "prefix_caching": False}
+    flags["preemption"] = preemption
+    prompts = [ONE, TWICE, TEXT, ONE]
+    with engine_cell(checkpoint, **flags) as cell:
+        assert_matches(cell, prompts, cell.answer(prompts, 24))
+        assert cell.metric("vllm:num_preemptions_total") > 0
+        cell.assert_at_rest()
+
+
+def test_an_embedding_lost_from_the_store_is_asked_for_and_then_used(checkpoint: Checkpoint) -> None:
+    result = reference(checkpoint.path, ONE, 8)
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, result.prompt_token_ids, 8)
+        cell.store.clear()
+        cell.engine.submit(request)
+        missing = cell.wait(request.request_id, ItemMissing)
+        checkpoint.publish(cell.store, request.features)
+        cell.engine.items_ready([missing.mm_hash])
+        cell.wait(request.request_id, RequestFinished)
+        assert cell.tokens(request.request_id) == result.token_ids
+        cell.assert_at_rest()
+
+
+def test_a_resumed_request_goes_on_where_the_first_attempt_ended(checkpoint: Checkpoint) -> None:
+    result = reference(checkpoint.path, ONE, 24)
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, result.prompt_token_ids, 14)
+        request.output_token_ids.extend(result.token_ids[:10])
+        assert cell.finish([request]) == [result.token_ids[10:]]
+
+
+def test_a_cancelled_request_leaves_nothing(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, reference(checkpoint.path, ONE, 8).prompt_token_ids, 400)
+        cell.engine.submit(request)
+        cell.engine.cancel([request.request_id], "proxy")
+        assert cell.wait(request.request_id, RequestFinished).reason == "abort"
+        cell.assert_at_rest()
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_engine_lives_on(checkpoint: Checkpoint) -> None:
+    result = reference(checkpoint.path, ONE, 8)
+    with engine_cell(checkpoint) as cell:
+        broken = cell.request(ONE, result.prompt_token_ids, 8)
+        broken.positions = broken.positions[:, :-1]
+        cell.engine.submit(broken)
+        assert cell.wait(broken.request_id, RequestFinished).error.code == "internal_error"
+        cell.assert_at_rest()
+        assert_matches(cell, [ONE], cell.answer([ONE], 8))
+
+
+def test_mutant_swapped_images_change_the_output(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(THREE, reference(checkpoint.path, THREE, 24).prompt_token_ids, 24)
+        first, last = request.features[0], request.features[2]
+        rows = cell.store[first.mm_hash].data
+        swapped = cell.store[request.features[1].mm_hash].data
+        assert rows.shape == swapped.shape
+        cell.store[first.mm_hash] = EncoderOutput(first.plan, swapped)
+        cell.store[request.features[1].mm_hash] = EncoderOutput(request.features[1].plan, rows)
+        assert last.mm_hash in cell.store
+        assert differs(cell, [THREE], cell.finish([request]))
+
+
+def test_mutant_zeroed_deepstack_changes_the_output(checkpoint: Checkpoint) -> None:
+    width = checkpoint.decoder.geometry.hidden_size
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
+        output = cell.store[request.features[0].mm_hash]
+        data = output.data.clone()
+        data[:, width:] = 0
+        cell.store[request.features[0].mm_hash] = EncoderOutput(output.plan, data)
+        assert differs(cell, [ONE], cell.finish([request]))
+
+
+def test_mutant_positions_in_one_dimension_change_the_output(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
+        request.positions = torch.arange(request.num_prompt_tokens).expand(3, -1)
+        request.position_delta = 0
+        assert differs(cell, [ONE], cell.finish([request]))
+
+
+def test_mutant_rows_shifted_by_one_change_the_output(checkpoint: Checkpoint) -> None:
+    with engine_cell(checkpoint) as cell:
+        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
+        output = cell.store[request.features[0].mm_hash]
+        cell.store[request.features[0].mm_hash] = EncoderOutput(output.plan, output.data.roll(1, 0))
+        assert differs(cell, [ONE], cell.finish([request]))
+
+
+def test_mutant_the_previous_requests_embedding_changes_the_output(checkpoint: Checkpoint) -> None:
+    other = Prompt("Describe the dog.", (DOG,))
+    with engine_cell(checkpoint) as cell:
+        assert_matches(cell, [other], cell.answer([other], 24))
+        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
+        stale = cell.checkpoint.features(reference(checkpoint.path, other, 24).prompt_token_ids, other)[0]
+        cell.store[request.features[0].mm_hash] = EncoderOutput(
+            request.features[0].plan, cell.store[stale.mm_hash].data
+        )
+        assert differs(cell, [ONE], cell.finish([request]))

@@ -1,0 +1,73 @@
+"""Every copy of a preempted request's blocks fails in turn: it is recomputed, and all answers are right."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from support.checkpoints import build_checkpoint
+from support.encdec_batches import varied
+from support.encdec_cell import EncDecCheckpoint
+from support.engine_cell import Checkpoint, EngineCell, Prompt, reference
+from support.failing_copies import fail_each_in_turn, swapping_cell
+from triptych.pd_worker.runner import model_runner
+
+TOKENS = 24
+PROMPTS = [
+    Prompt("What is this?", ((1, 96, 64),)),
+    Prompt("Say something about the weather, and then about the sea."),
+    Prompt("And these?", ((2, 64, 96), (1, 96, 64))),
+    Prompt("One more, and then another one."),
+    Prompt("What is that?", ((4, 96, 96),)),
+    Prompt("Who has seen the wind?"),
+]
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(prefix_caching: bool) -> None:
+    torch.set_num_threads(1)
+    checkpoint = Checkpoint.open("qwen3_vl")
+    expected = [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in PROMPTS]
+    flags = {"block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
+    fail_each_in_turn(
+        lambda: swapping_cell(checkpoint, 40, prefix_caching=prefix_caching, **flags),
+        lambda cell: cell.answer(PROMPTS, TOKENS),
+        expected,
+        at_least=2,
+    )
+
+
+def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> None:
+    torch.set_num_threads(1)
+    bart = EncDecCheckpoint.open(build_checkpoint("bart"))
+    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
+    inputs, expected = zip(*varied(bart, "bart", 4), strict=True)
+
+    def answers(cell: EngineCell) -> list[list[int]]:
+        return cell.finish([bart.request(cell, each, prompt, 64) for each in inputs])
+
+    fail_each_in_turn(
+        lambda: swapping_cell(bart, 28, block_size=4, max_model_len=80),
+        answers,
+        [result.token_ids for result in expected],
+        at_least=2,
+    )
+
+
+def test_a_copy_that_loses_the_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    checkpoint = Checkpoint.open("qwen3_vl")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with swapping_cell(checkpoint, 40, block_size=4, max_model_len=128) as cell:
+        dead = threading.Event()
+        cell.engine.beat.on_death = dead.set
+        monkeypatch.setattr(model_runner, "copy_blocks", fail)
+        for prompt in PROMPTS:
+            ids = reference(checkpoint.path, prompt, TOKENS).prompt_token_ids
+            cell.engine.submit(cell.request(prompt, ids, TOKENS))
+        assert dead.wait(30)

@@ -1,0 +1,158 @@
+"""A request whose numbers are none ends with an error, and nobody else ever reads them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.checkpoints import build_checkpoint
+from support.encdec_batches import varied
+from support.encdec_cell import EncDecCheckpoint
+from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from triptych.config import MIB
+from triptych.ec_connector.base import EncoderOutput
+from triptych.errors import InternalError
+from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.core.outputs import RequestFinished
+
+SPOILED = Prompt("What is this?", ((1, 96, 64),))
+OTHERS = [
+    Prompt("Say something about the weather, and then about the sea."),
+    Prompt("And this?", ((2, 64, 96),)),
+    Prompt("One more."),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    torch.set_num_threads(1)
+    return Checkpoint.open("qwen3_vl")
+
+
+def spoil(cell: EngineCell, value: float) -> str:
+    """Submits a request with one such value in the last row of its picture; the request's id."""
+    token_ids = reference(cell.checkpoint.path, SPOILED, 8).prompt_token_ids
+    request = cell.request(SPOILED, token_ids, 8)
+    [feature] = request.features
+    rows = cell.checkpoint.rows(feature.mm_hash).clone()
+    rows[-1, 3] = value
+    cell.store[feature.mm_hash] = EncoderOutput(feature.plan, rows)
+    cell.engine.submit(request)
+    return request.request_id
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("budget", [32, 512], ids=["in chunks", "at once"])
+def test_others_beside_it_and_after_it_in_its_blocks_are_exact(
+    checkpoint: Checkpoint, value: float, budget: int
+) -> None:
+    expected = [reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS]
+    # Few blocks: those of the spoiled request are soon somebody else's.
+    flags = {"max_num_batched_tokens": budget, "kv_memory": MIB // 2, "prefix_caching": False}
+    with engine_cell(checkpoint, **flags) as cell:
+        for _ in range(3):
+            name = spoil(cell, value)
+            assert cell.answer(OTHERS, 8) == expected
+            error = cell.wait(name, RequestFinished).error
+            assert isinstance(error, InternalError) and "no number" in str(error)
+        cell.assert_at_rest()
+        cache = cell.engine.runner.kv_cache
+        assert all(tensor.isfinite().all() for tensor in (*cache.keys, *cache.values))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None], ids=["nan", "inf", "-inf throughout"])
+def test_logits_that_leave_no_token_end_their_own_request_alone(
+    checkpoint: Checkpoint, bad: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {prompt: reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS}
+    logits, spoiled = checkpoint.decoder.logits, False
+
+    def spoil_one(hidden: torch.Tensor) -> torch.Tensor:
+        """One row of the first step that has some."""
+        nonlocal spoiled
+        values = logits(hidden)
+        if len(values) > 1 and not spoiled:
+            spoiled = True
+            if bad is None:
+                values[-1] = -torch.inf
+            else:
+                values[-1, 5] = bad
+        return values
+
+    monkeypatch.setattr(checkpoint.decoder, "logits", spoil_one)
+    with engine_cell(checkpoint) as cell:
+        requests = {
+            prompt: cell.request(prompt, reference(checkpoint.path, prompt, 8).prompt_token_ids, 8)
+            for prompt in OTHERS
+        }
+        for request in requests.values():
+            cell.engine.submit(request)
+        errors = []
+        for prompt, request in requests.items():
+            error = cell.wait(request.request_id, RequestFinished).error
+            if error is None:
+                assert cell.tokens(request.request_id) == expected[prompt]
+            else:
+                errors.append(error)
+        assert len(errors) == 1, "two rows were computed together, and one was spoiled"
+        assert isinstance(errors[0], InternalError) and "NaN, infinite" in str(errors[0])
+        cell.assert_at_rest()
+
+
+@pytest.fixture(scope="module")
+def half() -> Checkpoint:
+    torch.set_num_threads(1)
+    return Checkpoint.open("qwen3_vl", dtype=torch.float16)
+
+
+@pytest.mark.parametrize("component", range(4))
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
+def test_a_key_that_overflows_in_half_precision_ends_its_request_and_leaves_the_cache(
+    half: Checkpoint, bad: float, component: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score of -inf keeps the token's own row finite, so that its row alone does not show it."""
+    write, spoiled = PagedKVCache.write, False
+
+    def overflow(
+        self: PagedKVCache, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """One number of the last key of the first prefill."""
+        nonlocal spoiled
+        if len(key) > 4 and not spoiled:
+            spoiled = True
+            key = key.clone()
+            key[-1, 0, component] = bad
+        write(self, layer, slots, key, value)
+
+    with engine_cell(half, prefix_caching=False) as cell:
+        alone = cell.answer([OTHERS[0]], 8)
+        monkeypatch.setattr(PagedKVCache, "write", overflow)
+        request = cell.request(
+            OTHERS[0], reference(half.path, OTHERS[0], 8).prompt_token_ids, 8, publish=False
+        )
+        cell.engine.submit(request)
+        assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
+        cache = cell.engine.runner.kv_cache
+        assert all(tensor.isfinite().all() for tensor in (*cache.keys, *cache.values))
+        assert cell.answer([OTHERS[0]], 8) == alone
+        cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_projection_that_fails_ends_the_requests_on_its_item_alone(bad: float) -> None:
+    bart = EncDecCheckpoint.open(build_checkpoint("bart"))
+    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
+    inputs, expected = zip(*varied(bart, "bart", 3), strict=True)
+    with engine_cell(bart, max_model_len=128) as cell:
+        requests = [bart.request(cell, each, prompt, 64) for each in inputs]
+        [victim] = requests[1].features
+        entry = cell.store[victim.mm_hash]
+        cell.store[victim.mm_hash] = EncoderOutput(victim.plan, torch.full_like(entry.data, bad))
+        for request in requests:
+            cell.engine.submit(request)
+        errors = [cell.wait(request.request_id, RequestFinished).error for request in requests]
+        assert isinstance(errors[1], InternalError) and "finite" in str(errors[1])
+        assert [errors[0], errors[2]] == [None, None]
+        for index in (0, 2):
+            assert cell.tokens(requests[index].request_id) == expected[index].token_ids
+        cell.assert_at_rest()

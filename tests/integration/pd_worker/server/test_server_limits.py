@@ -1,0 +1,259 @@
+"""The service over an engine without a model: bounds, repeats, cancels at every moment, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from support.engine_requests import make_request
+from support.pd_client import PDClient
+from support.waiting import until
+from triptych.errors import InvalidRequest, Unavailable
+from triptych.pd_worker import server as pd_server
+from triptych.pd_worker.core.outputs import NewTokens, RequestFinished
+from triptych.pd_worker.events.streams import Outbox
+from triptych.pd_worker.server import PDServicer
+from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.rpc import make_channel, make_server
+from triptych.rpc_auth import WorkerDoor, WorkerSession
+from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
+
+QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
+
+
+@dataclass
+class Engine:
+    """Notes what it is told."""
+
+    submitted: list[str] = field(default_factory=list)
+    ready: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    fault: Exception | None = None
+
+    def submit(self, request):
+        if self.fault:
+            raise self.fault
+        self.submitted.append(request.request_id)
+
+    def items_ready(self, mm_hashes):
+        if self.fault:
+            raise self.fault
+        self.ready.extend(mm_hashes)
+
+    def cancel(self, request_ids, proxy_id):
+        self.cancelled.extend(request_ids)
+
+
+@dataclass
+class Intake:
+    """Passes everything; waits for `gate`."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
+    fault: Exception | None = None
+    #: Holds Tokenize and Detokenize while cleared; `asked` are those that have begun.
+    queries: threading.Event = field(default_factory=threading.Event)
+    asked: list[str] = field(default_factory=list)
+
+    def tokenize(self, message):
+        self.asked.append("tokenize")
+        assert self.queries.wait(20)
+        return pd_pb2.TokenizeReply(token_ids=[1])
+
+    def detokenize(self, message):
+        self.asked.append("detokenize")
+        assert self.queries.wait(20)
+        return pd_pb2.DetokenizeReply(text="x")
+
+    def take(self, message, arrival):
+        self.entered.set()
+        assert self.gate.wait(20)
+        if self.fault:
+            raise self.fault
+        return make_request(message.request_id, 3, attempt=message.attempt, proxy_id=message.proxy_id)
+
+
+def _finished(request):
+    usage, timings = Usage(3, 1, 0), PDTimings()
+    return RequestFinished(reason=FinishReason.STOP, usage=usage, timings=timings, **request.names())
+
+
+@dataclass
+class Service:
+    engine: Engine
+    intake: Intake
+    outbox: Outbox
+    client: PDClient
+
+
+@asynccontextmanager
+async def service(**options) -> AsyncIterator[Service]:
+    engine, intake = Engine(), Intake()
+    intake.gate.set()
+    outbox = Outbox(engine.cancel)
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as queries:
+        server = make_server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        servicer = PDServicer(engine, intake, outbox, pool, queries, **options)
+        pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
+        await server.start()
+        try:
+            async with make_channel(f"127.0.0.1:{port}") as channel:
+                client = PDClient(channel, "key")
+                await client.attach()
+                yield Service(engine, intake, outbox, client)
+                await client.detach()
+        finally:
+            intake.gate.set()
+            intake.queries.set()
+            outbox.shut_down()
+            await server.stop(1.0)
+
+
+async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones():
+    async with service(max_requests=1) as s:
+        assert (await s.client.submit(s.client.message("r1", "x"))).status == QUEUED
+        refused = await s.client.submit(s.client.message("r2", "x"))
+        assert (refused.status, refused.error.code, refused.error.retry_after) == (REFUSED, "overloaded", 1.0)
+        assert (await s.client.submit(s.client.message("r3", "x", attempt=2))).status == QUEUED
+        assert s.engine.submitted == ["r1", "r3"]
+
+
+@pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])
+async def test_requests_are_taken_while_queries_fill_their_threads(method):
+    """Of a hundred queries none has been answered when twenty requests have reached the engine."""
+    async with service() as s:
+        message = pd_pb2.TokenizeRequest() if method == "Tokenize" else pd_pb2.DetokenizeRequest()
+        calls = [getattr(s.client.stub, method)(message, timeout=60) for _ in range(100)]
+        await until(lambda: s.intake.asked)
+        for index in range(20):
+            reply = await s.client.submit(s.client.message(f"r{index}", "x"))
+            assert reply.status == QUEUED
+        assert len(s.engine.submitted) == 20
+        assert not any(call.done() for call in calls)
+        s.intake.queries.set()
+        replies = [await call for call in calls]
+        assert not any(reply.HasField("error") for reply in replies)
+
+
+async def test_queries_above_their_number_are_refused_and_the_others_answered(monkeypatch):
+    monkeypatch.setattr(pd_server, "MAX_QUERIES", 3)
+    async with service() as s:
+        calls = [s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60) for _ in range(4)]
+        await until(lambda: any(call.done() for call in calls))
+        s.intake.queries.set()
+        codes = [(await call).error.code for call in calls]
+        assert sorted(codes) == ["", "", "", "overloaded"]
+        assert not (await s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60)).HasField("error")
+
+
+async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm():
+    async with service() as s:
+        assert (await s.client.submit(s.client.message("r1", "x", attempt=2))).status == QUEUED
+        for attempt in (2, 1):
+            refused = await s.client.submit(s.client.message("r1", "x", attempt=attempt))
+            assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+        assert s.engine.submitted == ["r1"]
+        assert (s.engine.cancelled, s.outbox.unfinished) == ([], 1)
+
+
+async def test_an_attempt_that_has_ended_is_not_taken_a_second_time():
+    async with service() as s:
+        for request_id in ("finished", "cancelled"):
+            assert (await s.client.submit(s.client.message(request_id, "x"))).status == QUEUED
+        done = make_request("finished", 3, proxy_id="proxy")
+        s.outbox.deliver([_finished(done)])
+        await s.client.until("finished")
+        await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["cancelled"]))
+        for request_id in ("finished", "cancelled"):
+            refused = await s.client.submit(s.client.message(request_id, "x"))
+            assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+            assert (await s.client.submit(s.client.message(request_id, "x", attempt=2))).status == QUEUED
+
+
+async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engine():
+    async with service() as s:
+        s.intake.gate.clear()
+        submitting = asyncio.create_task(s.client.submit(s.client.message("r1", "x")))
+        await asyncio.to_thread(s.intake.entered.wait, 10)
+        await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
+        s.intake.gate.set()
+        assert (await submitting).status == REFUSED
+        assert s.engine.submitted == []
+        assert s.outbox.unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (InvalidRequest("no", param="stop"), "invalid_request_error"),
+        (RuntimeError("boom"), "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("where", ["intake", "engine"])
+async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, code):
+    async with service() as s:
+        getattr(s, where).fault = fault
+        reply = await s.client.submit(s.client.message("r1", "x"))
+        assert (reply.status, reply.error.code) == (REFUSED, code)
+        assert "boom" not in reply.error.message
+        assert s.outbox.unfinished == 0
+
+
+async def test_notices_reach_the_engine_without_what_is_no_key():
+    async with service() as s:
+        await s.client.stub.NotifyItems(
+            pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=["a" * 64, "../../x", "B" * 64, ""])
+        )
+        assert s.engine.ready == ["a" * 64]
+
+
+async def test_a_notice_to_a_stopping_engine_is_an_error_of_the_call():
+    async with service() as s:
+        s.engine.fault = Unavailable("stopping")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await s.client.stub.NotifyItems(pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=["a" * 64]))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_stream_that_breaks_leaves_the_requests_to_the_next_one():
+    async with service() as s:
+        await s.client.submit(s.client.message("r1", "x"))
+        await s.client.detach()
+        names = {"request_id": "r1", "attempt": 1, "proxy_id": "proxy"}
+        await asyncio.to_thread(s.outbox.emit, [NewTokens(position=0, token_ids=(5,), text="five", **names)])
+        await s.client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=0))
+        assert (await s.client.until("r1", tokens=1)).text == "five"
+        assert s.engine.cancelled == []
+
+
+async def test_a_worker_that_demands_the_token_refuses_others():
+    door = WorkerDoor("the-token-of-the-worker")
+    server = make_server(door)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    info = door.enrol(WorkerInfo(address, "pd", "i", "key", "m"))
+    engine, intake = Engine(), Intake()
+    intake.gate.set()
+    with ThreadPoolExecutor(1) as pool:
+        servicer = PDServicer(engine, intake, Outbox(engine.cancel), pool, pool)
+        pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
+        await server.start()
+        for session in (None, WorkerSession("a-guess-of-its-token", info)):
+            async with make_channel(address, session) as channel:
+                client = PDClient(channel, "key")
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await client.submit(client.message("r1", "x"))
+            refused = grpc.StatusCode.UNAUTHENTICATED if session is None else grpc.StatusCode.UNAVAILABLE
+            assert caught.value.code() is refused
+        async with make_channel(address, WorkerSession("the-token-of-the-worker", info)) as channel:
+            client = PDClient(channel, "key")
+            await client.submit(client.message("r1", "x"))
+        await server.stop(0)
+    assert engine.submitted == ["r1"]

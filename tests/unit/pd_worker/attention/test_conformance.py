@@ -1,0 +1,347 @@
+"""Every backend computes every type of attention as the formula says: self, towards an encoder, both ways."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from support.reference_attention import written_out
+from triptych.config import PDConfig, flags_of
+from triptych.models.base import BiasTable
+from triptych.pd_worker.attention.attention import (
+    AttentionMetadata,
+    CrossSpan,
+    CrossTables,
+    PagedKVCache,
+    PrefillSpan,
+    paged_attention,
+)
+from triptych.pd_worker.attention.backends import BACKENDS, AttentionCall, attend
+
+HEADS, DIM, BLOCK, SCALE, LONGEST = 4, 8, 4, 0.3, 700
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`count` new tokens of a sequence of `length`, over `rows` of an encoder output."""
+
+    length: int
+    count: int
+    rows: int
+
+
+#: Decodes first, of unequal lengths, then chunks from the start and from the middle.
+BATCH = (Chunk(9, 1, 5), Chunk(16, 1, 23), Chunk(7, 7, 1), Chunk(21, 6, 40))
+FULL_BLOCKS = (Chunk(8, 1, 12), Chunk(8, 1, 12))
+LONG = (Chunk(600, 1, 600), Chunk(555, 40, 515))
+
+
+def of_positions(
+    table: torch.Tensor, head: torch.Tensor, query_position: torch.Tensor, key_position: torch.Tensor
+) -> torch.Tensor:
+    # Keys behind the last one are masked, but computed.
+    return table[head, query_position, key_position.clamp(max=LONGEST - 1)]
+
+
+class ArbitraryBias:
+    """A number for every head and pair of positions; layer 1 has none."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._table = torch.randn(HEADS, LONGEST, LONGEST, generator=generator)
+        self.largest = 0
+
+    def key(self, module: Any) -> object:
+        return "table" if module.layer_idx == 0 else None
+
+    def pointwise(self, module: Any) -> BiasTable | None:
+        return None if self.key(module) is None else BiasTable(self._table, of_positions)
+
+    def of(self, module: Any, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
+        self.largest = max(self.largest, key_positions.shape[-1])
+        table = self._table[:, query_positions[..., :, None], key_positions[..., None, :]]
+        return table.movedim(0, -3)
+
+
+class Case:
+    """Chunks with drawn contents in scattered blocks of a cache whose other blocks hold rubbish."""
+
+    def __init__(self, chunks: tuple[Chunk, ...], kv_heads: int = HEADS, seed: int = 0) -> None:
+        self.chunks = chunks
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(count: int, heads: int) -> torch.Tensor:
+            return torch.randn(count, heads, DIM, generator=generator)
+
+        self.queries = [draw(chunk.count, HEADS) for chunk in chunks]
+        self.own = [(draw(chunk.length, kv_heads), draw(chunk.length, kv_heads)) for chunk in chunks]
+        self.encoder = [(draw(chunk.rows, kv_heads), draw(chunk.rows, kv_heads)) for chunk in chunks]
+        self.cache = PagedKVCache(
+            num_layers=2, num_blocks=1000, block_size=BLOCK, num_kv_heads=kv_heads, head_dim=DIM,
+            dtype=torch.float32, device=torch.device("cpu"),
+        )  # fmt: skip
+        for blocks in (*self.cache.keys, *self.cache.values):
+            blocks.fill_(1e4)
+        self._free = list(range(1000))
+        random.Random(seed).shuffle(self._free)
+        self.own_tables = [
+            self._fill(k, v, c.length - c.count) for (k, v), c in zip(self.own, chunks, strict=True)
+        ]
+        self.cross_tables = [self._fill(k, v, len(k)) for k, v in self.encoder]
+
+    def _fill(self, key: torch.Tensor, value: torch.Tensor, written: int) -> list[int]:
+        """A table for all of these, of which the first `written` are in their blocks."""
+        table = [self._free.pop() for _ in range(-(-len(key) // BLOCK))]
+        slots = self.cache.slots(table, written)
+        for layer in range(2):
+            self.cache.write(layer, slots, key[:written], value[:written])
+        return table
+
+    def attend(
+        self,
+        backend: str,
+        *,
+        cross: bool = False,
+        layer: int = 0,
+        bias: ArbitraryBias | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        module = torch.nn.Module()
+        module.layer_idx = layer  # type: ignore[assignment]
+        module.is_cross = cross  # type: ignore[assignment]
+        new = [(k[-c.count :], v[-c.count :]) for (k, v), c in zip(self.own, self.chunks, strict=True)]
+        key, value = (torch.cat(parts).transpose(0, 1)[None] for parts in zip(*new, strict=True))
+        query = torch.cat(self.queries).transpose(0, 1)[None]
+        out, _ = paged_attention(
+            module,
+            query,
+            None if cross else key,  # type: ignore[arg-type]
+            None if cross else value,  # type: ignore[arg-type]
+            None,
+            scaling=SCALE,
+            attn_metadata=self._metadata(backend, bias),
+            **options,
+        )
+        return out[0]
+
+    def _metadata(self, backend: str, bias: ArbitraryBias | None) -> AttentionMetadata:
+        decodes = [i for i, chunk in enumerate(self.chunks) if chunk.count == 1]
+        slots: list[int] = []
+        prefills, rows = [], []
+        for chunk, own, cross in zip(self.chunks, self.own_tables, self.cross_tables, strict=True):
+            start = chunk.length - chunk.count
+            if chunk.count > 1:
+                prefills.append(PrefillSpan(len(slots), len(slots) + chunk.count, start, torch.tensor(own)))
+                rows.append(CrossSpan(torch.tensor(cross), chunk.rows))
+            slots += [own[i // BLOCK] * BLOCK + i % BLOCK for i in range(start, chunk.length)]
+        lengths = [self.chunks[i].length for i in decodes]
+        encoded = [self.chunks[i].rows for i in decodes]
+        own_tables = padded([self.own_tables[i] for i in decodes])
+        cross_tables = padded([self.cross_tables[i] for i in decodes])
+        return AttentionMetadata(
+            cache=self.cache,
+            slots=torch.tensor(slots),
+            num_decodes=len(decodes),
+            decode_tables=own_tables,
+            decode_lengths=torch.tensor(lengths),
+            prefills=prefills,
+            decode_padded=any(n != own_tables.shape[1] * BLOCK for n in lengths),
+            cross=CrossTables(
+                cross_tables,
+                torch.tensor(encoded),
+                rows,
+                any(n != cross_tables.shape[1] * BLOCK for n in encoded),
+            ),
+            bias=bias,
+            backend=backend,
+        )
+
+    def expected_self(
+        self,
+        bias: ArbitraryBias | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        outputs = []
+        for chunk, query, (key, value) in zip(self.chunks, self.queries, self.own, strict=True):
+            at = torch.arange(chunk.length - chunk.count, chunk.length)[:, None]
+            behind = torch.arange(chunk.length)[None]
+            allowed = behind <= at
+            if window is not None:
+                allowed &= behind > at - window
+            added = None if bias is None else bias._table[:, at, behind]
+            outputs.append(
+                written_out(query, key, value, scale=SCALE, allowed=allowed, bias=added, softcap=softcap)
+            )
+        return torch.cat(outputs)
+
+    def expected_cross(self) -> torch.Tensor:
+        """One dense product over all rows of all requests: each sees the rectangle of its own."""
+        key, value = (torch.cat(parts) for parts in zip(*self.encoder, strict=True))
+        counts, rows = [c.count for c in self.chunks], [c.rows for c in self.chunks]
+        allowed = torch.block_diag(*(torch.ones(c, r) for c, r in zip(counts, rows, strict=True))).bool()
+        return written_out(torch.cat(self.queries), key, value, scale=SCALE, allowed=allowed)
+
+
+def padded(tables: list[list[int]]) -> torch.Tensor:
+    longest = max(map(len, tables), default=0)
+    rows = [table + [0] * (longest - len(table)) for table in tables]
+    return torch.tensor(rows, dtype=torch.int64).view(len(tables), longest)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_the_flag_offers_every_backend() -> None:
+    metadata = {name: extra for name, _, extra in flags_of(PDConfig)}
+    assert metadata["attention_backend"]["choices"] == BACKENDS
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("chunks", [BATCH, FULL_BLOCKS, LONG], ids=["mixed", "full blocks", "long"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+class TestEveryBackend:
+    @pytest.mark.parametrize(
+        "options", [{}, {"sliding_window": 3}, {"softcap": 2.0}, {"sliding_window": 5, "softcap": 1.0}]
+    )
+    def test_self_attention_is_causal(
+        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int, options: dict[str, Any]
+    ) -> None:
+        case = Case(chunks, kv_heads)
+        expected = case.expected_self(window=options.get("sliding_window"), softcap=options.get("softcap"))
+        close(case.attend(backend, **options), expected)
+
+    @pytest.mark.parametrize("window", [None, 3])
+    def test_a_bias_counts_in_prefill_and_decode(
+        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int, window: int | None
+    ) -> None:
+        case, bias = Case(chunks, kv_heads), ArbitraryBias(1)
+        options = {} if window is None else {"sliding_window": window}
+        close(case.attend(backend, bias=bias, **options), case.expected_self(bias, window))
+
+    def test_a_layer_without_a_bias_gets_none(
+        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
+    ) -> None:
+        case = Case(chunks, kv_heads)
+        close(case.attend(backend, bias=ArbitraryBias(1), layer=1), case.expected_self())
+
+    def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
+        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
+    ) -> None:
+        case = Case(chunks, kv_heads)
+        before = [blocks.clone() for blocks in (*case.cache.keys, *case.cache.values)]
+        close(case.attend(backend, cross=True, bias=ArbitraryBias(1)), case.expected_cross())
+        after = [*case.cache.keys, *case.cache.values]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "nothing is written"
+
+    def test_an_encoders_attention_looks_both_ways(
+        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
+    ) -> None:
+        longest = max(chunk.rows for chunk in chunks)
+        generator = torch.Generator().manual_seed(5)
+        q = torch.randn(len(chunks), HEADS, longest, DIM, generator=generator)
+        k, v = (torch.randn(len(chunks), kv_heads, longest, DIM, generator=generator) for _ in range(2))
+        rows = torch.tensor([chunk.rows for chunk in chunks])
+        mask = (torch.arange(longest)[None] < rows[:, None])[:, None, None]
+        out = attend(backend, AttentionCall(q, k, v, SCALE, mask))
+        for i, count in enumerate(rows.tolist()):
+            one = [part[i, :, :count].transpose(0, 1) for part in (q, k, v)]
+            allowed = torch.ones(count, count, dtype=torch.bool)
+            close(out[i, :, :count].transpose(0, 1), written_out(*one, scale=SCALE, allowed=allowed))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("bias", [None, ArbitraryBias(1)])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 5}])
+def test_no_call_falls_to_the_kernel_that_writes_all_scores_out(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, bias: ArbitraryBias | None, options: dict[str, Any]
+) -> None:
+    calls = []
+    inner = F.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls.append(query)
+        assert not kwargs.get("enable_gqa"), "with a mask, only the written-out kernel takes that on CUDA"
+        assert query.shape[:2] == key.shape[:2] == value.shape[:2] and query.dim() == 4
+        assert {tensor.stride(-1) for tensor in (query, key, value)} == {1}
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            return inner(query, key, value, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    case = Case(BATCH, kv_heads)
+    close(case.attend("sdpa", bias=bias, **options), case.expected_self(bias, options.get("sliding_window")))
+    close(case.attend("sdpa", cross=True), case.expected_cross())
+    assert len(calls) == 6, "the decodes and two prefills, towards themselves and towards the encoder"
+
+
+def test_shared_keys_of_a_group_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence's keys are as many bytes as before, whatever the number of heads that share them."""
+    case, shared = Case((Chunk(30, 9, 7),), 1), []
+    inner = F.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        shared.append(key.untyped_storage().nbytes() < key.numel() * key.element_size())
+        return inner(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    close(case.attend("sdpa"), case.expected_self())
+    assert shared == [True]
+
+
+def test_blockwise_never_makes_a_bias_of_all_keys() -> None:
+    case, bias = Case(LONG), ArbitraryBias(1)
+    case.attend("blockwise", bias=bias)
+    assert bias.largest <= 256
+    case.attend("sdpa", bias=bias)
+    assert bias.largest >= 600
+
+
+def test_a_whole_bias_is_made_once_for_all_layers_that_share_it() -> None:
+    case, bias = Case(BATCH), ArbitraryBias(1)
+    calls = []
+    inner = bias.of
+    bias.of = lambda *args: calls.append(1) or inner(*args)  # type: ignore[method-assign,func-returns-value]
+    metadata = case._metadata("sdpa", bias)
+    case._metadata = lambda *_: metadata  # type: ignore[method-assign]
+    case.attend("sdpa", bias=bias)
+    first = len(calls)
+    close(case.attend("sdpa", bias=bias), case.expected_self(bias))
+    assert len(calls) == first == 3, "one for the decodes, one for each prefill"
+
+
+def test_another_requests_contents_change_nothing() -> None:
+    one, other = Case(BATCH, seed=0), Case(BATCH, seed=0)
+    for kind in (other.own, other.encoder):
+        for i in (0, 2, 3):
+            kind[i] = tuple(part + 1 for part in kind[i])  # type: ignore[index,call-overload]
+    other.own_tables = [
+        other._fill(k, v, c.length - c.count) for (k, v), c in zip(other.own, BATCH, strict=True)
+    ]
+    other.cross_tables = [other._fill(k, v, len(k)) for k, v in other.encoder]
+    for backend in BACKENDS:
+        for cross in (False, True):
+            assert torch.equal(one.attend(backend, cross=cross)[1], other.attend(backend, cross=cross)[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_that_are_read_one_by_one_give_what_all_at_once_gives(backend: str) -> None:
+    case = Case((Chunk(9, 1, 40), Chunk(16, 1, 23), Chunk(7, 1, 40)))
+    case.encoder[2], case.cross_tables[2] = case.encoder[0], case.cross_tables[0]
+    in_place = list(range(990, 996))
+    case.cache.write(0, case.cache.slots(in_place, 23), *case.encoder[1])
+    metadata = case._metadata(backend, None)
+    assert metadata.cross is not None
+    spans = [
+        CrossSpan(torch.tensor(case.cross_tables[0]), 40, None, torch.tensor([0, 2])),
+        CrossSpan(torch.tensor(in_place), 23, 990, torch.tensor([1])),
+    ]
+    one_by_one = replace(metadata, cross=replace(metadata.cross, decodes=spans))
+    case._metadata = lambda *_: one_by_one  # type: ignore[method-assign]
+    close(case.attend(backend, cross=True), case.expected_cross())

@@ -1,0 +1,278 @@
+"""Preempted requests go to host memory and come back, without a model: nothing is computed twice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.engine_requests import WIDTH, ModellessEngine, make_cross, make_feature, make_request, publish
+from triptych.ec_connector.memory_connector import memory_store
+from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
+from triptych.pd_worker.core.outputs import RequestFinished, SchedulerOutput
+from triptych.types import FinishReason, MMFeature
+
+STORE = "memory://swap"
+
+
+@pytest.fixture(autouse=True)
+def empty_store() -> Iterator[None]:
+    memory_store(STORE).clear()
+    yield
+    memory_store(STORE).clear()
+
+
+def engine_of(*, cross: bool = False, **options: int) -> ModellessEngine:
+    return ModellessEngine(STORE, cross=cross, prefix_caching=False, **options)  # type: ignore[arg-type]
+
+
+def stored(feature: MMFeature) -> MMFeature:
+    publish(memory_store(STORE), feature)
+    return feature
+
+
+def computed(outputs: list[SchedulerOutput]) -> Counter[str]:
+    """Tokens computed for each request."""
+    counts: Counter[str] = Counter()
+    for output in outputs:
+        for chunk in output.chunks:
+            counts[chunk.state.request.request_id] += chunk.count
+    return counts
+
+
+def preempted(outputs: list[SchedulerOutput]) -> list[str]:
+    return [state.request.request_id for output in outputs for state in output.preempted]
+
+
+def reasons(engine: ModellessEngine) -> set[FinishReason]:
+    return {event.reason for event in engine.events if isinstance(event, RequestFinished)}
+
+
+def test_a_swapped_request_goes_on_where_it_stopped() -> None:
+    engine = engine_of(num_blocks=7, host_blocks=8)
+    for index, name in enumerate("ab"):
+        engine.add(make_request(name, [index] * 6, max_tokens=14, arrival=index))
+    outputs = engine.run_out()
+    assert preempted(outputs) == ["b"]
+    assert computed(outputs) == {"a": 19, "b": 19}
+    assert (
+        sum(len(output.swap_out) for output in outputs) == sum(len(output.swap_in) for output in outputs) > 0
+    )
+    engine.assert_at_rest()
+
+
+def test_where_host_memory_is_full_a_request_is_computed_again() -> None:
+    engine = engine_of(num_blocks=7, host_blocks=1)
+    for index, name in enumerate("ab"):
+        engine.add(make_request(name, [index] * 6, max_tokens=14, arrival=index))
+    outputs = engine.run_out()
+    assert not any(output.swap_out for output in outputs)
+    assert computed(outputs)["b"] > 19
+    engine.assert_at_rest()
+
+
+def test_an_image_half_consumed_goes_on_behind_its_last_row() -> None:
+    engine = engine_of(num_blocks=8, host_blocks=8, budget=6)
+    engine.add(make_request("a", [1] * 8, max_tokens=22))
+    engine.step()
+    engine.step()
+    engine.add(make_request("b", [2] * 14, [stored(make_feature("cat", 1, 12))], max_tokens=8, arrival=1.0))
+    outputs = engine.run_out()
+    assert "b" in preempted(outputs)
+    assert computed(outputs)["b"] == 21
+    assert reasons(engine) == {FinishReason.LENGTH}
+    engine.assert_at_rest()
+
+
+def test_the_last_users_cross_table_moves_with_it_and_comes_back() -> None:
+    engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
+    for index, name in enumerate("ab"):
+        engine.add(make_request(name, [2, 0], [stored(make_cross(name, 7))], max_tokens=14, arrival=index))
+    outputs = engine.run_out()
+    assert preempted(outputs)
+    assert sum(len(output.projections) for output in outputs) == 2
+    restored = [output for output in outputs if output.restored]
+    assert len(restored) == 1 and len(restored[0].chunks) == 1, "it is read in the step that brings it back"
+    assert computed(outputs) == {"a": 15, "b": 15}
+    engine.assert_at_rest()
+
+
+def test_a_shared_cross_table_stays_when_one_of_two_goes() -> None:
+    engine = engine_of(cross=True, num_blocks=8, host_blocks=8)
+    text = stored(make_cross("text", 7))
+    for index, name in enumerate("ab"):
+        engine.add(make_request(name, [2, index], [text], max_tokens=14, arrival=index))
+    outputs = engine.run_out()
+    assert preempted(outputs) == ["b"]
+    assert [len(output.swap_out) for output in outputs if output.swap_out] == [3]
+    assert not any(output.restored for output in outputs)
+    assert computed(outputs) == {"a": 15, "b": 15}
+    engine.assert_at_rest()
+
+
+def test_a_swapped_request_that_is_cancelled_leaves_nothing_in_host_memory() -> None:
+    engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
+    for index, name in enumerate("ab"):
+        engine.add(make_request(name, [2, 0], [stored(make_cross(name, 7))], max_tokens=14, arrival=index))
+    while not engine.step().swap_out:
+        pass
+    assert engine.swap is not None and engine.swap.num_used > 0
+    engine.scheduler.cancel(["b"], "proxy")
+    engine.scheduler.cancel(["b"], "proxy")
+    assert engine.swap.num_used == 0
+    engine.run_out()
+    engine.assert_at_rest()
+
+
+def test_a_failed_step_ends_what_it_was_to_bring_back() -> None:
+    engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
+    for index, name in enumerate("ab"):
+        engine.add(make_request(name, [2, 0], [stored(make_cross(name, 7))], max_tokens=14, arrival=index))
+    while not engine.step().swap_out:
+        pass
+    engine.scheduler.cancel(["a"], "proxy")
+    output = engine.step(error=RuntimeError("broken"))
+    assert output.swap_in
+    assert FinishReason.ERROR in reasons(engine)
+    engine.assert_at_rest()
+
+
+def test_host_blocks_can_be_read_once_their_copy_is_confirmed_and_not_before() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    assert len(swap.out("a", [1, 2], 7, plan, [3, 4]) or ()) == 4
+    assert swap.is_leaving("a") and swap.has_table(plan) and not swap.table_is_written(plan)
+    with pytest.raises(AssertionError, match="confirmed"):
+        swap.back("a", [5, 6])
+    with pytest.raises(AssertionError, match="confirmed"):
+        swap.table_back(plan.mm_hash, [5, 6])
+
+
+def test_what_is_confirmed_stays_when_a_later_copy_fails() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    swap.out("a", [1, 2], 7)
+    swap.commit()
+    swap.out("b", [3], 4, plan, [4, 5])
+    assert swap.fail() == ["b"]
+    assert (swap.tokens("a"), swap.tokens("b"), swap.has_table(plan), swap.num_used) == (7, 0, False, 2)
+    assert swap.fail() == []
+    assert [copy.target for copy in swap.back("a", [8, 9])] == [8, 9]
+    assert swap.num_used == 0
+
+
+def failing_at(n: int) -> tuple[list[int], Callable[[], bool]]:
+    """What fails the n-th copy, and a list whose one number counts the copies."""
+    count = [0]
+
+    def fails() -> bool:
+        count[0] += 1
+        return count[0] - 1 == n
+
+    return count, fails
+
+
+def two_of(kind: str, engine: ModellessEngine) -> None:
+    """Requests of which the second is preempted; of one text, of two, or half way through a picture."""
+    if kind == "picture":
+        engine.add(make_request("a", [1] * 8, max_tokens=22))
+        engine.step()
+        engine.step()
+        image = stored(make_feature("cat", 1, 12))
+        engine.add(make_request("b", [2] * 14, [image], max_tokens=8, arrival=1.0))
+        return
+    for index, name in enumerate("ab"):
+        features = {
+            "no item": [],
+            "one text": [stored(make_cross("text", 7))],
+            "two texts": [stored(make_cross(name, 7))],
+        }[kind]
+        engine.add(make_request(name, [2, index], features, max_tokens=14, arrival=index))
+
+
+@pytest.mark.parametrize("capacity", [12 * WIDTH * 4, 1 << 20], ids=["tight", "roomy"])
+@pytest.mark.parametrize(
+    ("kind", "blocks"), [("no item", 5), ("picture", 8), ("one text", 8), ("two texts", 7)]
+)
+def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(
+    kind: str, blocks: int, capacity: int
+) -> None:
+    n, computed_again = -1, []
+    while True:
+        memory_store(STORE).clear()
+        engine = engine_of(
+            cross="text" in kind, num_blocks=blocks, host_blocks=8, budget=6, capacity=capacity
+        )
+        count, engine.copy_fails = failing_at(n)
+        two_of(kind, engine)
+        outputs = engine.run_out()
+        assert reasons(engine) == {FinishReason.LENGTH}
+        engine.assert_at_rest()
+        computed_again.append(sum(computed(outputs).values()))
+        if count[0] <= n:
+            break
+        n += 1
+    assert n == 2, "a copy out, and one in"
+    assert computed_again[0] == computed_again[-1] < min(computed_again[1:-1])
+
+
+def test_a_request_whose_copy_out_failed_gets_its_items_again() -> None:
+    engine = engine_of(num_blocks=8, host_blocks=8, budget=6)
+    engine.copy_fails = lambda: True
+    two_of("picture", engine)
+    outputs = engine.run_out()
+    assert "b" in preempted(outputs)
+    rows = sum(
+        part.count
+        for output in outputs
+        for chunk in output.chunks
+        for part in chunk.rows
+        if chunk.state.request.request_id == "b"
+    )
+    assert rows > 12, "its picture was read again"
+    assert not any(output.swap_in for output in outputs), "nothing is read that is not confirmed"
+    engine.assert_at_rest()
+
+
+def test_a_request_and_its_table_do_not_come_back_in_the_step_in_which_they_go() -> None:
+    engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
+    two_of("two texts", engine)
+    outputs = engine.run_out()
+    assert [output for output in outputs if output.swap_out]
+    assert not [output for output in outputs if output.swap_out and output.swap_in]
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_blocks_are_conserved_on_both_sides_and_content_comes_back_as_it_went(seed: int) -> None:
+    rng = random.Random(seed)
+    memory_store(STORE).clear()
+    cross = rng.random() < 0.6
+    engine = ModellessEngine(
+        STORE,
+        cross=cross,
+        num_blocks=rng.randint(12, 20),
+        host_blocks=rng.randint(1, 24),
+        budget=rng.choice([3, 8, 32]),
+        capacity=40 * WIDTH * 4,
+        prefix_caching=rng.random() < 0.5,
+    )
+    faults = rng.choice([0.0, 0.0, 0.1, 0.5, 1.0])
+    engine.copy_fails = lambda: rng.random() < faults
+    texts = [stored(make_cross(f"text {i}", rng.randint(1, 20))) for i in range(3)]
+    images = [stored(make_feature(f"image {i}", 1, 5)) for i in range(3)]
+    for number in range(rng.randint(2, 10)):
+        features = [rng.choice(texts)] if cross else rng.sample(images, rng.randint(0, 1))
+        request = make_request(
+            f"r{number}", rng.randint(7, 12), features, max_tokens=rng.randint(1, 16), arrival=number
+        )
+        engine.add(request)
+        for _ in range(rng.randint(0, 4)):
+            engine.step()
+        if rng.random() < 0.2:
+            engine.scheduler.cancel([f"r{rng.randint(0, number)}"], "proxy")
+    engine.run_out(limit=2000)
+    assert reasons(engine) <= {FinishReason.LENGTH, FinishReason.ABORT}
+    engine.assert_at_rest()

@@ -1,0 +1,199 @@
+"""Which waiting request goes first, and that none is forgotten among those that nothing has happened to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.engine_requests import (
+    STORE,
+    Make,
+    ModellessEngine,
+    finished,
+    make_cross,
+    make_feature,
+    make_request,
+    names,
+    publish,
+)
+from triptych.ec_connector.memory_connector import memory_store
+from triptych.pd_worker.core.outputs import RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.pd_worker.core.scheduler_limits import Budget
+from triptych.types import MMFeature
+
+POOL = 5
+
+
+def started(output: SchedulerOutput) -> list[str]:
+    return [chunk.state.request.request_id for chunk in output.chunks]
+
+
+def test_requests_taken_up_again_start_before_new_ones_in_the_order_of_their_arrival(make: Make) -> None:
+    engine = make(max_num_seqs=1)
+    engine.add(
+        make_request("new", 4, arrival=1.0),
+        make_request("second", [3] * 4, arrival=3.0, attempt=2),
+        make_request("first", [5] * 4, arrival=2.0, attempt=4),
+    )
+    assert [started(output)[0] for output in engine.run_out()] == ["first", "second", "new"]
+
+
+def test_requests_taken_up_again_get_room_before_new_ones(make: Make) -> None:
+    image = [make_feature(name, 1, 4) for name in ("a", "b", "c")]
+    engine = make(capacity=2 * image[0].plan.nbytes)
+    engine.add(make_request("running", 8, [image[0]], ready=[], arrival=0.0))
+    engine.step()
+    engine.add(make_request("new", 8, [image[1]], ready=[], arrival=1.0))
+    engine.add(make_request("resumed", 8, [image[2]], ready=[], arrival=2.0, attempt=2))
+    engine.step()
+    assert names(engine.of(RequestAdmitted)) == ["running", "resumed"]
+
+
+def test_a_new_request_gives_its_blocks_up_before_one_taken_up_again(make: Make) -> None:
+    engine = make(num_blocks=4, prefix_caching=False)
+    engine.add(make_request("new", 4, arrival=0.0, max_tokens=12))
+    engine.add(make_request("resumed", [3] * 4, arrival=5.0, attempt=2, max_tokens=12))
+    preempted = [state.request.request_id for output in engine.run_out() for state in output.preempted]
+    assert set(preempted) == {"new"}
+    assert set(finished(engine)) == {"new", "resumed"}
+
+
+class LooksAtAll(Scheduler):
+    """Looks at every waiting request in every step, before the running ones are scheduled and after."""
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        self._waiting.look_again(list(self._states.values()))
+        return super().schedule(now)
+
+    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
+        for state in self._states.values():
+            if state.waits_with_items:
+                self._waiting.startable.add(state)
+        super()._start(output, budget, now)
+
+
+def _outcome(output: SchedulerOutput, engine: ModellessEngine) -> object:
+    events = [replace(event, **_no_times(event)) for event in engine.events]  # type: ignore[type-var]
+    engine.events.clear()
+    chunks = [(c.state.request.request_id, c.start, c.count, c.block_ids) for c in output.chunks]
+    return chunks, names(output.preempted), output.evicted, output.projections, events
+
+
+def _no_times(event: object) -> dict[str, object]:
+    return {"timings": None} if hasattr(event, "timings") else {}
+
+
+def _feature(index: int, offset: int = 0, *, cross: bool) -> MMFeature:
+    if cross:
+        return make_cross(f"c{index}", 3 + index)
+    return make_feature(f"i{index}", offset, 3 + index)
+
+
+def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
+    features, offset = [], 4 * rng.randint(0, 2)
+    for _ in range(1 if cross else rng.choice([0, 1, 2, 3])):
+        features.append(_feature(rng.randrange(POOL), offset, cross=cross))
+        offset += features[-1].placement.length
+    prompt = [rng.randint(0, 1)] * (offset + rng.randint(1, 6))
+    return make_request(
+        name,
+        prompt,
+        features,
+        max_tokens=rng.randint(1, 14),
+        arrival=float(name[1:]),
+        attempt=rng.choice((1, 1, 1, 2)),
+        ready=[feature.mm_hash for feature in features if rng.random() < 0.3],
+    )
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["in the prompt", "beside the prompt"])
+@pytest.mark.parametrize("host_blocks", [0, 12])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
+    cross: bool, host_blocks: int, seed: int
+) -> None:
+    outcomes = []
+    for kind in (Scheduler, LooksAtAll):
+        rng = random.Random(seed)
+        memory_store(STORE).clear()
+        engine = ModellessEngine(
+            STORE,
+            num_blocks=rng.randint(10, 16),
+            budget=rng.choice([8, 16, 64]),
+            max_num_seqs=rng.randint(2, 6),
+            capacity=16 * rng.randint(21, 40),
+            max_model_len=40,
+            prefix_caching=rng.random() < 0.8,
+            cross=cross,
+            host_blocks=host_blocks,
+        )
+        engine.scheduler.__class__ = kind
+        requests = [_draw(rng, f"r{i}", cross=cross) for i in range(14)]
+        outcome: list[object] = []
+        for _ in range(120):
+            if requests and rng.random() < 0.6:
+                engine.add(requests.pop())
+            if rng.random() < 0.5:
+                image = _feature(rng.randrange(POOL), cross=cross)
+                if rng.random() < 0.95:
+                    publish(memory_store(STORE), image)
+                engine.scheduler.mark_ready([image.mm_hash], engine.now)
+            if rng.random() < 0.03:
+                memory_store(STORE).clear()
+            if rng.random() < 0.05:
+                engine.scheduler.cancel([f"r{rng.randint(0, 13)}"], "proxy")
+            outcome.append(_outcome(engine.step(), engine))
+        outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_requests_that_have_ended_are_not_kept_until_their_deadline(make: Make) -> None:
+    engine = make()
+    for index in range(300):
+        engine.add(make_request(f"r{index}", 4, deadline=1e6))
+        engine.run_out()
+    assert len(finished(engine)) == 300
+    assert len(engine.scheduler._deadlines) <= 65
+
+
+def test_of_many_deadlines_the_late_ones_end_and_the_next_one_is_known(make: Make) -> None:
+    engine = make(max_num_seqs=1)
+    engine.add(*(make_request(f"r{index}", 4, deadline=10.0 - index, max_tokens=99) for index in range(6)))
+    engine.step()
+    engine.now = 7.0
+    engine.step()
+    assert sorted(finished(engine)) == ["r3", "r4", "r5"]
+    assert engine.scheduler.next_deadline() == 8.0
+
+
+def test_nothing_is_watched_for_requests_that_have_ended(make: Make) -> None:
+    engine = make()
+    engine.add(*(make_request(f"r{i}", 30, [make_feature(f"x{i}", 9, 8)], ready=[]) for i in range(5)))
+    engine.step()
+    assert len(engine.scheduler._waiting.prefixes) > 0
+    engine.scheduler.cancel([f"r{i}" for i in range(5)], "proxy")
+    engine.step()
+    assert len(engine.scheduler._waiting.prefixes) == 0
+
+
+def test_a_waiting_request_whose_prefix_is_evicted_takes_hold_of_the_item_in_it(make: Make) -> None:
+    cat, dog = make_feature("cat", 0, 8), make_feature("dog", 12, 4)
+    engine = make(num_blocks=8, block_size=4, budget=64)
+    publish(memory_store(STORE), cat)
+    engine.add(make_request("a", 13, [cat]))
+    engine.run_out()
+    engine.add(make_request("b", 20, [cat, dog], ready=[cat.mm_hash]))
+    engine.step()
+    assert engine.cache.references == 0
+    engine.add(make_request("text", [9] * 30, max_tokens=2))
+    engine.step()
+    engine.step()
+    assert engine.scheduler.num_waiting == 1
+    assert engine.cache.references == 1

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
+
+STRINGS = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+PARTS = (
+    "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+def test_a_template_for_strings_gets_the_parts_joined():
+    template = ChatTemplate(STRINGS)
+    assert not template.takes_parts
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.render(user(parts)) == "user: ab\n"
+
+
+def test_a_template_for_strings_refuses_images():
+    with pytest.raises(InvalidRequest, match="text only") as caught:
+        ChatTemplate(STRINGS).render(user([{"type": "image"}]))
+    assert caught.value.param == "messages"
+
+
+def test_a_template_that_prints_its_list_is_one_for_strings():
+    assert not ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").takes_parts
+
+
+def test_a_template_for_parts_gets_strings_as_parts():
+    assert ChatTemplate(PARTS).render(user("hi")) == "hi"
+
+
+def test_what_a_template_objects_to_is_the_requests_error():
+    template = ChatTemplate(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    )
+    with pytest.raises(InvalidRequest, match="System role not supported") as caught:
+        template.render([{"role": "system", "content": "x"}])
+    assert caught.value.param == "messages"
+
+
+def test_a_template_that_trips_is_the_requests_error():
+    template = ChatTemplate("{{ 'a' + 1 if messages[0].role == 'tool' else messages[0].content }}")
+    with pytest.raises(InvalidRequest, match="roles"):
+        template.render([{"role": "tool", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"],
+)
+def test_a_template_cannot_leave_its_sandbox(source):
+    with pytest.raises(InvalidRequest):
+        text = ChatTemplate(source).render(user("x"))
+        raise AssertionError(text)
+
+
+def test_blocks_are_trimmed_as_transformers_does():
+    source = "{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}"
+    assert ChatTemplate(source).render(user("x")) == "user\n"
+
+
+def test_loop_controls_generation_blocks_and_json_work():
+    source = (
+        "{% for m in messages %}{% generation %}{{ m.role | tojson }}{% endgeneration %}{% break %}"
+        "{% endfor %}{{ {'a': '<é>'} | tojson }}{{ strftime_now('%%') }}"
+    )
+    assert ChatTemplate(source).render(user("x") * 2) == '"user"{"a": "<é>"}%'
+
+
+def test_special_tokens_are_variables():
+    assert ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"}).render(user("x")) == "<s>"
+
+
+def test_a_broken_template_is_a_config_error():
+    with pytest.raises(ConfigError, match="line 1"):
+        ChatTemplate("{% for %}")
+
+
+def test_the_template_file_goes_before_the_tokenizers(tmp_path):
+    assert read_template(tmp_path, "t") == "t"
+    assert read_template(tmp_path, {"default": "d", "tool": "x"}) == "d"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert read_template(tmp_path, "t") == "j"
+    (tmp_path / "chat_template.jinja").write_text("f")
+    assert read_template(tmp_path, "t") == "f"
+
+
+def test_no_template_at_all_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
+        read_template(tmp_path, None)

@@ -1,0 +1,214 @@
+"""Tools, tool calls, template variables, open turns and raw prompts, as transformers makes them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from support.trained import tokenizer
+from triptych.errors import InvalidRequest
+from triptych.pd_worker.frontend.chat_template import ChatTemplate
+from triptych.pd_worker.frontend.messages import TemplateOptions
+from triptych.pd_worker.frontend.prompt import PromptBuilder
+from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a café's town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+ARGUMENTS = {"town": "Zürich", "days": 2}
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    {"role": "assistant", "content": "It rains."},
+    {"role": "user", "content": "And tomorrow?"},
+]
+
+
+@functools.cache
+def builder(style: str = "qwen", template: str | None = None) -> PromptBuilder:
+    made = tokenizer(style)
+    image = made.convert_tokens_to_ids("<|image_pad|>" if style == "qwen" else "<image>")
+    decoder = SimpleNamespace(image_token_id=image, geometry=SimpleNamespace(vocab_size=600))
+    guard = GuardedTokenizer(made.backend_tokenizer, bos_token=made.bos_token or "", specials=(image,))
+    return PromptBuilder(ChatTemplate(template or made.chat_template), guard, decoder, 1000)
+
+
+def raw(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def user(text: str) -> bytes:
+    return raw([{"role": "user", "content": text}])
+
+
+def tokens(messages: bytes, style: str = "qwen", template: str | None = None, **options: object) -> list[int]:
+    prompt = builder(style, template).build(messages, [], TemplateOptions(**options))
+    return list(prompt.token_ids)
+
+
+def reference(messages: list, style: str = "qwen", **options: object) -> list[int]:
+    # transformers' own loaders give parts, and an empty string for what is not said.
+    parts = [
+        {
+            **m,
+            "content": [{"type": "text", "text": m["content"]}] if m["content"] and style == "qwen" else "",
+        }
+        for m in messages
+    ]
+    made = tokenizer(style)
+    text = made.apply_chat_template(parts, tokenize=False, **options)
+    return made(text)["input_ids"]
+
+
+def test_tools_and_calls_are_written_as_transformers_writes_them():
+    expected = reference(TALK, tools=[WEATHER], add_generation_prompt=True)
+    assert tokens(raw(TALK), tools=raw([WEATHER])) == expected
+    text = tokenizer("qwen").decode(expected)
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Zürich", "days": 2}}' in text
+
+
+def test_arguments_in_a_string_are_the_object_that_they_spell():
+    talk = json.loads(json.dumps(TALK))
+    talk[2]["tool_calls"][0]["function"]["arguments"] = json.dumps(ARGUMENTS)
+    assert tokens(raw(talk), tools=raw([WEATHER])) == tokens(raw(TALK), tools=raw([WEATHER]))
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", "nonsense", "5"])
+def test_arguments_that_are_no_object_are_refused(arguments):
+    talk = json.loads(json.dumps(TALK))
+    talk[2]["tool_calls"][0]["function"]["arguments"] = arguments
+    with pytest.raises(InvalidRequest, match=r"messages\.2\.tool_calls.*JSON object"):
+        tokens(raw(talk))
+
+
+def test_special_text_in_tools_and_calls_stays_plain_text():
+    end = tokenizer("qwen").convert_tokens_to_ids("<|im_end|>")
+    hostile = json.loads(json.dumps(WEATHER).replace("weather", "<|im_end|>").replace("town", "<|im_end|>"))
+    talk = json.loads(json.dumps(TALK).replace("Zürich", "<|im_end|>").replace("get_weather", "<|im_end|>"))
+    talk[3]["content"] = "<|im_end|>"
+    ordinary = tokens(raw(TALK), tools=raw([WEATHER]))
+    assert tokens(raw(talk), tools=raw([hostile])).count(end) == ordinary.count(end)
+
+
+def test_special_text_in_template_variables_stays_plain_text():
+    made = tokenizer("qwen")
+    template = "{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    prompt = tokens(user("x"), template=template, variables=raw({"style": "<|im_end|>"}))
+    assert made.convert_tokens_to_ids("<|im_end|>") not in prompt
+    assert made.decode(prompt) == "<|im_end|>x"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "raise_exception", "range"])
+def test_template_variables_cannot_take_the_place_of_ours(name):
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        tokens(user("x"), variables=raw({name: []}))
+    assert caught.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("variables", [b"[]", b"{", b'{"a b": 1}', b'{"__class__": 1}', b"[" * 9000])
+def test_template_variables_that_are_none_are_refused(variables):
+    with pytest.raises(InvalidRequest) as caught:
+        tokens(user("x"), variables=variables)
+    assert caught.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("tools", [b"{}", b"[1]", b'[{"type": "function"}]', b"[" * 9000])
+def test_tools_that_are_none_are_refused(tools):
+    with pytest.raises(InvalidRequest) as caught:
+        tokens(user("x"), tools=tools)
+    assert caught.value.param == "tools"
+
+
+def test_a_schema_nested_without_end_is_refused():
+    tool = {"type": "function", "function": {"name": "f"}}
+    deep = raw([tool]).replace(b'"f"', b'"f", "parameters": ' + b'{"a":' * 200 + b"1" + b"}" * 200)
+    with pytest.raises(InvalidRequest, match="nested") as caught:
+        tokens(user("x"), tools=deep)
+    assert caught.value.param == "tools"
+
+
+def test_tools_for_a_template_without_tools_are_refused():
+    with pytest.raises(InvalidRequest, match="takes no tools") as caught:
+        tokens(user("x"), style="llava", tools=raw([WEATHER]))
+    assert caught.value.param == "tools"
+
+
+def test_the_assistants_turn_can_be_left_unopened():
+    talk = [{"role": "user", "content": "hi"}]
+    assert tokens(raw(talk), generation_prompt=False) == reference(talk, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("style", ["qwen", "llava"])
+@pytest.mark.parametrize("start", ["Once upon", "Once upon ", "a <|im_"])
+def test_a_last_message_can_be_continued(style, start):
+    parts = [{"type": "text", "text": start}]
+    talk = [{"role": "user", "content": "tell"}, {"role": "assistant", "content": parts}]
+    made = tokenizer(style)
+    shaped = [{"role": "user", "content": [{"type": "text", "text": "tell"}]}, talk[1]]
+    text = made.apply_chat_template(shaped, tokenize=False, continue_final_message=True)
+    assert text.endswith(start)
+    assert tokens(raw(talk), style=style, continue_final_message=True) == made(text)["input_ids"]
+
+
+def test_only_text_of_the_assistant_can_be_continued():
+    with pytest.raises(InvalidRequest, match="continue_final_message") as caught:
+        tokens(user("x"), continue_final_message=True)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("style", ["qwen", "llava"])
+def test_a_raw_text_is_tokenised_as_the_tokenizer_does_it(style):
+    text = "<|im_start|>user\nGrüße 你好<|im_end|></s>"
+    assert list(builder(style).build_text(text).token_ids) == tokenizer(style)(text)["input_ids"]
+
+
+@pytest.mark.parametrize(("style", "image"), [("qwen", "<|image_pad|>"), ("llava", "<image>")])
+def test_a_raw_text_never_holds_an_image_token(style, image):
+    made = tokenizer(style)
+    prompt = builder(style).build_text(f"a {image} b").token_ids
+    assert made.convert_tokens_to_ids(image) not in prompt
+    assert image in made.decode(prompt)
+
+
+def test_token_ids_are_taken_as_they_are():
+    assert builder().build_token_ids([5, 7, 5]).token_ids == (5, 7, 5)
+
+
+@pytest.mark.parametrize("ids", [[], [600], [1, 2**32 - 1], ["image"]])
+def test_token_ids_that_cannot_be_are_refused(ids):
+    image = tokenizer("qwen").convert_tokens_to_ids("<|image_pad|>")
+    with pytest.raises(InvalidRequest) as caught:
+        builder().build_token_ids([image if token == "image" else token for token in ids])
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "x", "tool_calls": TALK[2]["tool_calls"]},
+        {"role": "assistant", "tool_calls": [{"id": "a"}]},
+        {"role": "assistant", "tool_calls": [{"type": "other", "function": {"name": "f"}}]},
+    ],
+)
+def test_a_message_without_what_its_role_needs_is_refused(message):
+    with pytest.raises(InvalidRequest, match="messages") as caught:
+        tokens(raw([message]))
+    assert caught.value.param == "messages"

@@ -1,0 +1,215 @@
+"""What of a worker's memory keys and values get, by fakes and by a real tiny decoder on a CPU."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from support.engine_cell import Checkpoint
+from triptych.config import CPU_SHARE, GIB, MIB, VIEW_SHARE, PDConfig
+from triptych.device_memory import CpuMemory, memory_of
+from triptych.errors import ConfigError
+from triptych.pd_worker.runner import memory_profile
+from triptych.pd_worker.runner.memory_plan import (
+    LEAST_EMBEDDINGS,
+    WorkerNeeds,
+    auto_embeddings,
+    plan_worker_memory,
+)
+
+NEEDS = WorkerNeeds(
+    held=8 * GIB, activations=2 * GIB, gathered=GIB, embeddings=GIB, swapped=0, view=0.0, block=MIB,
+    most=1000 * GIB,
+)  # fmt: skip
+
+
+def test_keys_and_values_get_what_the_rest_leaves_in_whole_blocks() -> None:
+    plan = plan_worker_memory(40 * GIB + 5, NEEDS)
+    assert plan.kv_memory == 28 * GIB
+    assert plan.rest == 5
+    viewed = plan_worker_memory(40 * GIB, replace(NEEDS, view=VIEW_SHARE))
+    assert viewed.kv_memory + viewed.view_memory <= 28 * GIB < viewed.kv_memory * (1 + VIEW_SHARE) + 2 * MIB
+    assert "KV cache (--kv-memory)" in plan.table() and "28.0 GiB" in plan.table()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_plan_is_above_its_budget_or_above_what_requests_can_use(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.randrange(0, 5 * GIB) for _ in range(5)]
+    needs = WorkerNeeds(*sizes, view=draw.choice([0.0, VIEW_SHARE]), block=draw.randrange(1, MIB), most=GIB)
+    try:
+        plan = plan_worker_memory(draw.randrange(0, 30 * GIB), needs, draw.choice([0, 0, GIB // 2]))
+    except ConfigError:
+        return
+    assert plan.rest >= 0
+    assert needs.block <= plan.kv_memory <= GIB
+    assert plan.kv_memory % needs.block == 0 or plan.kv_memory == GIB // 2
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_the_flag() -> None:
+    with pytest.raises(
+        ConfigError, match=r"nothing is left for the KV cache(.|\n)*--device-memory(.|\n)*8.0 GiB"
+    ):
+        plan_worker_memory(12 * GIB, NEEDS)
+    with pytest.raises(
+        ConfigError, match=r"needs 17.0 GiB and has 16.0 GiB: lower --kv-memory(.|\n)*-1.0 GiB"
+    ):
+        plan_worker_memory(16 * GIB, NEEDS, 5 * GIB)
+    assert plan_worker_memory(17 * GIB, NEEDS, 5 * GIB).rest == 0
+
+
+def test_buffers_that_the_machine_has_no_room_for_are_refused() -> None:
+    needs = replace(NEEDS, host=2 * GIB)
+    assert (
+        "buffers of the host, beside that" in plan_worker_memory(40 * GIB, needs, host_free=2 * GIB).table()
+    )
+    with pytest.raises(
+        ConfigError, match="need 2.0 GiB and 1.0 GiB are available: lower --encoder-cache-mem"
+    ):
+        plan_worker_memory(40 * GIB, needs, host_free=GIB)
+
+
+class FakeMemory:
+    """A device of `size` bytes, of which this process holds `held` and a step takes `step` more."""
+
+    share = 0.5
+
+    def __init__(self, size: int, held: int, step: int, others: int = 0) -> None:
+        self._size, self._held, self._step, self._others = size, held, step, others
+        self.resets = 0
+
+    def free(self) -> int:
+        return self._size - self._held - self._others
+
+    def used(self) -> int:
+        return self._held
+
+    def reset_peak(self) -> None:
+        self.resets += 1
+
+    def peak(self) -> int:
+        assert self.resets == 1, "a peak of before would count"
+        return self._held + self._step
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return Checkpoint.open("qwen3_vl")
+
+
+def _config(**flags: int) -> PDConfig:
+    given = {"max_model_len": 256, "max_num_seqs": 4, "encoder_cache_memory": MIB} | flags
+    return PDConfig(**given)  # type: ignore[arg-type]
+
+
+def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoint) -> None:
+    decoder, config = checkpoint.decoder, _config(max_num_batched_tokens=64)
+    quiet = memory_profile.size_kv_memory(config, decoder, FakeMemory(64 * MIB, 8 * MIB, 0))
+    hungry = memory_profile.size_kv_memory(config, decoder, FakeMemory(64 * MIB, 8 * MIB, 26 * MIB))
+    assert quiet.budget == hungry.budget == 8 * MIB + 28 * MIB
+    written = 64 // config.block_size * quiet.needs.block
+    assert hungry.needs.activations == 26 * MIB - written
+    assert hungry.kv_memory < quiet.kv_memory == quiet.needs.most
+
+
+@pytest.mark.parametrize(
+    ("left", "most", "found"),
+    [
+        (80 * GIB, 100 * GIB, 10 * GIB),
+        (80 * GIB, 3 * GIB, 3 * GIB),
+        (GIB, 100 * GIB, 128 * MIB),
+        (100 * MIB, 100 * GIB, LEAST_EMBEDDINGS),
+        (-GIB, 100 * GIB, LEAST_EMBEDDINGS),
+    ],
+)
+def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(
+    left: int, most: int, found: int
+) -> None:
+    assert auto_embeddings(left, most) == found
+
+
+def test_what_embeddings_get_is_in_the_plan_and_not_the_kv_caches(checkpoint: Checkpoint) -> None:
+    memory = FakeMemory(2 * GIB, 8 * MIB, 0)
+    flags = {"encoder_cache_memory": 0, "max_model_len": 4096, "max_num_seqs": 4096}
+    plan = memory_profile.size_kv_memory(_config(**flags), checkpoint.decoder, memory)
+    left = plan.budget - (plan.needs.fixed - plan.needs.embeddings)
+    assert plan.needs.embeddings == left // 8 > LEAST_EMBEDDINGS
+    assert plan.needs.fixed + plan.kv_memory + plan.view_memory + plan.rest == plan.budget
+    assert 0 <= plan.rest < 2 * plan.needs.block
+
+
+def test_copies_of_embeddings_that_were_found_count_in_the_hosts_memory_of_an_accelerator() -> None:
+    needs = WorkerNeeds(0, 0, 0, 0, 0, 0.0, MIB, GIB, host=MIB, copies_on_host=True)
+    assert needs.with_embeddings(3 * MIB).host == 4 * MIB
+    assert replace(needs, copies_on_host=False).with_embeddings(3 * MIB).host == MIB
+
+
+def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts(checkpoint: Checkpoint) -> None:
+    def gathered(length: int, tokens: int) -> int:
+        config = _config(max_model_len=length, max_num_batched_tokens=tokens, max_num_seqs=1)
+        return memory_profile.needs_of(config, checkpoint.decoder, 0, 0).gathered
+
+    assert gathered(4096, 128) - gathered(4096, 64) == 64 * 4096 * 5
+
+
+def test_a_budget_that_is_given_counts_and_not_what_is_free_now(checkpoint: Checkpoint) -> None:
+    full = FakeMemory(64 * MIB, 8 * MIB, 0, others=56 * MIB)
+    plan = memory_profile.size_kv_memory(_config(device_memory=32 * MIB), checkpoint.decoder, full)
+    assert plan.budget == 32 * MIB and plan.kv_memory == plan.needs.most
+
+
+def test_another_model_of_the_process_that_takes_more_in_its_turn_counts(checkpoint: Checkpoint) -> None:
+    memory = FakeMemory(64 * MIB, 8 * MIB, MIB)
+    plan = memory_profile.size_kv_memory(_config(), checkpoint.decoder, memory, other_peak=9 * MIB)
+    assert plan.needs.activations == 9 * MIB
+
+
+def test_requests_can_use_no_more_than_their_number_times_their_length(checkpoint: Checkpoint) -> None:
+    memory = FakeMemory(100 * GIB, 0, 0)
+    plan = memory_profile.size_kv_memory(_config(), checkpoint.decoder, memory)
+    assert plan.kv_memory == 4 * 256 // 16 * plan.needs.block == plan.needs.most
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl", "qwen2_5_vl", "llava", "whisper", "bart", "mbart", "t5", "trocr"]
+)
+def test_the_longest_batch_of_every_family_runs_for_real_on_a_cpu(family: str) -> None:
+    decoder = Checkpoint.open(family).decoder
+    memory = memory_of(decoder.device)
+    assert isinstance(memory, CpuMemory) and memory.share == CPU_SHARE
+    plan = memory_profile.size_kv_memory(PDConfig(encoder_cache_memory=MIB), decoder, memory)
+    assert plan.needs.held > 10 * MIB, "the process as it is"
+    assert 0 < plan.kv_memory <= plan.needs.most
+    assert plan.kv_memory % plan.needs.block == 0
+
+
+def test_the_peak_of_a_process_is_counted_by_the_kernel_and_anew_after_a_reset() -> None:
+    memory = CpuMemory()
+    memory.reset_peak()
+    before = memory.used()
+    large = torch.ones(64 * MIB, dtype=torch.uint8)
+    assert memory.used() - before > 48 * MIB
+    del large
+    assert memory.peak() - before > 48 * MIB
+    memory.reset_peak()
+    assert memory.peak() - before < 48 * MIB
+    assert memory.free() > 0
+
+
+def test_a_large_cache_on_a_cpu_takes_memory_as_it_is_used() -> None:
+    from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+
+    memory = CpuMemory()
+    before = memory.used()
+    cache = PagedKVCache(
+        num_layers=2, num_blocks=1 << 14, block_size=16, num_kv_heads=4, head_dim=64,
+        dtype=torch.bfloat16, device=torch.device("cpu"),
+    )  # fmt: skip
+    assert sum(tensor.nbytes for tensor in (*cache.keys, *cache.values)) == 512 * MIB
+    assert memory.used() - before < 64 * MIB
+    cache.write(1, torch.tensor([5, 99999]), torch.ones(2, 4, 64).bfloat16(), torch.ones(2, 4, 64).bfloat16())
+    assert cache.keys[1].flatten(0, 1)[5].sum() == 256
+    assert cache.keys[1].flatten(0, 1)[6].sum() == cache.keys[0].flatten(0, 1)[5].sum() == 0

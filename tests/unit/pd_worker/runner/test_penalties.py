@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+
+from support.engine_requests import greedy
+from triptych.pd_worker.runner.sampler import SamplerInput, sample
+
+VOCAB = 50
+PROMPT = (1, 2, 3, 2, 40)
+OUTPUT = (7, 7, 7, 9, 2)
+
+
+def logits(seed: int = 0) -> torch.Tensor:
+    return torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def row(output=OUTPUT, allowed=None, **params) -> SamplerInput:
+    resolved = dataclasses.replace(greedy(100), **params)
+    return SamplerInput(resolved, output, len(output), (0,), PROMPT, allowed)
+
+
+def chosen(values: torch.Tensor, count: int = 400, **params) -> set[int]:
+    rows = [SamplerInput(row(**params).params, (), position) for position in range(count)]
+    return {sample(values, [request])[0] for request in rows}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_repetition_penalty_is_that_of_transformers(seed):
+    values = logits(seed)
+    processor = RepetitionPenaltyLogitsProcessor(1.7)
+    expected = processor(torch.tensor([[*PROMPT, *OUTPUT]]), values.clone()).argmax()
+    assert sample(values, [row(repetition_penalty=1.7)]) == [int(expected)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frequency_and_presence_are_taken_from_what_the_output_holds(seed):
+    values = logits(seed)
+    expected = values[0].clone()
+    for token, count in Counter(OUTPUT).items():
+        expected[token] -= 0.9 * count + 1.3
+    assert sample(values, [row(frequency_penalty=0.9, presence_penalty=1.3)]) == [int(expected.argmax())]
+
+
+def test_the_prompt_counts_for_repetition_alone():
+    values = torch.zeros(1, VOCAB)
+    values[0, 3] = 1.0
+    assert sample(values, [row((), frequency_penalty=2.0, presence_penalty=2.0)]) == [3]
+    values[0, 5] = 0.9
+    assert sample(values, [row((), repetition_penalty=2.0)]) == [5]
+
+
+def test_a_bias_is_added_before_the_repetition_penalty():
+    values = torch.zeros(1, VOCAB)
+    values[0, 5] = 6.0
+    assert sample(values, [row((), logit_bias=((3, 10.0),))]) == [3]
+    # (0 + 10) / 2 is less than 6: penalised after the bias.
+    assert sample(values, [row((), logit_bias=((3, 10.0),), repetition_penalty=2.0)]) == [5]
+
+
+def test_a_bias_of_minus_100_keeps_a_token_out():
+    values = torch.zeros(1, 4)
+    assert chosen(values, temperature=1.0, logit_bias=((2, -100.0),)) == {0, 1, 3}
+
+
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 30}, {"top_p": 0.999}])
+def test_min_p_keeps_what_transformers_keeps(cuts):
+    values = logits(4)
+    kept = torch.isfinite(MinPLogitsWarper(0.05)(None, values.clone()))[0].nonzero()[:, 0].tolist()
+    assert chosen(values, temperature=1.0, min_p=0.05, **cuts) == set(kept)
+
+
+def test_min_p_of_one_is_the_largest_logit():
+    assert chosen(logits(1), 50, temperature=3.0, min_p=1.0) == {int(logits(1).argmax())}
+
+
+def test_choices_of_one_request_differ_and_each_is_its_own():
+    values = logits(2)
+    answers = {}
+    for choice in range(4):
+        params = dataclasses.replace(greedy(100), temperature=3.0, seed=5, choice=choice)
+        rows = [SamplerInput(params, (), position) for position in range(30)]
+        answers[choice] = tuple(sample(values, [request])[0] for request in rows)
+        assert answers[choice] == tuple(sample(values, [request])[0] for request in rows)
+    assert len(set(answers.values())) == 4
+
+
+def test_a_forbidden_token_never_comes():
+    allowed = np.zeros(VOCAB - 10, dtype=bool)
+    allowed[[4, 6]] = True
+    values = torch.zeros(1, VOCAB)
+    values[0, -1] = 50.0
+    tokens = {
+        sample(values, [SamplerInput(row(temperature=2.0).params, (), position, (0,), (), allowed)])[0]
+        for position in range(50)
+    }
+    assert tokens == {4, 6}
+    assert sample(values, [row(allowed=allowed)]) == [4]
+
+
+def test_min_tokens_gives_way_where_the_form_leaves_only_the_end():
+    end = np.zeros(VOCAB, dtype=bool)
+    end[0] = True
+    values = logits(3)
+    early = row((), allowed=end, min_tokens=5, stop_token_ids=frozenset({0}), ignore_eos=False)
+    assert sample(values, [early]) == [0]
+    end[8] = True
+    values[0, 0] = 100.0
+    assert sample(values, [early]) == [8]
+
+
+def test_rows_of_one_batch_do_not_touch_each_other():
+    values = torch.cat([logits(seed) for seed in range(6)])
+    rows = [
+        row(),
+        row(temperature=1.0, seed=3),
+        row(repetition_penalty=1.3),
+        row(frequency_penalty=1.0, temperature=0.7),
+        row(logit_bias=((9, 50.0),)),
+        row(min_p=0.2, temperature=2.0),
+    ]
+    before = values.clone()
+    together = sample(values, rows)
+    alone = [sample(values[index : index + 1], [request])[0] for index, request in enumerate(rows)]
+    assert together == alone
+    assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "min_p": 0.1, "top_k": 9}])
+def test_a_row_that_is_no_numbers_leaves_the_others_alone(params):
+    values = torch.cat([torch.full((1, VOCAB), torch.nan), logits(1)])
+    tokens = sample(values, [row(**params), row()])
+    assert tokens[0] is None
+    assert tokens[1] == int(logits(1).argmax())

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from triptych.models.base import GenerationDefaults
+from triptych.pd_worker.core.sampling import resolve
+from triptych.pd_worker.runner.sampler import SamplerInput, sample, uniform
+from triptych.types import SamplingParams
+
+VOCAB = 50
+
+
+def row(position: int = 0, output_ids=(), eos=(1,), **params) -> SamplerInput:
+    resolved = resolve(SamplingParams(**params), GenerationDefaults(eos_token_ids=eos), 1, 1000)
+    return SamplerInput(resolved, list(output_ids), position, eos)
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def test_greedy_takes_the_largest_logit():
+    values = logits(4)
+    assert sample(values, [row(temperature=0.0)] * 4) == values.argmax(-1).tolist()
+
+
+def test_a_row_gets_the_same_token_in_every_batch():
+    rng = random.Random(1)
+    values = logits(24)
+    rows = [
+        row(
+            position=rng.randrange(100),
+            seed=rng.getrandbits(64),
+            temperature=rng.choice([0.0, 0.5, 1.0, 2.0]),
+            top_p=rng.choice([0.3, 0.9, 1.0]),
+            top_k=rng.choice([0, 1, 5, 200]),
+        )
+        for _ in range(24)
+    ]
+    together = sample(values, rows)
+    assert together == [sample(values[i : i + 1], [rows[i]])[0] for i in range(24)]
+    order = rng.sample(range(24), 24)
+    assert [together[i] for i in order] == sample(values[order], [rows[i] for i in order])
+
+
+def test_seed_and_position_decide_the_random_number():
+    numbers = {uniform(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(50)}
+    assert len(numbers) == 150
+    assert all(0 <= number < 1 for number in numbers)
+    assert uniform(7, 3) == uniform(7, 3)
+
+
+def test_sampled_tokens_follow_the_softmax():
+    values = torch.tensor([[0.0, 1.0, 2.0]])
+    counts = Counter(sample(values, [row(position=p, temperature=1.0, eos=())])[0] for p in range(3000))
+    expected = values[0].softmax(-1)
+    for token in range(3):
+        assert counts[token] / 3000 == pytest.approx(float(expected[token]), abs=0.04)
+
+
+def test_a_low_temperature_sharpens_the_choice():
+    values = torch.tensor([[0.0, 1.0]])
+    tokens = {sample(values, [row(position=p, temperature=0.02, eos=())])[0] for p in range(200)}
+    assert tokens == {1}
+
+
+def test_top_k_keeps_the_k_largest():
+    values = logits(1)
+    allowed = set(values[0].topk(4).indices.tolist())
+    tokens = {sample(values, [row(position=p, temperature=5.0, top_k=4)])[0] for p in range(300)}
+    assert tokens == allowed
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass():
+    values = torch.log(torch.tensor([[0.1, 0.5, 0.05, 0.35]]))
+    tokens = {sample(values, [row(position=p, temperature=1.0, top_p=0.8, eos=())])[0] for p in range(300)}
+    assert tokens == {1, 3}
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 6.0])
+def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_one(sharpness):
+    values = torch.randn(1, 5000, generator=torch.Generator().manual_seed(2)) * sharpness
+    weights, order = values[0].softmax(-1).sort(descending=True)
+    size = int((weights.cumsum(-1) < 0.7).sum()) + 1
+    nucleus = set(order[:size].tolist())
+    tokens = {sample(values, [row(position=p, temperature=1.0, top_p=0.7)])[0] for p in range(200)}
+    assert tokens <= nucleus
+    assert len(tokens) > min(5, size - 1)
+
+
+def test_a_tiny_top_p_is_the_largest_logit():
+    values = logits(1)
+    tokens = {sample(values, [row(position=p, temperature=2.0, top_p=1e-6)])[0] for p in range(50)}
+    assert tokens == {int(values.argmax())}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_masks_what_would_end_the_output(temperature):
+    values = torch.zeros(1, VOCAB)
+    values[0, [1, 7]] = 100.0
+    values[0, 3] = 50.0
+    early = row(min_tokens=2, output_ids=[5], stop_token_ids=(7,), temperature=temperature)
+    late = row(min_tokens=2, output_ids=[5, 5], stop_token_ids=(7,), temperature=temperature)
+    assert sample(values, [early]) == [3]
+    assert sample(values, [late])[0] in (1, 7)
+
+
+def test_min_tokens_leaves_the_end_token_to_a_request_that_ignores_it():
+    values = torch.zeros(1, VOCAB)
+    values[0, 1] = 100.0
+    assert sample(values, [row(min_tokens=2, ignore_eos=True, temperature=0.0)]) == [1]
+
+
+def test_the_logits_are_not_changed():
+    values = logits(2)
+    before = values.clone()
+    sample(values, [row(min_tokens=3, temperature=1.0), row(min_tokens=3, temperature=0.0)])
+    assert torch.equal(values, before)
+
+
+def test_half_precision_rows_are_sampled_in_float32():
+    values = logits(1).bfloat16()
+    request = row(temperature=1.0, seed=3)
+    assert sample(values, [request]) == sample(values.float(), [request])
+
+
+class NotTwice:
+    """Forbids what was said, in the prompt or since; a rule as checkpoints bring them."""
+
+    def apply(self, logits, prompt_ids, output_ids):
+        logits[[*prompt_ids, *output_ids]] = float("-inf")
+
+
+def test_rules_see_the_whole_prompt_and_all_output_and_leave_the_logits_alone():
+    values = logits(1)
+    order = values[0].argsort(descending=True).tolist()
+    request = dataclasses.replace(
+        row(temperature=0.0), rules=(NotTwice(),), prompt=order[:2], output_ids=order[2:5]
+    )
+    before = values.clone()
+    assert not request.plain
+    assert sample(values, [request]) == [order[5]]
+    assert torch.equal(values, before)
+
+
+def test_a_rule_that_forces_a_token_wins_over_bias_and_temperature():
+    class Forced:
+        def apply(self, logits, prompt_ids, output_ids):
+            logits.fill_(float("-inf"))
+            logits[9] = 0.0
+
+    request = dataclasses.replace(row(temperature=1.5, seed=3, logit_bias=((4, 50.0),)), rules=(Forced(),))
+    assert sample(logits(1), [request]) == [9]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.0, "min_tokens": 3}, {"temperature": 0.7}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("bad", [NAN, INF, "-inf throughout"])
+def test_a_row_without_a_finite_best_logit_has_no_token_and_the_others_have_theirs(params, dtype, bad):
+    values = logits(3).to(dtype)
+    expected = sample(values, [row(position=i, **params) for i in range(3)])
+    if bad == "-inf throughout":
+        values[1] = -INF
+    else:
+        values[1, 7] = bad
+    assert sample(values, [row(position=i, **params) for i in range(3)]) == [expected[0], None, expected[2]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_of_minus_infinity_are_tokens_that_never_come(temperature):
+    values = torch.full((1, VOCAB), -INF)
+    values[0, 4], values[0, 9] = 0.0, 1.0
+    tokens = {sample(values, [row(position=p, temperature=temperature)])[0] for p in range(60)}
+    assert tokens == ({9} if temperature == 0 else {4, 9})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_form_may_leave_one_token_but_not_none(temperature):
+    one, none = np.zeros(VOCAB, dtype=bool), np.zeros(VOCAB, dtype=bool)
+    one[3] = True
+    asked = row(temperature=temperature)
+    values = logits(2)
+    requests = [dataclasses.replace(asked, allowed=one), dataclasses.replace(asked, allowed=none)]
+    assert sample(values, requests) == [3, None]
+
+
+def test_a_rule_that_forces_an_end_goes_before_the_least_number_of_tokens():
+    class End:
+        def apply(self, logits, prompt, output):
+            kept = logits[1].clone()
+            logits.fill_(-INF)
+            logits[1] = kept
+
+    request = dataclasses.replace(row(temperature=0.0, min_tokens=5), rules=(End(),))
+    assert sample(logits(1), [request]) == [1]
