@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready, Waits
-from triptych.encoder_worker.limits import ItemFormat
-from triptych.encoder_worker.media import MAX_MEDIA_BYTES
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready, Waits
+from triptych.encoder_worker.jobs.limits import ItemFormat
+from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.errors import InvalidRequest, TooLarge
 from triptych.hashing import canonical, check_mm_hash
 from triptych.protos import encoder_pb2

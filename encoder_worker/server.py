@@ -8,10 +8,10 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from triptych.encoder_worker.job import Failed, JobEvent, JobSpec, Ready, Waiter
-from triptych.encoder_worker.jobs import JobTable
-from triptych.encoder_worker.limits import ItemFormat
-from triptych.encoder_worker.media_budget import MediaBudget
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobSpec, Ready, Waiter
+from triptych.encoder_worker.jobs.limits import ItemFormat
+from triptych.encoder_worker.jobs.table import JobTable
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
 from triptych.protos import encoder_pb2, encoder_pb2_grpc

@@ -15,14 +15,14 @@ from triptych.ec_connector.leases import Leases
 from triptych.ec_connector.memory_connector import memory_store
 from triptych.ec_connector.output_cache import OutputCache
 from triptych.ec_connector.store import EmbeddingStore
-from triptych.encoder_worker.audio import AudioLimits
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
-from triptych.encoder_worker.job_metrics import JobMetrics
-from triptych.encoder_worker.jobs import JobTable
-from triptych.encoder_worker.lease_keeper import LeaseKeeper
-from triptych.encoder_worker.limits import ItemFormat, JobLimits
-from triptych.encoder_worker.media_budget import MediaBudget
-from triptych.encoder_worker.preparer import Preparer
+from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.jobs.limits import ItemFormat, JobLimits
+from triptych.encoder_worker.jobs.metrics import JobMetrics
+from triptych.encoder_worker.jobs.table import JobTable
+from triptych.encoder_worker.media.audio import AudioLimits
+from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer

@@ -9,7 +9,7 @@ import torch
 
 from triptych import hashing
 from triptych.encoder_worker.host_copy import HostCopy
-from triptych.encoder_worker.media import decode_image
+from triptych.encoder_worker.media.formats import decode_image
 from triptych.goodput.pictures import jpeg
 from triptych.goodput.workload import Picture
 from triptych.models.base import EncoderSide, PreparedItem

@@ -14,9 +14,9 @@ from PIL import Image
 from support.checkpoints import build_checkpoint
 from support.fuzzing import Fuzzer, json_values, mutated
 from support.pictures import picture
-from triptych.encoder_worker.job import VerifiedMedia
-from triptych.encoder_worker.media import FORMATS
-from triptych.encoder_worker.preparer import Preparer
+from triptych.encoder_worker.jobs.job import VerifiedMedia
+from triptych.encoder_worker.media.formats import FORMATS
+from triptych.encoder_worker.media.preparer import Preparer
 from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder

@@ -35,7 +35,7 @@ MATRIX = (
     Support("whisper", "Whisper", "`tests/unit/models/test_whisper_sides.py`"),
     Support("t5", "T5", _SIDES),
     Support("mbart", "Other text models: mBART", _SIDES),
-    Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/test_audio.py`"),
+    Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/media/test_audio.py`"),
     Support("attention_bias", "Custom attention bias", _SIDES),
     Support("prefix_caching", "Prefix caching", _SCHEDULING),
     Support("choices", "Several choices, `n` > 1", _ENGINE),

@@ -11,7 +11,7 @@ from support.encoder_bench import NAMESPACE, Bench, Job, bench, png
 from support.pictures import picture
 from triptych.ec_connector import keys
 from triptych.ec_connector.store import EmbeddingStore, Loaded
-from triptych.encoder_worker.media import decode_image
+from triptych.encoder_worker.media.formats import decode_image
 from triptych.models.base import EncoderSide
 from triptych.types import ItemPlan
 

@@ -11,7 +11,7 @@ from support.encoder_bench import Job, bench, png
 from support.pictures import picture
 from triptych.ec_connector.leases import Lease, Leases
 from triptych.ec_connector.store import EmbeddingStore
-from triptych.encoder_worker import jobs
+from triptych.encoder_worker.jobs import table as jobs
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
 from triptych.rpc import MEDIA_FRAME_BYTES

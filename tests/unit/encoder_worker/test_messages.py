@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.encoder_worker.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
-from triptych.encoder_worker.limits import ItemFormat
-from triptych.encoder_worker.media import MAX_MEDIA_BYTES
+from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
+from triptych.encoder_worker.jobs.limits import ItemFormat
+from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.messages import MAX_TIMEOUT, event_message, parse_job
 from triptych.errors import InvalidRequest, Overloaded
 from triptych.protos import encoder_pb2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.ec_connector.base import EncoderOutput
-from triptych.encoder_worker.media_budget import MediaRoom
+from triptych.encoder_worker.media.budget import MediaRoom
 from triptych.errors import RequestError
 from triptych.models.base import PreparedItem
 from triptych.types import ItemPlan

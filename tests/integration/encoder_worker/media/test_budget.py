@@ -12,7 +12,7 @@ from support.pictures import picture
 from support.waiting import until
 from triptych.ec_connector.store import EmbeddingStore
 from triptych.encoder_worker import server
-from triptych.encoder_worker.media_budget import MediaBudget
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
 from triptych.rpc import MEDIA_FRAME_BYTES

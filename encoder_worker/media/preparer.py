@@ -9,9 +9,9 @@ from typing import Any
 
 from triptych import hashing
 from triptych.cpus import lower_priority
-from triptych.encoder_worker.audio import AudioLimits, MediaAudio
-from triptych.encoder_worker.job import JobSpec, VerifiedMedia
-from triptych.encoder_worker.media import decode_image
+from triptych.encoder_worker.jobs.job import JobSpec, VerifiedMedia
+from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
+from triptych.encoder_worker.media.formats import decode_image
 from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from triptych.encoder_worker.clearance import Clearance, LookUp
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,
@@ -17,12 +16,13 @@ from triptych.encoder_worker.engine import (
     Saved,
     TowerItem,
 )
-from triptych.encoder_worker.job import Failed, ItemJob, Ready, VerifiedMedia, Waiter, Waits
-from triptych.encoder_worker.job_metrics import JobMetrics
-from triptych.encoder_worker.lease_keeper import LeaseKeeper
-from triptych.encoder_worker.limits import ItemFormat, JobLimits
-from triptych.encoder_worker.media_budget import MediaRoom
-from triptych.encoder_worker.preparer import Preparer
+from triptych.encoder_worker.jobs.clearance import Clearance, LookUp
+from triptych.encoder_worker.jobs.job import Failed, ItemJob, Ready, VerifiedMedia, Waiter, Waits
+from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.jobs.limits import ItemFormat, JobLimits
+from triptych.encoder_worker.jobs.metrics import JobMetrics
+from triptych.encoder_worker.media.budget import MediaRoom
+from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.errors import (
     DeadlineExceeded,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.sounds import audio_file, sound, tone
-from triptych.encoder_worker.audio import AudioLimits, MediaAudio, decode_audio
+from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio, decode_audio
 from triptych.errors import InvalidRequest, TooLarge
 
 LIMITS = AudioLimits(seconds=60.0)

@@ -7,8 +7,8 @@ import logging
 
 from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, features
 
-from triptych.encoder_worker.avif_header import coded_pixels
-from triptych.encoder_worker.image_headers import check_jpeg, webp_canvas
+from triptych.encoder_worker.media.avif_header import coded_pixels
+from triptych.encoder_worker.media.image_headers import check_jpeg, webp_canvas
 from triptych.errors import InvalidRequest, TooLarge
 from triptych.machine import usable_cpus
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from triptych.ec_connector.leases import OwnedBy
 from triptych.ec_connector.store import StoreUnavailable
-from triptych.encoder_worker.job import Failed, ItemJob, Ready
-from triptych.encoder_worker.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.jobs.job import Failed, ItemJob, Ready
+from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.errors import Unavailable
 from triptych.types import ItemPlan
 

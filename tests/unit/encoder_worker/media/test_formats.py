@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
-from triptych.encoder_worker.avif_header import coded_pixels
-from triptych.encoder_worker.media import decode_image
+from triptych.encoder_worker.media.avif_header import coded_pixels
+from triptych.encoder_worker.media.formats import decode_image
 from triptych.errors import InvalidRequest, TooLarge
 from triptych.hashing import mm_hash
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from triptych.ec_connector.leases import Lease, OwnedBy
 from triptych.ec_connector.store import StoreUnavailable
-from triptych.encoder_worker.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 
 TERM = 0.03
 

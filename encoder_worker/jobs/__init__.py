@@ -1,0 +1,1 @@
+"""Encoder jobs of this worker: state, streams to the proxies, leases."""

@@ -1,0 +1,1 @@
+"""Media decoded and preprocessed on the CPU."""
