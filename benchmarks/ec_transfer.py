@@ -19,8 +19,8 @@ import numpy as np
 import redis
 import redis.asyncio
 
-from triptych.ec_connector import keys
-from triptych.ec_connector.store import EmbeddingStore, Loaded, SaveResult
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded, SaveResult
 from triptych.goodput.machine import chip
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import ItemPlan

@@ -33,8 +33,8 @@ from PIL import Image
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych import hashing
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.rpc import make_channel

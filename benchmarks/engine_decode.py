@@ -26,7 +26,7 @@ from transformers import AutoModelForImageTextToText
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.goodput.machine import chip
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.memory_connector import MemoryConnectorScheduler
+from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache

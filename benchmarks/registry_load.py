@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.goodput.machine import describe, load_average
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import WorkerInfo

@@ -74,5 +74,5 @@ class ECConnectorFactory:
         return found
 
 
-ECConnectorFactory.register("redis", "triptych.ec_connector.redis_connector:RedisConnector")
-ECConnectorFactory.register("memory", "triptych.ec_connector.memory_connector:MemoryConnector")
+ECConnectorFactory.register("redis", "triptych.ec_connector.connectors.redis:RedisConnector")
+ECConnectorFactory.register("memory", "triptych.ec_connector.connectors.memory:MemoryConnector")

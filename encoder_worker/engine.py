@@ -16,7 +16,7 @@ import torch
 from triptych.cpus import in_passing_thread, lower_priority
 from triptych.device_fault import check_device
 from triptych.ec_connector.base import EncoderOutput
-from triptych.ec_connector.output_cache import OutputCache
+from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
 from triptych.encoder_worker.saver import Saver
 from triptych.errors import InternalError, InvalidRequest

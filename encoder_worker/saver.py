@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
+from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
-from triptych.ec_connector.output_cache import OutputCache
 
 
 class Saver(Protocol):

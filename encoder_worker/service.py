@@ -12,9 +12,9 @@ import torch
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
 from triptych.core_page import CorePage
 from triptych.device_memory import memory_of
-from triptych.ec_connector.heartbeat import Heartbeat
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.ec_connector.registry.heartbeat import Heartbeat
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.memory_profile import check_encoder_memory
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics

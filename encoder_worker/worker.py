@@ -11,10 +11,10 @@ from pathlib import Path
 
 from triptych.config import MIB, EncoderConfig
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.leases import Leases
-from triptych.ec_connector.memory_connector import memory_store
-from triptych.ec_connector.output_cache import OutputCache
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.registry.leases import Leases
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.limits import ItemFormat, JobLimits

@@ -22,9 +22,9 @@ from triptych.cpus import OwnCore, claim_core, in_passing_thread
 from triptych.device_memory import memory_of
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.heartbeat import Heartbeat
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.ec_connector.registry.heartbeat import Heartbeat
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.errors import Unavailable
 from triptych.machine import may_claim_cores, threads_of_one_worker
 from triptych.metrics import PDMetrics

@@ -17,7 +17,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from triptych.ec_connector.registry import RegistryLook
+from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.internal_auth import InternalKey
 from triptych.proxy.call.encoder_prompt import ModelKind

@@ -19,9 +19,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
 
 from triptych.config import MIB, ProxyConfig, check_front_door, is_loopback
-from triptych.ec_connector.leases import Leases
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.registry.leases import Leases
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
 
 # Tiny models lose more at OpenMP's barriers than a second thread gives; read when torch is first imported.

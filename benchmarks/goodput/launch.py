@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.launch.parent import supervised
 from triptych.launch.shape import ClusterShape

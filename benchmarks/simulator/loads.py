@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
-from triptych.ec_connector.reports import Reports
 from triptych.simulator.clock import Clock
 from triptych.simulator.costs import PDCosts
 from triptych.simulator.hops import Hops

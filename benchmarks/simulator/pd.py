@@ -14,8 +14,8 @@ from typing import Any, Protocol, cast
 
 from triptych.config import PDConfig
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.reports import Reports
-from triptych.ec_connector.table_scheduler import TableScheduler
+from triptych.ec_connector.connectors.reports import Reports
+from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.errors import RequestError
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache

@@ -15,8 +15,8 @@ from typing import Any
 
 from triptych.config import PDConfig
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.loop_thread import LoopThread
-from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.loop_thread import LoopThread
+from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.registry import generation_defaults

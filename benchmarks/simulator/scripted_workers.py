@@ -11,7 +11,7 @@ from typing import Any
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.ec_connector.registry import RegistryLook
+from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 from triptych.rpc import make_server
 from triptych.types import ItemPlan, WorkerInfo

@@ -15,7 +15,7 @@ from support.checkpoints import build_checkpoint
 from support.encoder_bench import NAMESPACE, Bench, bench, png
 from support.fuzzing import Fuzzer, messages, mutate, random_json, random_message, randoms
 from support.pictures import picture
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
 from triptych.models.base import EncoderSide

@@ -13,7 +13,7 @@ import schemathesis
 
 from support.fuzzing import Fuzzer
 from support.proxy_fakes import FakeCluster
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 
 class Running:

@@ -12,7 +12,7 @@ import pytest
 
 from support.fuzzing import Fuzzer, random_json, random_message, randoms
 from support.pd_serving import serving, tiny_model
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.service import LoadedModel, PDWorker
 from triptych.protos import pd_pb2
 from triptych.protos.convert import plan_to_proto

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from support.fuzzing import Fuzzer, json_values, mutate, mutated, randoms
 from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from triptych.ec_connector import codec
-from triptych.ec_connector.arriving_value import ArrivingValue
-from triptych.ec_connector.bulk import BulkError, BulkReader, ValueTooLarge
-from triptych.ec_connector.codec import Damage, Head, decode_head, encode_head, verify
-from triptych.ec_connector.registry import _pack, _unpack
+from triptych.ec_connector.registry.registry import _pack, _unpack
+from triptych.ec_connector.store import codec
+from triptych.ec_connector.store.arriving_value import ArrivingValue
+from triptych.ec_connector.store.bulk import BulkError, BulkReader, ValueTooLarge
+from triptych.ec_connector.store.codec import Damage, Head, decode_head, encode_head, verify
 from triptych.types import DTYPE_BYTES, ItemPlan, WorkerInfo
 
 PLAN = make_plan(rows=4, width=16)

@@ -13,7 +13,7 @@ from support.fake_workers import MODEL, user, whole_text
 from support.fuzzing import Fuzzer, random_json, random_message, randoms
 from support.proxy_fakes import FakeCluster
 from triptych.client.wire import EventLines
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import RequestError
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall, ChatMessage

@@ -17,10 +17,10 @@ from support.engine_cell import Checkpoint, EngineCell, Prompt, reference
 from support.failing_copies import fail_each_in_turn, swapping_cell
 from support.tight_engine import ServerlessStore, mark_of, wide_feature
 from support.transfers import wait_for
-from triptych.ec_connector import pinned_memory
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors import pinned_memory
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
-from triptych.ec_connector.redis_connector import RedisConnectorWorker
 from triptych.encoder_worker import host_copy
 
 pytestmark = pytest.mark.gpu

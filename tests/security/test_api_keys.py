@@ -19,7 +19,7 @@ from support.fake_workers import user, whole_text
 from support.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
 from triptych.config import check_front_door
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing

@@ -14,8 +14,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from support.checkpoints import build_checkpoint
 from support.encoder_bench import Bench, Job, bench, png
 from support.pictures import picture
-from triptych.ec_connector import keys
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc

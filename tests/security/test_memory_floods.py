@@ -21,7 +21,7 @@ from support.fake_workers import MODEL, picture
 from support.proxy_fakes import raw_post
 from support.proxy_process import ProxyProcess, proxy_process
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 MIB = 1 << 20

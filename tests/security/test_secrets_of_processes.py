@@ -22,11 +22,11 @@ import redis
 from support.checkpoints import build_checkpoint
 from support.cluster import Cluster, start_cluster, wait_for
 from support.impostor import Impostor, registration
-from triptych.ec_connector.address import parse_store_url
-from triptych.ec_connector.bulk import BulkError, BulkReader
-from triptych.ec_connector.bulk_writer import BulkWriter
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.address import parse_store_url
+from triptych.ec_connector.store.bulk import BulkError, BulkReader
+from triptych.ec_connector.store.bulk_writer import BulkWriter
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
 from triptych.launch.embedded_store import EmbeddedStore, find_server_binary
 
 pytestmark = pytest.mark.timeout(300)

@@ -15,8 +15,14 @@ import pytest
 import xxhash
 
 from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from triptych.ec_connector import codec, keys
-from triptych.ec_connector.store import EmbeddingStore, Loaded, Missing, SaveResult, StoreUnavailable
+from triptych.ec_connector.store import codec, keys
+from triptych.ec_connector.store.embedding_store import (
+    EmbeddingStore,
+    Loaded,
+    Missing,
+    SaveResult,
+    StoreUnavailable,
+)
 
 PLAN = make_plan(rows=64, width=128)
 BODY = make_body(PLAN)

@@ -12,7 +12,7 @@ import pytest
 from support.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
 from support.pd_client import Answer, PDClient
 from support.pd_serving import serving
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.service import PDWorker
 from triptych.protos import pd_pb2

@@ -24,9 +24,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from triptych.ec_connector.control import StoreUnavailable
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.types import WorkerInfo
 
 #: Longest wait for anything in a test, in seconds; the machine may be busy.

@@ -20,9 +20,9 @@ from PIL import Image
 from triptych import hashing
 from triptych.config import EncoderConfig
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.output_cache import OutputCache
-from triptych.ec_connector.redis_connector import RedisConnectorWorker
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem

@@ -21,8 +21,8 @@ from support.oracle import OracleResult, oracle
 from support.pictures import picture
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors.memory import memory_store
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.memory_connector import memory_store
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder

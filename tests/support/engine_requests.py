@@ -15,7 +15,7 @@ from triptych.ec_connector.base import (
     ECTransferConfig,
     EncoderOutput,
 )
-from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker

@@ -13,8 +13,8 @@ from support.fake_pd import FakePD
 from support.fake_workers import MODEL, TOKEN
 from support.waiting import until, within
 from triptych.config import ProxyConfig
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import ProxyMetrics
 from triptych.protos import (
     encoder_pb2,

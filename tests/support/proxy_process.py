@@ -16,8 +16,8 @@ from support.fake_encoder import FakeEncoder
 from support.fake_pd import FakePD
 from support.fake_workers import TOKEN
 from support.waiting import until
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 _READY = re.compile(r"ready: proxy http://127\.0\.0\.1:(\d+) grpc 127\.0\.0\.1:(\d+)")
 

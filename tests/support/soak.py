@@ -25,7 +25,7 @@ from support.oracle import OracleResult, first_difference
 from support.relay import Relay
 from support.traffic import Case, ask_with, client_of
 from support.waiting import within
-from triptych.ec_connector.keys import EMBEDDING
+from triptych.ec_connector.store.keys import EMBEDDING
 
 TOKENS = 48
 #: Flips a bit in the middle of a value; one that has been evicted meanwhile stays away.

@@ -21,7 +21,7 @@ import redis
 
 from support.cluster import PATIENCE, Cluster
 from support.streams import Streams
-from triptych.ec_connector import keys
+from triptych.ec_connector.store import keys
 
 #: Requests that must be unfinished when something is killed.
 UNFINISHED = 25

@@ -11,11 +11,11 @@ import torch
 
 from support.engine_requests import ModellessEngine, make_feature, make_request
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.device_copy import DeviceCopier
-from triptych.ec_connector.host_memory import HostMemory
-from triptych.ec_connector.pinned_memory import PinnedMemory, PinnedPool
-from triptych.ec_connector.redis_connector import RedisConnectorWorker
-from triptych.ec_connector.store import Loaded, LoadResult, Missing
+from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.host_buffers import HostMemory
+from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker
+from triptych.ec_connector.store.embedding_store import Loaded, LoadResult, Missing
 from triptych.pd_worker.core.outputs import ItemMissing, ModelRunnerOutput, RequestAdmitted, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.types import ItemPlan, MMFeature

@@ -19,7 +19,7 @@ from triptych.cli.options import arguments, build, secrets_of
 from triptych.cli.serve import internal_token, plan_cluster
 from triptych.cli.tones import write_tones
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
-from triptych.ec_connector.address import StoreAddress, parse_store_url
+from triptych.ec_connector.store.address import StoreAddress, parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
 from triptych.launch.cores import share_cores

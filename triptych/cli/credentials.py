@@ -8,7 +8,7 @@ from typing import Any
 
 from triptych.cli.options import ENV_PREFIX
 from triptych.config import ProxyConfig, flags_of
-from triptych.ec_connector.address import with_password
+from triptych.ec_connector.store.address import with_password
 from triptych.errors import ConfigError
 from triptych.launch.handed_down import take_over
 from triptych.launch.hidden import hide

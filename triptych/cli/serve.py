@@ -27,7 +27,7 @@ from triptych.config import (
     parse_size,
     read_internal_token,
 )
-from triptych.ec_connector.address import parse_store_url
+from triptych.ec_connector.store.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 from triptych.launch.embedded_store import EmbeddedStore

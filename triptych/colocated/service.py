@@ -12,10 +12,10 @@ from triptych.colocated.turn import Turn
 from triptych.config import ColocatedConfig, check_advertise, check_bind
 from triptych.cpus import in_passing_thread
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.heartbeat import Heartbeat
-from triptych.ec_connector.memory_connector import memory_store
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore, connect_configured
+from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.registry.heartbeat import Heartbeat
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.metrics import EncoderMetrics, PDMetrics

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.launch import embedded_store
 from triptych.launch.embedded_store import EmbeddedStore

@@ -9,8 +9,8 @@ import torch
 
 from support.encoder_bench import NAMESPACE, Bench, Job, bench, png
 from support.pictures import picture
-from triptych.ec_connector import keys
-from triptych.ec_connector.store import EmbeddingStore, Loaded
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.models.base import EncoderSide
 from triptych.types import ItemPlan

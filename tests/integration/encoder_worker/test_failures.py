@@ -9,8 +9,8 @@ import pytest
 
 from support.encoder_bench import Job, bench, png
 from support.pictures import picture
-from triptych.ec_connector.leases import Lease, Leases
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.leases import Lease, Leases
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.jobs import table as jobs
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2

@@ -17,9 +17,9 @@ from support.checkpoints import build_checkpoint
 from support.encoder_bench import Job, png
 from support.pictures import picture
 from triptych.config import EncoderConfig
-from triptych.ec_connector import keys
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.service import run
 from triptych.errors import ConfigError
 from triptych.protos import encoder_pb2_grpc

@@ -10,7 +10,7 @@ import pytest
 
 from support.encoder_bench import Job, bench, png
 from support.pictures import picture
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.models.base import EncoderSide
 

@@ -13,7 +13,7 @@ from support.checkpoints import build_checkpoint
 from support.encdec_oracle import audio_inputs, encoder_rows, text_inputs
 from support.encoder_bench import Job, bench
 from support.sounds import audio_file, sound
-from triptych.ec_connector.store import EmbeddingStore, Loaded
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded
 from triptych.encoder_worker.media.audio import AudioLimits, decode_audio
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder

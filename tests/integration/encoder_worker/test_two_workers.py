@@ -6,8 +6,8 @@ import asyncio
 
 from support.encoder_bench import Bench, Job, bench, png
 from support.pictures import picture
-from triptych.ec_connector import keys
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide
 
 

@@ -10,8 +10,8 @@ from openai import APIStatusError
 from support.fake_workers import key_of, picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.registry import Registry, RegistryLook
-from triptych.ec_connector.store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.registry.registry import Registry, RegistryLook
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.types import ItemPlan
 

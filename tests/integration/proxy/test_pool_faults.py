@@ -7,8 +7,8 @@ import pytest
 from support.fake_workers import user
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.registry import Registry, RegistryLook
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry, RegistryLook
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
 
 

@@ -14,8 +14,8 @@ from support.fake_pd import FakePD
 from support.fake_workers import TOKEN, whole_text
 from support.waiting import until
 from triptych.config import ProxyConfig
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.proxy import service
 

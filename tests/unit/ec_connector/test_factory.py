@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
+from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.memory_connector import MemoryConnectorScheduler, MemoryConnectorWorker
 
 
 def test_roles_have_the_numbers_that_peers_use() -> None:
@@ -26,7 +26,7 @@ def test_a_registered_name_makes_both_roles() -> None:
 
 
 def test_a_module_path_makes_a_connector_too() -> None:
-    config = ECTransferConfig(connector="triptych.ec_connector.memory_connector:MemoryConnector")
+    config = ECTransferConfig(connector="triptych.ec_connector.connectors.memory:MemoryConnector")
     made = ECConnectorFactory.create_connector(config, ECConnectorRole.SCHEDULER)
     assert isinstance(made, MemoryConnectorScheduler)
 
@@ -44,8 +44,8 @@ def test_a_name_is_registered_once() -> None:
 
 def test_importing_factory_and_store_imports_no_torch() -> None:
     code = (
-        "import sys, triptych.ec_connector.factory, triptych.ec_connector.heartbeat, "
-        "triptych.ec_connector.leases, triptych.ec_connector.table_scheduler; "
+        "import sys, triptych.ec_connector.factory, triptych.ec_connector.registry.heartbeat, "
+        "triptych.ec_connector.registry.leases, triptych.ec_connector.connectors.scheduler_role; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

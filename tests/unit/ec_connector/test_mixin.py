@@ -8,8 +8,8 @@ import torch
 
 from support.items import make_plan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors.memory import memory_store
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.memory_connector import memory_store
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin as Runner
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from triptych.ec_connector.base import ECConnectorOutput
-from triptych.ec_connector.output_cache import OutputCache
+from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,

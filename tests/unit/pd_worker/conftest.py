@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.engine_requests import STORE, Make, ModellessEngine
-from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.connectors.memory import memory_store
 
 
 @pytest.fixture

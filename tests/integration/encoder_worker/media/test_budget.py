@@ -10,7 +10,7 @@ import pytest
 from support.encoder_bench import Bench, Job, bench, png
 from support.pictures import picture
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker import server
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.models.base import EncoderSide

@@ -13,11 +13,11 @@ import torch
 
 from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.waiting import until
-from triptych.ec_connector import host_memory
-from triptych.ec_connector.device_copy import DeviceCopier
-from triptych.ec_connector.memory_connector import MemoryConnectorWorker
-from triptych.ec_connector.redis_connector import RedisConnectorWorker
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.connectors import host_buffers as host_memory
+from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.memory import MemoryConnectorWorker
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.outputs import EngineEvent, ItemMissing
 
 TOKENS = 6

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.checkpoints import build_checkpoint
 from support.pd_client import PDClient
 from triptych.config import PDConfig
-from triptych.ec_connector.registry import Registry
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.pd_worker.service import default_threads, run
 from triptych.rpc import make_channel

@@ -10,7 +10,7 @@ from openai import APIStatusError
 from support.fake_workers import key_of, picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 STORED, NEW = picture("stored"), picture("new")
 

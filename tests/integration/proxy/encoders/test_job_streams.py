@@ -16,7 +16,7 @@ from support.cluster import PATIENCE
 from support.fake_encoder import FakeEncoder, fake_plan
 from support.fake_workers import TOKEN
 from support.waiting import until, within
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client

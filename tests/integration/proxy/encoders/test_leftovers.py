@@ -11,7 +11,7 @@ import pytest
 from support.fake_workers import data_url, picture
 from support.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
 from triptych.proxy.call.chat import ChatCall
 

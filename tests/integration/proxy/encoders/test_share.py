@@ -7,7 +7,7 @@ import pytest
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.config import ProxyConfig
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
 from triptych.proxy.service import Upkeep
 

@@ -11,7 +11,7 @@ import pytest
 from support.fake_workers import choice_text, token_text
 from support.malformed import tool
 from support.proxy_fakes import FakeCluster
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc import make_channel
 

@@ -17,7 +17,7 @@ import triptych
 from support.fake_workers import END_TOKEN, FIRST_TIME, whole_text
 from support.proxy_fakes import FakeCluster
 from triptych.cli.app import app
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http.connections import Connection, ConnectionLimits
 
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

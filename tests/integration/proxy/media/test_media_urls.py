@@ -15,7 +15,7 @@ from support.fake_workers import data_url, key_of, picture, whole_text
 from support.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
 from support.web import PNG, WebServer, redirect, reply
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, proxy_pb2, proxy_pb2_grpc
 
 FLAGS = {"allow_media_networks": "127.0.0.0/8"}

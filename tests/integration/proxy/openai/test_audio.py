@@ -12,7 +12,7 @@ from openai import APIStatusError, BadRequestError
 from support.fake_workers import END_TOKEN, FIRST_TIME, MODEL, NAMESPACE
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.hashing import mm_hash
 
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from support.fake_workers import user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http import metrics_page
 from triptych.proxy.http.metrics_page import MetricsPage
 from triptych.proxy.pd import queries as pd_queries

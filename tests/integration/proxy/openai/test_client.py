@@ -11,7 +11,7 @@ from support.cluster import free_port
 from support.fake_workers import MODEL, picture, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest, NotFound, Unavailable
 from triptych.protos import common_pb2
 from triptych.types import Usage

@@ -12,7 +12,7 @@ from httpx2 import AsyncClient, Response
 import triptych
 from support.fake_workers import END_TOKEN, FIRST_TIME
 from support.proxy_fakes import FakeCluster
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS
 
 #: A whole segment, from its first timestamp to its last.

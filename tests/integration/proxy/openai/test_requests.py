@@ -8,7 +8,7 @@ from openai import APIStatusError
 from support.fake_workers import data_url, key_of, picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc import make_channel
 

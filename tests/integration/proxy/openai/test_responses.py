@@ -10,7 +10,7 @@ from openai import BadRequestError
 
 from support.fake_workers import MODEL, data_url, picture, whole_text
 from support.proxy_fakes import FakeCluster
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}

@@ -13,7 +13,7 @@ from support.fake_workers import choice_text, picture, token_text, user, whole_t
 from support.malformed import chosen, tool
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2
 
 HELLO = [{"role": "user", "content": "hello"}]

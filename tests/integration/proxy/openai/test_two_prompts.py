@@ -12,7 +12,7 @@ from openai import BadRequestError
 from support.fake_workers import MODEL, NAMESPACE, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
 from triptych.protos.convert import error_to_proto

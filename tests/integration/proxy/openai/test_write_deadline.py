@@ -11,7 +11,7 @@ import pytest
 from support.fake_workers import MODEL, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http import exchange
 
 #: Far more than the buffers of a connection hold.

@@ -13,7 +13,7 @@ from openai import APIStatusError, AsyncOpenAI
 from support.fake_workers import MODEL, ROWS, picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 SMALL, LARGE = 32, 96
 

@@ -11,7 +11,7 @@ import pytest
 from support.fake_workers import picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
 from triptych.proxy.requests.flow import Flow
 

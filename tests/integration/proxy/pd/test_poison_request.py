@@ -14,7 +14,7 @@ from support.fake_pd import FakePD
 from support.fake_workers import picture, user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.suspects import CLEARING_TOKENS
 

@@ -10,7 +10,7 @@ from support.fake_pd import FakePD
 from support.fake_workers import user, whole_text
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import EmbeddingStore
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 TEXT = user("count")
 STALL = 2.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine_requests import WIDTH, ModellessEngine, make_cross, make_feature, make_request, publish
-from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import InternalError, InvalidRequest
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.kv_cache.cross_manager import TableState

@@ -17,7 +17,7 @@ from support.engine_requests import (
     publish,
     shares,
 )
-from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker.core.outputs import (
     ItemLoaded,

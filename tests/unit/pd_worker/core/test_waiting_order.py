@@ -20,7 +20,7 @@ from support.engine_requests import (
     names,
     publish,
 )
-from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.connectors.memory import memory_store
 from triptych.pd_worker.core.outputs import RequestAdmitted, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.scheduler import Scheduler

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
-from triptych.ec_connector.memory_connector import memory_store
+from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import InternalError
 from triptych.pd_worker.core.kv_cache.cross_manager import TableState
 from triptych.pd_worker.core.outputs import RequestFinished

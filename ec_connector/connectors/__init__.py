@@ -1,0 +1,1 @@
+"""The connectors: Redis and in-process, and the parts they share."""

@@ -1,0 +1,107 @@
+"""Host memory of the worker role: a byte budget, and the memory that the socket receives into.
+
+An item takes `ItemPlan.nbytes` here, exactly what admission and the encoder cache count for it: no header and
+no rounding, so that items whose sum is the limit are here together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from triptych.ec_connector.connectors.pinned_memory import PinnedPool
+from triptych.ec_connector.store.scatter import ScatterBuffer
+
+
+class HostBudget:
+    """Bytes that host copies may take, given out in order. Belongs to one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, nbytes: int) -> None:
+        """Waits until there is room; a caller that is cancelled leaves the queue."""
+        if not self._waiting and self.used + nbytes <= self.limit:
+            self.used += nbytes
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((nbytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.used -= nbytes
+            self._serve()
+            raise
+
+    def give(self, nbytes: int) -> None:
+        """Returns bytes that were taken."""
+        self.used -= nbytes
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            nbytes, turn = self._waiting[0]
+            if turn.cancelled():
+                self._waiting.popleft()
+            elif self.used + nbytes <= self.limit:
+                self._waiting.popleft()
+                self.used += nbytes
+                turn.set_result(None)
+            else:
+                return
+
+
+class HostBuffer:
+    """Memory for one item: uint8 tensors that hold its bytes one after the other."""
+
+    def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
+        self.pieces = pieces
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.numel() for piece in self.pieces)
+
+    def memory(self) -> ScatterBuffer:
+        """The same memory, to receive into."""
+        return ScatterBuffer([piece.numpy().data for piece in self.pieces])
+
+
+class HostMemory:
+    """Buffers within `limit` bytes: of the pool where there is one, else of ordinary memory, one piece each.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, limit: int, pool: PinnedPool | None = None) -> None:
+        self.budget = HostBudget(limit)
+        self._pool = pool
+
+    async def take(self, nbytes: int) -> HostBuffer:
+        """Waits until there is room. MemoryError or RuntimeError when the machine has none."""
+        await self.budget.take(nbytes)
+        try:
+            return HostBuffer(self._pool.take(nbytes) if self._pool is not None else [_plain(nbytes)])
+        except BaseException:
+            self.budget.give(nbytes)
+            raise
+
+    def give(self, buffer: HostBuffer) -> None:
+        """Returns a buffer that nobody reads or writes any more."""
+        if self._pool is not None:
+            self._pool.give(buffer.pieces)
+        self.budget.give(buffer.nbytes)
+
+
+def _plain(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,1 @@
+"""Workers and leases as the store keeps them."""

@@ -1,0 +1,80 @@
+"""A worker's heartbeat: registers it again and again, through the store's absence and return."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import StoreUnavailable
+from triptych.types import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Registers `info` every `interval` seconds until stopped. Belongs to one event loop.
+
+    While the worker is not `healthy` its registration is not renewed, and lapses.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        info: WorkerInfo,
+        interval: float = 1.0,
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.info = info
+        self._healthy = healthy
+        self._registry = registry
+        self._interval = interval
+        self._task: asyncio.Task[None] | None = None
+        self._reachable = True
+        self._stopping = False
+
+    def start(self) -> None:
+        """Begins at once. Idempotent."""
+        if self._task is None:
+            self._stopping = False
+            self._task = asyncio.get_running_loop().create_task(self._beat(), name="heartbeat")
+
+    async def stop(self, withdraw: bool = True) -> None:
+        """Ends, and withdraws the registration where the store is there. Idempotent."""
+        if self._task is None:
+            return
+        # A cancellation that meets a store command may come back as StoreUnavailable: the flag ends the beat.
+        self._stopping = True
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        if withdraw:
+            try:
+                await self._registry.withdraw(self.info)
+            except StoreUnavailable as error:
+                log.warning("not withdrawn, the registration ends by itself: %s", error)
+
+    async def _beat(self) -> None:
+        while not self._stopping:
+            if self._healthy():
+                try:
+                    await self._register()
+                except Exception:
+                    # The next one may succeed; without any, new proxies would never see this worker.
+                    log.exception("a registration failed")
+            await asyncio.sleep(self._interval)
+
+    async def _register(self) -> None:
+        try:
+            await self._registry.register(self.info)
+        except StoreUnavailable as error:
+            if self._reachable:
+                log.warning("cannot register, will go on trying: %s", error)
+            self._reachable = False
+        else:
+            if not self._reachable:
+                log.info("registered again as %s %s", self.info.pool, self.info.address)
+            self._reachable = True

@@ -1,0 +1,197 @@
+"""The registry: which workers and proxies live. The only way in which processes find each other.
+
+A hash of the workers and sorted sets of deadlines in ms of the server's clock, without a TTL (see `keys`). A
+worker's value is its incarnation, a line end, and the WorkerInfo as msgpack.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.server_time import NOW
+from triptych.types import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a registration lasts unless it is renewed.
+TERM = 5.0
+
+# A registration that is as it was costs the proxies nothing: the version stays.
+_REGISTER = (
+    NOW
+    + """
+local name, term, value = ARGV[1], ARGV[2], ARGV[3]
+local deadline = tonumber(redis.call('ZSCORE', KEYS[2], name) or '0')
+if deadline <= now or redis.call('HGET', KEYS[1], name) ~= value then
+  redis.call('HSET', KEYS[1], name, value)
+  redis.call('INCR', KEYS[3])
+end
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + term), name)
+return 1
+"""
+)
+
+# Only its own registration: a worker that came after it at the same address stays.
+_WITHDRAW = """
+local value = redis.call('HGET', KEYS[1], ARGV[1])
+local mark = ARGV[2] .. '\\n'
+if not value or string.sub(value, 1, #mark) ~= mark then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('INCR', KEYS[3])
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+
+_LIVE = """
+local function live(after)
+  local found = {}
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], after, '+inf')) do
+    local value = redis.call('HGET', KEYS[1], name)
+    if value then found[#found + 1] = value end
+  end
+  return found
+end
+local after = string.format('(%.0f', now)
+"""
+
+_WORKERS = NOW + _LIVE + "return live(after)"
+
+_DECLARE = NOW + "return redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2]), ARGV[1])"
+
+_PROXIES = NOW + "return redis.call('ZCOUNT', KEYS[1], string.format('(%.0f', now), '+inf')"
+
+# Of one version, workers can only go by their deadlines: then the version and their number name the state.
+_LOOK = (
+    NOW
+    + _LIVE
+    + """
+local proxy, term, word, known = unpack(ARGV)
+redis.call('SET', KEYS[5], word, 'NX')
+local epoch = redis.call('GET', KEYS[5])
+redis.call('ZADD', KEYS[4], string.format('%.0f', now + term), proxy)
+local proxies = redis.call('ZCOUNT', KEYS[4], after, '+inf')
+local version = redis.call('GET', KEYS[3]) or '0'
+local mark = epoch .. ' ' .. version .. ' ' .. redis.call('ZCOUNT', KEYS[2], after, '+inf')
+if mark == known then return {mark, epoch, proxies} end
+return {mark, epoch, proxies, live(after)}
+"""
+)
+
+_COLLECT = (
+    NOW
+    + """
+local limit = string.format('%.0f', now - ARGV[1])
+local dead = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', limit)
+for _, name in ipairs(dead) do redis.call('HDEL', KEYS[1], name) end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', limit)
+return #dead + redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', limit)
+"""
+)
+
+_WORKER_KEYS = [keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLook:
+    """What one look at the registry has shown.
+
+    `workers` is None when they are those of the last look, whose `mark` was given. `epoch` is another one
+    after a flush or restart of the store.
+    """
+
+    mark: str
+    epoch: str
+    proxies: int
+    workers: list[WorkerInfo] | None
+
+
+class Registry:
+    """Every method raises StoreUnavailable when the store is down."""
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._control = store.control
+
+    async def register(self, info: WorkerInfo, term: float = TERM) -> None:
+        """The worker lives for `term` seconds from now, in place of one of its pool at this address."""
+        await self._control.script(_REGISTER, _WORKER_KEYS, _field(info), int(term * 1000), _value(info))
+
+    async def withdraw(self, info: WorkerInfo) -> None:
+        """The worker is gone. Another one that took its address stays. Idempotent."""
+        await self._control.script(_WITHDRAW, _WORKER_KEYS, _field(info), info.incarnation)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The live workers, by pool and address."""
+        return _infos(await self._control.script(_WORKERS, _WORKER_KEYS))
+
+    async def look(self, proxy_id: str, term: float = TERM, *, mark: str = "") -> RegistryLook:
+        """All that a proxy asks again and again, in one command, which also declares the proxy for `term` s.
+
+        What it costs does not depend on the number of workers unless they have changed since `mark`.
+        """
+        found = await self._control.script(
+            _LOOK,
+            [*_WORKER_KEYS, keys.PROXIES, keys.EPOCH],
+            proxy_id,
+            int(term * 1000),
+            uuid.uuid4().hex,
+            mark,
+        )
+        workers = _infos(found[3]) if len(found) > 3 else None
+        return RegistryLook(found[0].decode(), found[1].decode(), int(found[2]), workers)
+
+    async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
+        """The proxy lives for `term` seconds from now."""
+        await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, int(term * 1000))
+
+    async def proxies(self) -> int:
+        """How many proxies live."""
+        return int(await self._control.script(_PROXIES, [keys.PROXIES]))
+
+    async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
+        """Deletes registrations whose deadline is more than `older_than` seconds past; how many."""
+        names = [keys.WORKERS, keys.WORKER_DEADLINES, keys.PROXIES]
+        return int(await self._control.script(_COLLECT, names, int(older_than * 1000)))
+
+
+def _infos(values: list[bytes]) -> list[WorkerInfo]:
+    found = (_unpack(value) for value in values)
+    return sorted((info for info in found if info is not None), key=lambda i: (i.pool, i.address))
+
+
+def _field(info: WorkerInfo) -> str:
+    return f"{info.pool} {info.address}"
+
+
+def _value(info: WorkerInfo) -> bytes:
+    return info.incarnation.encode() + b"\n" + _pack(info)
+
+
+def _pack(info: WorkerInfo) -> bytes:
+    return bytes(msgpack.packb(asdict(info), use_bin_type=True))
+
+
+def _unpack(raw: bytes) -> WorkerInfo | None:
+    """None, with a log line, for a registration that no version of ours has written."""
+    try:
+        fields: Any = msgpack.unpackb(
+            raw.partition(b"\n")[2], strict_map_key=True, max_ext_len=0, max_bin_len=0
+        )
+        info = WorkerInfo(**{**fields, "namespaces": tuple(fields["namespaces"])})
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        log.warning("a registration of %d bytes cannot be read", len(raw))
+        return None
+    texts = (info.address, info.pool, info.incarnation, info.model_key, info.model, info.modality)
+    numbers = info.capacity.values() if isinstance(info.capacity, Mapping) else (None,)
+    if all(isinstance(text, str) for text in (*texts, *info.namespaces)) and all(
+        isinstance(n, int) for n in numbers
+    ):
+        return info
+    log.warning("a registration has fields of the wrong kind")
+    return None

@@ -1,0 +1,1 @@
+"""The embedding store: values, keys, bulk transfer, control commands."""

@@ -1,0 +1,84 @@
+"""Small commands and scripts through redis-py: every one has a deadline, every failure is one error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+
+from triptych.ec_connector.store.address import StoreAddress
+from triptych.errors import TriptychError
+
+_CONNECTIONS = 16
+
+
+class StoreUnavailable(TriptychError):
+    """The store does not answer, or refuses to serve us."""
+
+
+class StoreFull(StoreUnavailable):
+    """The store has no room left that it may evict."""
+
+
+class Control:
+    """One server's commands. Values come back as bytes."""
+
+    def __init__(self, address: StoreAddress, timeout: float) -> None:
+        self._label = address.label
+        self._hide = address.without_password
+        self._timeout = timeout
+        options: dict[str, Any] = {
+            "db": address.db,
+            "username": address.username or None,
+            "password": address.password or None,
+            "protocol": 2,
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            # A pooled connection that the server has closed is found out by using it: once more, at once.
+            "retry": Retry(NoBackoff(), 1),
+        }
+        if address.path:
+            options |= {"connection_class": UnixDomainSocketConnection, "path": address.path}
+        else:
+            options |= {"host": address.host, "port": address.port}
+        pool = BlockingConnectionPool(max_connections=_CONNECTIONS, timeout=timeout, **options)
+        self._redis: Redis = Redis.from_pool(pool)
+
+    async def execute(self, *words: Any) -> Any:
+        """One command's reply. StoreUnavailable when there is none in time, or it is an error."""
+        return (await self.execute_all([words]))[0]
+
+    async def script(self, text: str, keys: Sequence[str], *args: Any) -> Any:
+        """One script's reply; the server keeps scripts it has seen compiled."""
+        return await self.execute("EVAL", text, len(keys), *keys, *args)
+
+    async def execute_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """All replies, from one round trip."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for words in commands:
+            pipeline.execute_command(*words)
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
+        try:
+            async with asyncio.timeout(self._timeout):
+                replies = list(await pipeline.execute())
+        # Without their causes: a traceback shows what a server that knows no AUTH repeats of it.
+        except ResponseError as error:
+            kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreUnavailable
+            raise kind(f"store {self._label} refused a command: {self._hide(error)}") from None
+        except (RedisError, OSError, TimeoutError) as error:
+            reason = self._hide(error) or f"no answer in {self._timeout:g} s"
+            raise StoreUnavailable(f"store {self._label} is not reachable: {reason}") from None
+        # redis-py writes under `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
+        # together with its result. A loop of ours would then never end.
+        if task is not None and task.cancelling() > cancels:
+            raise asyncio.CancelledError
+        return replies
+
+    async def close(self) -> None:
+        await self._redis.aclose()

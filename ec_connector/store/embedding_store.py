@@ -1,0 +1,420 @@
+"""The embedding store: whole items under their mm_hash, each written once and verified when read."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from triptych.ec_connector.store import codec, keys
+from triptych.ec_connector.store.address import StoreAddress, parse_store_url
+from triptych.ec_connector.store.arriving_value import ArrivingValue
+from triptych.ec_connector.store.bulk import (
+    BulkError,
+    BulkLost,
+    BulkPool,
+    BulkReader,
+    BulkRefused,
+    Into,
+    Progress,
+    ValueTooLarge,
+)
+from triptych.ec_connector.store.bulk_writer import BulkWriter
+from triptych.ec_connector.store.codec import Buffer, Damage, Head
+from triptych.ec_connector.store.control import Control, StoreFull, StoreUnavailable
+from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
+from triptych.ec_connector.store.server_clock import ServerClock
+from triptych.errors import ConfigError
+from triptych.log import short
+from triptych.types import ItemPlan
+
+__all__ = [
+    "EmbeddingStore",
+    "LoadResult",
+    "Loaded",
+    "Missing",
+    "SaveResult",
+    "StoreFull",
+    "StoreMemory",
+    "StoreUnavailable",
+    "connect_configured",
+]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+C = TypeVar("C", BulkReader, BulkWriter)
+
+#: Bulk connections of a kind. More would not be faster: one server thread answers them.
+_BULK_CONNECTIONS = 8
+#: Bytes per second below which a transfer counts as hung.
+_SLOWEST = 20e6
+#: Checksums of more than this leave the event loop; xxhash lets go of the GIL.
+_INLINE_BYTES = 1 << 20
+_POLICY = "volatile-lru"
+
+# The head of a value and a new TTL for it and its parts, in one step. The TTL in it is not yet verified:
+# at most a week.
+_LOOK_UP = """
+local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
+if #head < 48 then return head end
+local a, b, c, d = string.byte(head, 9, 12)
+local ttl = math.min(a + 256 * (b + 256 * (c + 256 * d)), 604800)
+redis.call('EXPIRE', KEYS[1], ttl)
+local e, f, g, h = string.byte(head, 13, 16)
+local parts = math.min(e + 256 * (f + 256 * (g + 256 * h)), 1024)
+if parts > 0 then
+  local id = {}
+  for i = 17, 24 do id[#id + 1] = string.format('%02x', string.byte(head, i)) end
+  for i = 0, parts - 1 do
+    local part = KEYS[1] .. ':' .. table.concat(id) .. ':' .. i
+    if redis.call('EXPIRE', part, ttl + tonumber(ARGV[1])) == 0 then return '' end
+  end
+end
+local size = string.byte(head, 7) + 256 * string.byte(head, 8)
+return string.sub(head, 1, 48 + size)
+"""
+
+_DROP_DAMAGED = """
+local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
+if #head == 0 or redis.sha1hex(head) ~= ARGV[1] then return 0 end
+return redis.call('UNLINK', KEYS[1])
+"""
+
+# Deletes the parts of a write whose header is not the stored one: another writer's header came first. The
+# write's own header can be there although its SET said no, where the reply to an earlier try was lost.
+_DELETE_PARTS = """
+local id = redis.call('GETRANGE', KEYS[1], 16, 23)
+local hex = {}
+for i = 1, #id do hex[#hex + 1] = string.format('%02x', string.byte(id, i)) end
+if table.concat(hex) == ARGV[1] then return 0 end
+for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1
+"""
+
+_EPOCH = """
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+local time = redis.call('TIME')
+return {redis.call('GET', KEYS[1]), time[1], time[2]}
+"""
+
+
+class SaveResult(enum.Enum):
+    """All three mean: an embedding is in the store."""
+
+    STORED = enum.auto()
+    ALREADY = enum.auto()
+    REPLACED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A verified value. `body` is the memory that was asked for, with the tensor's bytes in it."""
+
+    body: Received
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """No usable value. `damaged_digest` names the one that is there, so that a save may replace it."""
+
+    reason: str
+    damaged_digest: str = ""
+
+
+LoadResult = Loaded | Missing
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMemory:
+    """`max_bytes` 0 means: no limit set."""
+
+    max_bytes: int
+    used_bytes: int
+    policy: str
+
+
+class EmbeddingStore:
+    """One Redis or Valkey server, from one event loop. Made by `connect`."""
+
+    def __init__(self, address: StoreAddress, timeout: float) -> None:
+        self.address = address
+        self.control = Control(address, timeout)
+        self._timeout = timeout
+        self._clock = ServerClock()
+        self._readers = BulkPool(lambda: BulkReader.open(address), _BULK_CONNECTIONS)
+        self._writers = BulkPool(lambda: BulkWriter.open(address), _BULK_CONNECTIONS)
+
+    @classmethod
+    async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
+        """The store at `unix:///path` or `redis://host:port/db`; StoreUnavailable if it does not answer.
+
+        `timeout` seconds bound every later command too. ConfigError for a URL of another kind.
+        """
+        store = cls(parse_store_url(url), timeout)
+        try:
+            await store.control.execute("PING")
+        except BaseException:
+            await store.close()
+            raise
+        await store._warn_of_policy()
+        return store
+
+    async def _warn_of_policy(self) -> None:
+        try:
+            policy = (await self.memory()).policy
+        except StoreUnavailable:
+            log.info("store %s does not tell its memory policy", self.address.label)
+            return
+        if policy != _POLICY:
+            log.warning(
+                "store %s evicts by %s: set maxmemory-policy %s, or leases and registrations may be lost "
+                "and writes refused",
+                self.address.label,
+                policy,
+                _POLICY,
+            )
+
+    async def close(self) -> None:
+        self._readers.close()
+        self._writers.close()
+        await self.control.close()
+
+    async def ping(self) -> bool:
+        """Whether the store answers within the timeout. Never raises."""
+        try:
+            await self.control.execute("PING")
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def look_up(self, keys_: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
+        """Plans of the items stored under these (mm_hash, namespace), in order; renews their TTL.
+
+        One round trip, headers only. What is damaged or of another namespace is None. StoreUnavailable
+        when the store is down.
+        """
+        if not keys_:
+            return []
+        grace = int(keys.PART_GRACE)
+        heads = await self.control.execute_all(
+            [("EVAL", _LOOK_UP, 1, keys.embedding(mm_hash), grace) for mm_hash, _ in keys_]
+        )
+        plans: list[ItemPlan | None] = []
+        for (mm_hash, namespace), raw in zip(keys_, heads, strict=True):
+            head = codec.decode_head(raw, mm_hash=mm_hash, namespace=namespace)
+            plans.append(head.plan if isinstance(head, Head) else None)
+        return plans
+
+    async def save(
+        self, plan: ItemPlan, body: memoryview | bytes, *, ttl: float, damaged_digest: str = ""
+    ) -> SaveResult:
+        """Stores the item unless it is there; then its TTL begins anew.
+
+        `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
+        InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
+        """
+        key = keys.embedding(plan.mm_hash)
+        body = memoryview(body).cast("B") if len(body) else memoryview(b"")
+        write_id = uuid.uuid4().hex[:16]
+        head = await _off_loop(len(body), lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl))
+        dropped = bool(damaged_digest) and await self.control.script(_DROP_DAMAGED, [key], damaged_digest)
+        milliseconds = int(ttl * 1000)
+        value: list[Buffer] = [head, body]
+        parts = _parts_of(plan.mm_hash, write_id, body)
+        if parts:
+            value = [head]
+            for name, piece in parts:
+                await self._set(name, [piece], milliseconds + int(keys.PART_GRACE * 1000), only_new=False)
+        if await self._set(key, value, milliseconds) or (
+            parts and not await self._delete_parts(key, write_id, parts)
+        ):
+            return SaveResult.REPLACED if dropped else SaveResult.STORED
+        await self.control.execute_all([("EVAL", _LOOK_UP, 1, key, int(keys.PART_GRACE))])
+        return SaveResult.ALREADY
+
+    async def _delete_parts(self, key: str, write_id: str, parts: Sequence[tuple[str, memoryview]]) -> bool:
+        """Whether the write's parts are gone; they stay where its own header is the stored one."""
+        names = [name for name, _ in parts]
+        return bool(await self.control.script(_DELETE_PARTS, [key, *names], write_id))
+
+    async def _set(
+        self, key: str, value: Sequence[Buffer], milliseconds: int, *, only_new: bool = True
+    ) -> bool:
+        nbytes = sum(len(piece) for piece in value)
+        try:
+            return await self._bulk(
+                self._writers,
+                nbytes,
+                lambda writer: writer.set(key, value, milliseconds=milliseconds, only_new=only_new),
+            )
+        except BulkRefused as error:
+            if str(error).startswith("the store answered OOM"):
+                raise StoreFull(f"store {self.address.label} has no room for {nbytes} bytes") from error
+            raise StoreUnavailable(f"store {self.address.label} refused a value: {error}") from error
+
+    async def load(self, plan: ItemPlan, into: Into) -> LoadResult:
+        """The item's verified body, received into the memory that `into(plan.nbytes)` gives.
+
+        `into` may be asked again after a broken connection. A value that is gone, damaged, or not of this
+        plan is Missing, never an exception; StoreUnavailable when the store is down.
+        """
+        key = keys.embedding(plan.mm_hash)
+        split = codec.part_count(plan.nbytes) > 0
+        most = codec.HEAD_BYTES + (0 if split else plan.nbytes)
+        arriving: list[ArrivingValue] = []
+        body: list[Received] = []
+
+        def begin(nbytes: int) -> ScatterBuffer:
+            body[:] = [into(plan.nbytes)] if not split and nbytes > plan.nbytes else []
+            memory = _behind_a_head(nbytes, body)
+            arriving[:] = [ArrivingValue(memory, mm_hash=plan.mm_hash, namespace=plan.namespace)]
+            return memory
+
+        try:
+            value = await self._get(key, most, begin, lambda filled: arriving[0].feed(filled))
+        except (ValueTooLarge, BulkRefused) as error:
+            return Missing(str(error), await self._digest_of(key))
+        if value is None:
+            return Missing("no such key")
+        head = _fitting(plan, arriving[0].result())
+        if isinstance(head, Damage):
+            return Missing(head.reason, codec.damage_digest(scattered(value).read(0, codec.HEAD_BYTES)))
+        return await self._load_parts(plan, head, into) if split else Loaded(body[0])
+
+    async def _load_parts(self, plan: ItemPlan, head: Head, into: Into) -> LoadResult:
+        digest = codec.damage_digest(head.raw)
+        memory = into(plan.nbytes)
+        body = scattered(memory)
+        for index in range(head.parts):
+            start = index * codec.PART_BYTES
+            piece = ScatterBuffer(list(body.between(start, start + codec.PART_BYTES)))
+            try:
+                part = await self._get(
+                    keys.part(plan.mm_hash, head.write_id, index), len(piece), _exactly(piece)
+                )
+            except (ValueTooLarge, BulkRefused) as error:
+                return Missing(f"a part is damaged: {error}", digest)
+            if part is None:
+                return Missing("a part is gone", digest)
+        damage = await _off_loop(len(body), lambda: codec.verify(head, body.pieces))
+        return Loaded(memory) if damage is None else Missing(damage.reason, digest)
+
+    async def _get(
+        self, key: str, most: int, into: Into, progress: Progress | None = None
+    ) -> Received | None:
+        def checked(nbytes: int) -> Received:
+            if nbytes > most:
+                raise ValueTooLarge(f"the value has {nbytes} bytes, at most {most} were expected")
+            return into(nbytes)
+
+        return await self._bulk(self._readers, most, lambda reader: reader.get(key, checked, progress))
+
+    async def _bulk(self, pool: BulkPool[C], nbytes: int, use: Callable[[C], Awaitable[T]]) -> T:
+        """One bulk exchange under its deadline; once more when a kept connection turns out dead."""
+        try:
+            async with pool.slots, asyncio.timeout(self._timeout + nbytes / _SLOWEST):
+                try:
+                    async with pool.connection() as connection:
+                        return await use(connection)
+                except BulkLost as error:
+                    if not error.untouched:
+                        raise
+                async with pool.connection(fresh=True) as connection:
+                    return await use(connection)
+        except (ValueTooLarge, BulkRefused):
+            raise
+        except (BulkError, OSError, TimeoutError) as error:
+            reason = str(error) or "the transfer hangs"
+            raise StoreUnavailable(f"store {self.address.label} is not reachable: {reason}") from error
+
+    async def _digest_of(self, key: str) -> str:
+        """The digest of a value that was refused unread; empty when it is no string any more."""
+        try:
+            raw = await self.control.execute("GETRANGE", key, 0, codec.HEAD_BYTES - 1)
+        except StoreUnavailable as error:
+            log.warning("a damaged value cannot be named: %s", error)
+            return ""
+        return codec.damage_digest(raw) if raw else ""
+
+    async def memory(self) -> StoreMemory:
+        """The server's byte budget. StoreUnavailable when it does not tell."""
+        raw: bytes | dict[str, Any] = await self.control.execute("INFO", "memory")
+        info = raw if isinstance(raw, dict) else _parse_info(raw)
+        return StoreMemory(
+            max_bytes=int(info.get("maxmemory", 0)),
+            used_bytes=int(info.get("used_memory", 0)),
+            policy=str(info.get("maxmemory_policy", "")),
+        )
+
+    async def epoch(self) -> str:
+        """A word that stays while the store keeps its contents; another one: it was flushed or restarted."""
+        sent = time.monotonic()
+        word, seconds, micros = await self.control.script(_EPOCH, [keys.EPOCH], uuid.uuid4().hex)
+        self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())
+        return str(word.decode())
+
+    @property
+    def clock_jumps(self) -> int:
+        """How often the server's clock was found to have jumped, when `epoch` was last asked for."""
+        return self._clock.jumps
+
+
+async def connect_configured(url: str) -> EmbeddingStore:
+    """The store of --store; ConfigError when it cannot be reached."""
+    if not url:
+        raise ConfigError("--store is missing: give the store's address, such as unix:///run/store.sock")
+    try:
+        return await EmbeddingStore.connect(url)
+    except StoreUnavailable as error:
+        # The error names the store without its password.
+        raise ConfigError(f"--store cannot be reached ({error}): start it, or correct the address") from error
+
+
+def _parse_info(raw: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in raw.decode(errors="replace").splitlines())
+    return {name: value for name, _, value in lines}
+
+
+def _fitting(plan: ItemPlan, head: Head | Damage) -> Head | Damage:
+    if isinstance(head, Damage):
+        return head
+    if head.plan != plan:
+        log.warning("item %s is stored with another plan than asked for", short(plan.mm_hash))
+        return Damage("stored with another shape, dtype or grid than planned")
+    return head
+
+
+def _parts_of(mm_hash: str, write_id: str, body: memoryview) -> list[tuple[str, memoryview]]:
+    size = codec.PART_BYTES
+    return [
+        (keys.part(mm_hash, write_id, index), body[index * size : (index + 1) * size])
+        for index in range(codec.part_count(len(body)))
+    ]
+
+
+def _behind_a_head(nbytes: int, body: Sequence[Received]) -> ScatterBuffer:
+    """Memory for a value of `nbytes`: its head, then the body. BulkRefused where there is no such head."""
+    head = nbytes - sum(len(memory) for memory in body)
+    if not 0 <= head <= codec.HEAD_BYTES:
+        raise BulkRefused(f"the value has {nbytes} bytes, no head and body of this item")
+    pieces = [piece for memory in body for piece in scattered(memory).pieces]
+    return ScatterBuffer([memoryview(bytearray(head)), *pieces])
+
+
+def _exactly(piece: ScatterBuffer) -> Into:
+    def into(nbytes: int) -> Received:
+        if nbytes != len(piece):
+            raise ValueTooLarge(f"a part has {nbytes} bytes, not {len(piece)}")
+        return piece
+
+    return into
+
+
+async def _off_loop(nbytes: int, work: Callable[[], T]) -> T:
+    return work() if nbytes <= _INLINE_BYTES else await asyncio.to_thread(work)
