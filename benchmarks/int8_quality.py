@@ -34,10 +34,10 @@ from triptych.demo.inference import MODEL_ID, Http
 from triptych.goodput.launch import launched
 from triptych.goodput.machine import commit
 from triptych.launch.shape import ClusterShape
-from triptych.models.loading import parameter_bytes
-from triptych.models.prepack import PrepackedLinear
-from triptych.models.quantization import QUANTIZATIONS, Int8Linear, quantize
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
+from triptych.models.weights.loading import parameter_bytes
+from triptych.models.weights.prepack import PrepackedLinear
+from triptych.models.weights.quantization import QUANTIZATIONS, Int8Linear, quantize
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = RESULTS / "int8_quality.md"

@@ -3,7 +3,7 @@
     python -m benchmarks prepack NAME=MODEL:DTYPE:THREADS ... [--rounds 5] [--tokens 16] [--write]
 
 Two engines decode the same random prompts, and two towers encode the same picture; the sides differ in
-`triptych.models.prepack` alone. The time of a step is of those in which all sequences decode.
+`triptych.models.weights.prepack` alone. The time of a step is of those in which all sequences decode.
 """
 
 from __future__ import annotations

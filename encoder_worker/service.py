@@ -19,8 +19,8 @@ from triptych.encoder_worker.memory_profile import check_encoder_memory
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
+from triptych.models.families.layers import before_each_layer
 from triptych.models.identity import ModelIdentity, model_identity
-from triptych.models.layers import before_each_layer
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc

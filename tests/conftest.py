@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def prepack_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every linear layer that is loaded is prepacked, as those of large models are."""
-    from triptych.models import prepack
+    from triptych.models.weights import prepack
 
     monkeypatch.setattr(prepack, "LEAST", dict.fromkeys(prepack.LEAST, 0))
 

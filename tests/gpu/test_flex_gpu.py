@@ -11,7 +11,7 @@ from support.encdec_batches import inputs_of
 from support.encdec_cell import EncDecCheckpoint
 from support.engine_cell import engine_cell
 from triptych.models.base import AttentionBias
-from triptych.models.t5 import RelativeBias
+from triptych.models.families.t5 import RelativeBias
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     PagedKVCache,

@@ -18,9 +18,9 @@ def check_model(values: dict[str, Any]) -> None:
     path = resolve_model(values["model"])
     import torch
 
-    from triptych.models.loading import parameter_bytes
     from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
     from triptych.models.support import check_supported, wanted_by_flags
+    from triptych.models.weights.loading import parameter_bytes
 
     check_supported(path, wanted_by_flags(build(PDConfig, values)))
     device = torch.device(values["device"])
@@ -78,7 +78,7 @@ def _kind(modality: str, decoder: Any) -> str:
 
 def _cross(decoder: Any, size: int) -> list[str]:
     """What an item takes where it is attended to from beside the prompt; nothing for other models."""
-    from triptych.models.text_encoder import MAX_ROWS
+    from triptych.models.families.text_encoder import MAX_ROWS
 
     cross = decoder.cross
     if cross is None:

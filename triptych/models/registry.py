@@ -13,9 +13,9 @@ from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
-from triptych.models.loading import KeyMap
-from triptych.models.prepack import prepack
-from triptych.models.quantization import NONE, decoder_is_quantized, encoder_is_quantized
+from triptych.models.weights.loading import KeyMap
+from triptych.models.weights.prepack import prepack
+from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 
 __all__ = [
     "FAMILIES",

@@ -25,14 +25,14 @@ class Support:
 
 
 _SCHEDULING = "`tests/unit/pd_worker/core/test_cross_scheduling.py`"
-_SIDES = "`tests/unit/models/test_encdec_sides.py`"
+_SIDES = "`tests/unit/models/families/test_encdec_sides.py`"
 _CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
 _OTHER_BACKEND = "give --attention-backend sdpa"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
     Support("bart", "BART", _SIDES),
-    Support("whisper", "Whisper", "`tests/unit/models/test_whisper_sides.py`"),
+    Support("whisper", "Whisper", "`tests/unit/models/families/test_whisper_sides.py`"),
     Support("t5", "T5", _SIDES),
     Support("mbart", "Other text models: mBART", _SIDES),
     Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/media/test_audio.py`"),
@@ -44,7 +44,9 @@ MATRIX = (
     Support("backends", "More than one attention backend", _CONFORMANCE),
     Support("flex", "FlexAttention: `--attention-backend flex`", f"{_CONFORMANCE}; never run on CUDA yet"),
     Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
-    Support("int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/test_quantization.py`"),
+    Support(
+        "int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/weights/test_quantization.py`"
+    ),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),

@@ -14,7 +14,7 @@ from triptych.demo.audio.recordings import WINDOW_SECONDS, Recording, random_rec
 from triptych.demo.audio.tokens import make_tokenizer
 from triptych.demo.audio.tones import RATE, dial
 from triptych.demo.audio.train import encode
-from triptych.models.whisper import WhisperAudioEncoder
+from triptych.models.families.whisper import WhisperAudioEncoder
 from triptych.proxy.openai.audio.windows import Window, hear
 from triptych.types import TimestampTokens
 

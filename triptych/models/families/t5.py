@@ -11,10 +11,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from triptych.models.base import AttentionBias, BiasTable, DecoderSide, EncoderSide
-from triptych.models.cross_attention import CrossAttention
-from triptych.models.encdec import EncDecDecoder
-from triptych.models.loading import KeyMap
-from triptych.models.text_encoder import TextEncoder
+from triptych.models.families.cross_attention import CrossAttention
+from triptych.models.families.encdec import EncDecDecoder
+from triptych.models.families.text_encoder import TextEncoder
+from triptych.models.weights.loading import KeyMap
 
 #: Tokens of the decoder: the model itself counts none, its configs name what it was trained with.
 _MAX_POSITIONS = 4096

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from triptych.models.patch_embed import PatchLinear
+from triptych.models.families.patch_embed import PatchLinear
 
 
 def test_a_patch_embedding_is_the_convolution_it_stands_for() -> None:

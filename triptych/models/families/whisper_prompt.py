@@ -9,7 +9,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from triptych.errors import InvalidRequest
 from triptych.models.base import GenerationDefaults, LogitsRule, PromptDefaults
-from triptych.models.logits_rules import Only, Timestamps, checkpoint_rules
+from triptych.models.families.logits_rules import Only, Timestamps, checkpoint_rules
 
 TASKS = ("transcribe", "translate")
 

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.loading import KeyMap, empty_module, load_into
-from triptych.models.text import load_config
+from triptych.models.families.text import load_config
+from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 #: Tokens of one item where the model itself has no limit: attention grows with their square.
 MAX_ROWS = 4096

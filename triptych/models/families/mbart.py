@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers.models.mbart.modeling_mbart import MBartDecoder, MBartEncoder
 
-from triptych.models.bart import KEYS, BartTextDecoder, BartTextEncoder
 from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.families.bart import KEYS, BartTextDecoder, BartTextEncoder
 
 __all__ = ["DECODER", "ENCODER", "KEYS"]
 

@@ -12,8 +12,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.loading import KeyMap
-from triptych.models.qwen import QwenDecoder, QwenEncoder
+from triptych.models.families.qwen import QwenDecoder, QwenEncoder
+from triptych.models.weights.loading import KeyMap
 
 #: The hub writes `visual.` and `model.layers.`; transformers writes `model.visual.` and
 #: `model.language_model.layers.` when asked for its own names.

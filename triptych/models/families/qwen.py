@@ -13,11 +13,11 @@ from torch import nn
 from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint import Checkpoint
+from triptych.models.families.mrope import mrope_positions
+from triptych.models.families.patch_embed import PatchLinear
+from triptych.models.families.text import TextDecoder, load_config, rows_of_grid
 from triptych.models.images import ImageProcessor, check_known, is_count
-from triptych.models.loading import KeyMap, empty_module, load_into
-from triptych.models.mrope import mrope_positions
-from triptych.models.patch_embed import PatchLinear
-from triptych.models.text import TextDecoder, load_config, rows_of_grid
+from triptych.models.weights.loading import KeyMap, empty_module, load_into
 from triptych.types import ItemPlan, MMFeature
 
 

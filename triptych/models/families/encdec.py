@@ -21,11 +21,11 @@ from triptych.models.base import (
     PromptDefaults,
 )
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.cross_attention import CrossAttention
 from triptych.models.defaults import generation_defaults
-from triptych.models.loading import KeyMap, empty_module, load_into
-from triptych.models.logits_rules import checkpoint_rules
-from triptych.models.text import load_config, one_dimensional
+from triptych.models.families.cross_attention import CrossAttention
+from triptych.models.families.logits_rules import checkpoint_rules
+from triptych.models.families.text import load_config, one_dimensional
+from triptych.models.weights.loading import KeyMap, empty_module, load_into
 from triptych.types import ItemPlan, MMFeature
 
 

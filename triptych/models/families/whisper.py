@@ -23,10 +23,10 @@ from triptych.models.base import (
     PromptDefaults,
 )
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.encdec import EncDecDecoder
-from triptych.models.loading import KeyMap, empty_module, load_into
-from triptych.models.text import load_config
-from triptych.models.whisper_prompt import WhisperPrompts
+from triptych.models.families.encdec import EncDecDecoder
+from triptych.models.families.text import load_config
+from triptych.models.families.whisper_prompt import WhisperPrompts
+from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 KEYS = KeyMap(
     encoder=((r"^(model\.)?encoder\.", ""),),

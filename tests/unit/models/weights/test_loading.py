@@ -14,8 +14,8 @@ from support.checkpoints import FAMILIES, build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.loading import KeyMap
 from triptych.models.registry import family_of, load_decoder, load_encoder
+from triptych.models.weights.loading import KeyMap
 
 CPU = torch.device("cpu")
 VARIANTS = ("", "hub", "sharded", "hub+sharded", "tied", "tied+hub")

@@ -15,10 +15,10 @@ from transformers.models.vit.modeling_vit import ViTModel
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.encdec import EncDecDecoder
+from triptych.models.families.encdec import EncDecDecoder
+from triptych.models.families.text import load_config
 from triptych.models.images import ImageProcessor, check_known
-from triptych.models.loading import KeyMap, empty_module, load_into
-from triptych.models.text import load_config
+from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 #: The hub's names inside a ViT layer, and those of today's transformers.
 _HUB_LAYER = (

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from support.checkpoints import build_checkpoint
-from triptych.models.loading import parameter_bytes
-from triptych.models.prepack import PrepackedLinear, can_prepack, prepack
 from triptych.models.registry import load_decoder, load_encoder
+from triptych.models.weights.loading import parameter_bytes
+from triptych.models.weights.prepack import PrepackedLinear, can_prepack, prepack
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_each_plain_weight_is_let_go_before_the_next_one_is_copied(monkeypatch: 
             alive.append(sum(weight() is not None for weight in plain))
             super().__init__(original)
 
-    monkeypatch.setattr("triptych.models.prepack.PrepackedLinear", Counting)
+    monkeypatch.setattr("triptych.models.weights.prepack.PrepackedLinear", Counting)
     prepack(model)
     # The one that was copied last may still be at hand.
     assert all(count <= 9 - number for number, count in enumerate(alive))

@@ -9,9 +9,9 @@ from torch import nn
 from transformers.models.bart.modeling_bart import BartDecoder, BartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.encdec import EncDecDecoder
-from triptych.models.loading import KeyMap
-from triptych.models.text_encoder import TextEncoder
+from triptych.models.families.encdec import EncDecDecoder
+from triptych.models.families.text_encoder import TextEncoder
+from triptych.models.weights.loading import KeyMap
 
 #: One table of token embeddings serves encoder, decoder and head; files hold it under one name or several,
 #: with `model.` in front or, where they were saved without a head, not.

@@ -16,10 +16,10 @@ from support.model_prompts import ModelPrompt, batch_logits
 from support.reference_attention import NAME as DENSE
 from triptych.launch.memory import weight_bytes
 from triptych.models.identity import model_identity
-from triptych.models.loading import parameter_bytes
-from triptych.models.prepack import PrepackedLinear
-from triptych.models.quantization import Int8Linear, quantize, replace_linears
 from triptych.models.registry import load_decoder, load_encoder
+from triptych.models.weights.loading import parameter_bytes
+from triptych.models.weights.prepack import PrepackedLinear
+from triptych.models.weights.quantization import Int8Linear, quantize, replace_linears
 
 CPU = torch.device("cpu")
 

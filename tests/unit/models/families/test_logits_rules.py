@@ -19,7 +19,7 @@ from transformers import (
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from triptych.models.base import GenerationDefaults, LogitsRule
-from triptych.models.logits_rules import Only, Timestamps, checkpoint_rules
+from triptych.models.families.logits_rules import Only, Timestamps, checkpoint_rules
 
 VOCABULARY = 40
 EOS = 2

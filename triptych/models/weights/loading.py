@@ -12,8 +12,8 @@ from transformers.initialization import no_init_weights
 
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import Checkpoint
-from triptych.models.quantization import quantize as quantize_weight
-from triptych.models.quantization import replace_linears
+from triptych.models.weights.quantization import quantize as quantize_weight
+from triptych.models.weights.quantization import replace_linears
 
 #: What older checkpoints carry and no model takes from them: it computes it, or it never used it.
 _COMPUTED = re.compile(

@@ -9,8 +9,8 @@ from torch import nn
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
 
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
-from triptych.models.loading import KeyMap
-from triptych.models.qwen import QwenDecoder, QwenEncoder
+from triptych.models.families.qwen import QwenDecoder, QwenEncoder
+from triptych.models.weights.loading import KeyMap
 
 KEYS = KeyMap(
     encoder=((r"^(model\.)?visual\.", ""),),
