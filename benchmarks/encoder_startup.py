@@ -37,7 +37,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 from triptych.types import WorkerInfo
 
 RESULT = RESULTS / "encoder_startup.md"

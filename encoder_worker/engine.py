@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.cpus import in_passing_thread, lower_priority
-from triptych.device_fault import check_device
+from triptych.cpu.cpus import in_passing_thread, lower_priority
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
 from triptych.encoder_worker.saver import Saver
 from triptych.errors import InternalError, InvalidRequest
+from triptych.machine.device_fault import check_device
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan
 from triptych.watchdog import EngineBeat

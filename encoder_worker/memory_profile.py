@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from triptych.config import EncoderConfig, format_size
-from triptych.device_memory import DeviceMemory
 from triptych.errors import ConfigError
+from triptych.machine.device_memory import DeviceMemory
 from triptych.models.base import EncoderSide, PreparedItem
 
 

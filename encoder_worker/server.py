@@ -15,7 +15,7 @@ from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.rpc import MEDIA_FRAME_BYTES
+from triptych.rpc.channels import MEDIA_FRAME_BYTES
 
 logger = logging.getLogger(__name__)
 

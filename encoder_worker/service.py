@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
-from triptych.core_page import CorePage
-from triptych.device_memory import memory_of
+from triptych.cpu.core_page import CorePage
+from triptych.cpu.torch_threads import use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.memory_profile import check_encoder_memory
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
+from triptych.machine.device_memory import memory_of
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.families.layers import before_each_layer
@@ -24,9 +25,8 @@ from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc import make_server
-from triptych.rpc_auth import WorkerDoor
-from triptych.torch_threads import use_threads
+from triptych.rpc.auth import WorkerDoor
+from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal

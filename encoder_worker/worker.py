@@ -26,7 +26,7 @@ from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
-from triptych.machine import threads_of_one_worker
+from triptych.machine.resources import threads_of_one_worker
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from triptych.config import PDConfig
-from triptych.cpus import in_passing_thread
-from triptych.device_fault import check_device
+from triptych.cpu.cpus import in_passing_thread
 from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
 from triptych.errors import InternalError, Unavailable
+from triptych.machine.device_fault import check_device
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.core.admission import Admission

@@ -20,7 +20,7 @@ from triptych.pd_worker.frontend.names import MAX_KEYS, MAX_REQUESTS, check_coun
 from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
-from triptych.rpc import INCARNATION_HEADER
+from triptych.rpc.channels import INCARNATION_HEADER
 
 log = logging.getLogger(__name__)
 

@@ -17,16 +17,17 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
-from triptych.core_page import CorePage
-from triptych.cpus import OwnCore, claim_core, in_passing_thread
-from triptych.device_memory import memory_of
+from triptych.cpu.core_page import CorePage
+from triptych.cpu.cpus import OwnCore, claim_core, in_passing_thread
+from triptych.cpu.torch_threads import use_threads
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.errors import Unavailable
-from triptych.machine import may_claim_cores, threads_of_one_worker
+from triptych.machine.device_memory import memory_of
+from triptych.machine.resources import may_claim_cores, threads_of_one_worker
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.families.layers import before_each_layer
@@ -46,9 +47,8 @@ from triptych.pd_worker.frontend.token_texts import TokenTexts
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.protos import pd_pb2_grpc
-from triptych.rpc import make_server
-from triptych.rpc_auth import WorkerDoor
-from triptych.torch_threads import use_threads
+from triptych.rpc.auth import WorkerDoor
+from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal

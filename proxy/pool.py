@@ -19,11 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
-from triptych.internal_auth import InternalKey
 from triptych.proxy.call.encoder_prompt import ModelKind
 from triptych.proxy.requests.lifecycle import RETRY_AFTER
-from triptych.rpc import make_channel
-from triptych.rpc_auth import WorkerSession
+from triptych.rpc.auth import WorkerSession
+from triptych.rpc.channels import make_channel
+from triptych.rpc.proofs import InternalKey
 from triptych.types import WorkerInfo
 
 log = logging.getLogger(__name__)

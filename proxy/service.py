@@ -43,7 +43,7 @@ from triptych.proxy.http.connections import (
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.rpc import make_server
+from triptych.rpc.channels import make_server
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import metrics_server
 

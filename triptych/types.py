@@ -199,7 +199,7 @@ class WorkerInfo:
     holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
     `encoder_cache_bytes` (PD workers); `encoder_decoder` is 1 for models whose items are consumed through
     cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` shows that
-    the writer knows the internal token (`triptych.internal_auth`); empty where none is in use.
+    the writer knows the internal token (`triptych.rpc.proofs`); empty where none is in use.
     """
 
     address: str

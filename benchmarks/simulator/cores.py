@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from triptych.core_page import crowded
+from triptych.cpu.core_page import crowded
 
 
 class SharedCores:
-    """`triptych/core_page.py` for all workers of one host, whose looks take no time."""
+    """`triptych/cpu/core_page.py` for all workers of one host, whose looks take no time."""
 
     def __init__(self, cores: float) -> None:
         self._cores = cores

@@ -272,7 +272,7 @@ class _Served:
         """Bytes that are free where the KV cache lies."""
         import torch
 
-        from triptych.machine import available_memory
+        from triptych.machine.resources import available_memory
 
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])

@@ -21,7 +21,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind, calm_gc
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 from triptych.simulator.fit import Sample
 from triptych.simulator.scripted_workers import MARK, MODEL, FixedRegistry, NoStore, serve_workers
 from triptych.simulator.timing import Deadline, Effort

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc import make_server
+from triptych.rpc.channels import make_server
 from triptych.types import ItemPlan, WorkerInfo
 
 MODEL = "bench"

@@ -10,7 +10,7 @@ from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, featur
 from triptych.encoder_worker.media.avif_header import coded_pixels
 from triptych.encoder_worker.media.image_headers import check_jpeg, webp_canvas
 from triptych.errors import InvalidRequest, TooLarge
-from triptych.machine import usable_cpus
+from triptych.machine.resources import usable_cpus
 
 logger = logging.getLogger(__name__)
 

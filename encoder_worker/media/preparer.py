@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from triptych import hashing
-from triptych.cpus import lower_priority
+from triptych.cpu.cpus import lower_priority
 from triptych.encoder_worker.jobs.job import JobSpec, VerifiedMedia
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from triptych.config import VIEW_SHARE, PDConfig
-from triptych.device_memory import DeviceMemory
-from triptych.machine import available_memory
+from triptych.machine.device_memory import DeviceMemory
+from triptych.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.gather_plan import gather_limit
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from triptych.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.errors import InternalError
+from triptych.machine.device_fault import check_device
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.contiguous_kv import DecodeView
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache

@@ -13,7 +13,7 @@ from triptych.errors import Unavailable
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto
 from triptych.proxy.media.spool import SpooledMedia
-from triptych.rpc import MEDIA_FRAME_BYTES
+from triptych.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.types import ItemPlan
 
 #: How long a worker may take to close the stream of a job that has ended.

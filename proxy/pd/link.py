@@ -15,7 +15,7 @@ from grpc import aio
 
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.pd.stall_watch import StallWatch
-from triptych.rpc import INCARNATION_HEADER
+from triptych.rpc.channels import INCARNATION_HEADER
 
 log = logging.getLogger(__name__)
 

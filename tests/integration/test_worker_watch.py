@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.beats import NoTimer
 from support.waiting import until
-from triptych.rpc import make_channel, make_server
+from triptych.rpc.channels import make_channel, make_server
 from triptych.watchdog import LEAST_LIMIT, EngineBeat, Watchdog
 from triptych.worker_process import Health, WorkerWatch
 

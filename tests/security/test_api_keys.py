@@ -24,7 +24,7 @@ from triptych.errors import ConfigError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 
 ALICE, BOB, CAROL = "tk-alice-0123456789", "tk-bob-0123456789", "tk-carol-0123456789"
 HELLO = json.dumps(

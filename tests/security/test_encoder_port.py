@@ -19,8 +19,8 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc import make_channel, make_server
-from triptych.rpc_auth import SESSION_HEADER, WorkerDoor
+from triptych.rpc.auth import SESSION_HEADER, WorkerDoor
+from triptych.rpc.channels import make_channel, make_server
 from triptych.types import WorkerInfo
 
 GAUGES = ("jobs", "queue_items", "planned_items", "inflight", "leases_held")

@@ -18,7 +18,7 @@ from support.cluster import PATIENCE
 from support.guarded import FAMILY, Guarded
 from support.rest import assert_at_rest
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -23,10 +23,10 @@ from support.impostor import (
 )
 from support.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.internal_auth import SIZE, InternalKey
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, pd_pb2_grpc
-from triptych.rpc import make_channel
-from triptych.rpc_auth import SESSION_HEADER
+from triptych.rpc.auth import SESSION_HEADER
+from triptych.rpc.channels import make_channel
+from triptych.rpc.proofs import SIZE, InternalKey
 from triptych.types import WorkerInfo
 
 TOKEN = "token-of-the-cluster-under-attack"

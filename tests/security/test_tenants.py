@@ -16,8 +16,8 @@ from support.guarded import TOKEN, Guarded
 from support.pictures import picture
 from support.rest import assert_at_rest
 from triptych.protos import pd_pb2, pd_pb2_grpc, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc import make_channel
-from triptych.rpc_auth import WorkerSession
+from triptych.rpc.auth import WorkerSession
+from triptych.rpc.channels import make_channel
 
 pytestmark = pytest.mark.timeout(300)
 

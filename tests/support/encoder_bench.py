@@ -27,7 +27,7 @@ from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.rpc import MEDIA_FRAME_BYTES, make_channel, make_server
+from triptych.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
 
 NAMESPACE = "ab" * 32
 

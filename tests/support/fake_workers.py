@@ -10,8 +10,8 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.hashing import mm_hash
-from triptych.rpc import make_server
-from triptych.rpc_auth import WorkerDoor
+from triptych.rpc.auth import WorkerDoor
+from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo
 
 TOKEN = "internal-token-of-the-fakes"

@@ -12,7 +12,7 @@ from triptych.config import PDConfig
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.service import LoadedModel, PDWorker, load_model
 from triptych.protos import pd_pb2_grpc
-from triptych.rpc import make_channel, make_server
+from triptych.rpc.channels import make_channel, make_server
 
 
 def tiny_model(family: str, **flags: Any) -> LoadedModel:

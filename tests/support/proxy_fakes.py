@@ -32,7 +32,7 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
-from triptych.rpc import make_server
+from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo
 
 

@@ -9,20 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych import machine
 from triptych.cli import serve
 from triptych.cli.app import thread_environment
 from triptych.config import EncoderConfig
-from triptych.core_page import CorePage
-from triptych.cpus import claim_core
+from triptych.cpu.core_page import CorePage
+from triptych.cpu.cpus import claim_core
+from triptych.cpu.torch_threads import use_threads
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.launch.cores import share_cores
+from triptych.machine import resources as machine
 from triptych.pd_worker import service as pd_service
-from triptych.torch_threads import use_threads
 
 ROOT = Path(serve.__file__).resolve().parents[2]
 #: Who may ask for cores by their numbers, or hand them on.
-BY_NUMBER = {"triptych/machine.py", "triptych/cpus.py", "triptych/cli/serve.py", "pd_worker/service.py"}
+BY_NUMBER = {
+    "triptych/machine/resources.py",
+    "triptych/cpu/cpus.py",
+    "triptych/cli/serve.py",
+    "pd_worker/service.py",
+}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from triptych.cli.profile import profile
 from triptych.cli.transcribe import transcribe
 from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
-from triptych.machine import threads_of_one_worker, usable_cpus
+from triptych.machine.resources import threads_of_one_worker, usable_cpus
 
 C = TypeVar("C")
 
@@ -49,7 +49,7 @@ def thread_environment() -> None:
 
 
 def _start(service: str, values: dict[str, Any]) -> None:
-    from triptych.cpus import pin
+    from triptych.cpu.cpus import pin
     from triptych.launch.parent import die_with_parent
 
     forget_variables()

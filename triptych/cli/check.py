@@ -10,7 +10,7 @@ from triptych.config import EMBEDDING_MEMORY, PDConfig, format_size, parse_size
 from triptych.launch.memory import check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
 from triptych.launch.shape import shape_of
-from triptych.machine import available_memory
+from triptych.machine.resources import available_memory
 
 
 def check_model(values: dict[str, Any]) -> None:

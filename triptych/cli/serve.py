@@ -43,7 +43,7 @@ from triptych.launch.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
-from triptych.machine import cpu_quota, may_claim_cores, numa_nodes, usable_cpus
+from triptych.machine.resources import cpu_quota, may_claim_cores, numa_nodes, usable_cpus
 from triptych.models.support import check_supported, wanted_by_flags
 
 log = logging.getLogger("launch")

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from triptych.colocated.turn import Turn
 from triptych.config import ColocatedConfig, check_advertise, check_bind
-from triptych.cpus import in_passing_thread
+from triptych.cpu.cpus import in_passing_thread
+from triptych.cpu.torch_threads import use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory import memory_store
 from triptych.ec_connector.registry.heartbeat import Heartbeat
@@ -25,9 +26,8 @@ from triptych.models.identity import ModelIdentity
 from triptych.pd_worker import service as pd_service
 from triptych.pd_worker.attention.flex.start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
-from triptych.rpc import make_server
-from triptych.rpc_auth import WorkerDoor
-from triptych.torch_threads import use_threads
+from triptych.rpc.auth import WorkerDoor
+from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo
 from triptych.watchdog import EngineBeat, check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal

@@ -14,7 +14,7 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.jobs import table as jobs
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
-from triptych.rpc import MEDIA_FRAME_BYTES
+from triptych.rpc.channels import MEDIA_FRAME_BYTES
 
 
 def media(seed: int, width: int = 64, height: int = 64) -> bytes:

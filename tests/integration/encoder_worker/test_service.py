@@ -23,7 +23,7 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.service import run
 from triptych.errors import ConfigError
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 
 _CHILD = """
 import asyncio, sys

@@ -9,10 +9,10 @@ import torch
 
 from support.checkpoints import build_checkpoint
 from triptych.config import MIB, EncoderConfig
-from triptych.device_memory import CpuMemory
 from triptych.encoder_worker import service
 from triptych.encoder_worker.memory_profile import check_encoder_memory, largest_batch
 from triptych.errors import ConfigError
+from triptych.machine.device_memory import CpuMemory
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 

@@ -15,7 +15,7 @@ from triptych.encoder_worker import server
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
-from triptych.rpc import MEDIA_FRAME_BYTES
+from triptych.rpc.channels import MEDIA_FRAME_BYTES
 
 
 def media(seed: int, size: int) -> bytes:

@@ -21,8 +21,8 @@ from triptych.pd_worker.core.outputs import NewTokens, RequestFinished
 from triptych.pd_worker.events.streams import Outbox
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
-from triptych.rpc import make_channel, make_server
-from triptych.rpc_auth import WorkerDoor, WorkerSession
+from triptych.rpc.auth import WorkerDoor, WorkerSession
+from triptych.rpc.channels import make_channel, make_server
 from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED

@@ -19,7 +19,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.pd_worker.service import default_threads, run
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 
 _CHILD = """
 import asyncio, sys

@@ -13,7 +13,7 @@ from support.malformed import tool
 from support.proxy_fakes import FakeCluster
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 
 HELLO = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="hello")])
 CALL = ["I look. ", '<tool_call>{"name": "look", ', '"arguments": {}}</tool_call>']

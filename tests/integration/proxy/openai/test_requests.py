@@ -10,7 +10,7 @@ from support.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc import make_channel
+from triptych.rpc.channels import make_channel
 
 
 async def test_a_text_request_streams_every_token_once(store: EmbeddingStore) -> None:

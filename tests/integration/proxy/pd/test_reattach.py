@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from support.waiting import until
-from triptych import rpc
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import (
     NewTokens,
@@ -31,7 +30,8 @@ from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.pd import link as pd_client
 from triptych.proxy.pd.link import LinkSink, PDLink, ProcessEnd
-from triptych.rpc import make_channel, make_server
+from triptych.rpc import channels as rpc
+from triptych.rpc.channels import make_channel, make_server
 from triptych.types import FinishReason, PDTimings, Usage
 
 PROXY = "proxy-test"

@@ -10,8 +10,8 @@ import torch
 
 from support.engine_cell import Checkpoint
 from triptych.config import CPU_SHARE, GIB, MIB, VIEW_SHARE, PDConfig
-from triptych.device_memory import CpuMemory, memory_of
 from triptych.errors import ConfigError
+from triptych.machine.device_memory import CpuMemory, memory_of
 from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.memory_plan import (
     LEAST_EMBEDDINGS,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from support.cluster import wait_for
-from triptych.core_page import SLOTS, CorePage, crowded, fits
-from triptych.cpus import OwnCore
+from triptych.cpu.core_page import SLOTS, CorePage, crowded, fits
+from triptych.cpu.cpus import OwnCore
 from triptych.errors import ConfigError
-from triptych.machine import usable_cpus
+from triptych.machine.resources import usable_cpus
 
 CORES = usable_cpus()
 

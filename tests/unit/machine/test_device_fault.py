@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych import device_fault
-from triptych.device_fault import DeviceLost, check_device, is_sticky
+from triptych.machine import device_fault
+from triptych.machine.device_fault import DeviceLost, check_device, is_sticky
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from triptych.cpus import OwnCore, claim_core, in_passing_thread, lower_priority, parse_cpus, pin
+from triptych.cpu.cpus import OwnCore, claim_core, in_passing_thread, lower_priority, parse_cpus, pin
 from triptych.errors import ConfigError
 
 
@@ -100,7 +100,7 @@ def test_a_core_that_is_gone_is_given_up_and_nothing_fails(caplog):
 
 _PASSING = """
 import os, sys, time, torch
-from triptych.cpus import in_passing_thread
+from triptych.cpu.cpus import in_passing_thread
 
 def threads():
     return len(os.listdir("/proc/self/task"))

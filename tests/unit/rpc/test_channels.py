@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.internal_auth import SIZE, InternalKey, client_nonce, identity_of, worker_nonce
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc import make_channel, make_server
-from triptych.rpc_auth import SESSION_HEADER, SESSION_SECONDS, WorkerDoor, WorkerSession
+from triptych.rpc.auth import SESSION_HEADER, SESSION_SECONDS, WorkerDoor, WorkerSession
+from triptych.rpc.channels import make_channel, make_server
+from triptych.rpc.proofs import SIZE, InternalKey, client_nonce, identity_of, worker_nonce
 from triptych.types import WorkerInfo
 
 TOKEN = "the-token-of-this-test"

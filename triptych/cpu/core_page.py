@@ -23,9 +23,9 @@ import os
 import time
 from types import TracebackType
 
-from triptych.cpus import OwnCore
+from triptych.cpu.cpus import OwnCore
 from triptych.errors import ConfigError
-from triptych.machine import usable_cpus
+from triptych.machine.resources import usable_cpus
 
 #: Workers of one machine, at most.
 SLOTS = 256

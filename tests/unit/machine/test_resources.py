@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.machine_files import V2, FakeMachine
-from triptych import machine
-from triptych.machine import (
+from triptych.machine import resources as machine
+from triptych.machine.resources import (
     allowed_cpus,
     available_memory,
     cpu_quota,

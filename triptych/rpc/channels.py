@@ -7,7 +7,7 @@ from typing import Any
 
 from grpc import aio
 
-from triptych.rpc_auth import WorkerDoor, WorkerSession
+from triptych.rpc.auth import WorkerDoor, WorkerSession
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
 MAX_MESSAGE_BYTES = 80 << 20

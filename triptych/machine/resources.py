@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from triptych.cgroups import folders, read_text
+from triptych.machine.cgroups import folders, read_text
 
 _ROOT = Path("/")
 #: Inode numbers of the initial namespaces, constants of the kernel (include/linux/proc_ns.h).

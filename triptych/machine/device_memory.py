@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from triptych.config import CPU_SHARE, CUDA_CONTEXT_BYTES, CUDA_SHARE
-from triptych.machine import available_memory
+from triptych.machine.resources import available_memory
 
 
 class DeviceMemory(Protocol):

@@ -2,7 +2,7 @@
 
 `Authenticate` carries its challenge in the metadata and is answered with the worker's nonce and proof; the
 calls after it carry identity, nonces and the client's proof. The door keeps no table of sessions: all that it
-needs to verify a call is in the call. See `triptych.internal_auth` for the proofs.
+needs to verify a call is in the call. See `triptych.rpc.proofs` for the proofs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from triptych.internal_auth import SIZE, InternalKey, age_of, client_nonce, identity_of, worker_nonce
+from triptych.rpc.proofs import SIZE, InternalKey, age_of, client_nonce, identity_of, worker_nonce
 from triptych.types import WorkerInfo
 
 log = logging.getLogger(__name__)

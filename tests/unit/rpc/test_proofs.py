@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from triptych.internal_auth import InternalKey, age_of, client_nonce, identity_of, worker_nonce
+from triptych.rpc.proofs import InternalKey, age_of, client_nonce, identity_of, worker_nonce
 from triptych.types import WorkerInfo
 
 INFO = WorkerInfo("10.0.0.7:1", "pd", "i1", "k" * 64, "m", ("n" * 64,), {"max_num_seqs": 4}, "image")

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from triptych.machine import usable_cpus
+from triptych.machine.resources import usable_cpus
 
 
 def use_threads(count: int) -> None:

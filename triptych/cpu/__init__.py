@@ -1,0 +1,1 @@
+"""Cores of this machine and how processes share them."""

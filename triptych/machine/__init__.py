@@ -1,0 +1,1 @@
+"""What the machine has: memory, cgroup limits, devices and their faults."""

@@ -1,0 +1,1 @@
+"""gRPC channels and servers, and proofs of the internal token."""
