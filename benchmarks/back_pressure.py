@@ -38,7 +38,7 @@ from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.machine import commit
 from triptych.launch.model_path import DEMO_MODEL
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "back_pressure.md"
 WINDOW = 10.0

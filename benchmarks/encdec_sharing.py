@@ -46,7 +46,7 @@ from benchmarks.baselines.processes import usages
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.machine import commit
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "encdec_sharing.md"
 START_SECONDS = 180.0

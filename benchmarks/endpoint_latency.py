@@ -27,7 +27,7 @@ import aiohttp
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.launch import launched
 from triptych.goodput.machine import describe, load_average
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "endpoint_latency.md"
 CLIENTS = 100

@@ -33,7 +33,7 @@ from triptych.demo.evaluate import cases, evaluate
 from triptych.demo.inference import MODEL_ID, Http
 from triptych.goodput.launch import launched
 from triptych.goodput.machine import commit
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear

@@ -21,7 +21,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
 from triptych.errors import ConfigError
 from triptych.launch.parent import supervised
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 
 _SHAPE = re.compile(r"(?:(\d+)E(\d+)PD|(\d*)colocated)", re.IGNORECASE)
 _END_SECONDS = 90.0

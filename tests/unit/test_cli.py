@@ -14,16 +14,14 @@ from click.testing import CliRunner
 
 from triptych import __version__
 from triptych.cli.app import app
+from triptych.cli.commands.serve import internal_token, plan_cluster
+from triptych.cli.commands.tones import write_tones
 from triptych.cli.credentials import store_of
 from triptych.cli.options import arguments, build, secrets_of
-from triptych.cli.serve import internal_token, plan_cluster
-from triptych.cli.tones import write_tones
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, flags_of, read_internal_token
 from triptych.ec_connector.store.address import StoreAddress, parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.children import backoff
-from triptych.launch.cores import share_cores
-from triptych.launch.memory import MemoryPlan, check_fits, weight_bytes
 from triptych.launch.model_path import (
     AUDIO_DEMO_MODEL,
     DEMO_MODEL,
@@ -31,6 +29,8 @@ from triptych.launch.model_path import (
     resolve_demo,
     resolve_model,
 )
+from triptych.launch.plan.cores import share_cores
+from triptych.launch.plan.memory import MemoryPlan, check_fits, weight_bytes
 
 
 def _triptych(*words: str) -> subprocess.CompletedProcess[str]:

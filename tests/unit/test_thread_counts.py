@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych.cli import serve
 from triptych.cli.app import thread_environment
+from triptych.cli.commands import serve
 from triptych.config import EncoderConfig
 from triptych.cpu.core_page import CorePage
 from triptych.cpu.cpus import claim_core
 from triptych.cpu.torch_threads import use_threads
 from triptych.encoder_worker import worker as encoder_worker
-from triptych.launch.cores import share_cores
+from triptych.launch.plan.cores import share_cores
 from triptych.machine import resources as machine
 from triptych.pd_worker import service as pd_service
 
@@ -25,7 +25,7 @@ ROOT = Path(serve.__file__).resolve().parents[2]
 BY_NUMBER = {
     "triptych/machine/resources.py",
     "triptych/cpu/cpus.py",
-    "triptych/cli/serve.py",
+    "triptych/cli/commands/serve.py",
     "pd_worker/service.py",
 }
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import click
 
 from triptych import __version__
-from triptych.cli.bench import bench
+from triptych.cli.commands.bench import bench
+from triptych.cli.commands.plan import plan
+from triptych.cli.commands.profile import profile
+from triptych.cli.commands.transcribe import transcribe
 from triptych.cli.credentials import forget_variables, store_of
 from triptych.cli.options import MODEL_HELP, build, config_options
-from triptych.cli.plan import plan
-from triptych.cli.profile import profile
-from triptych.cli.transcribe import transcribe
 from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
 from triptych.machine.resources import threads_of_one_worker, usable_cpus
@@ -288,7 +288,7 @@ def colocated(**values: Any) -> None:
     help="folder for the store's socket and cluster.json (names and process ids); made for you alone",
 )
 def serve(**values: Any) -> None:
-    from triptych.cli.serve import serve_cluster
+    from triptych.cli.commands.serve import serve_cluster
 
     serve_cluster(values)
 
@@ -316,7 +316,7 @@ def key(name: str) -> None:
 )
 def tones(digits: str, output: Path) -> None:
     """Writes the dial tones of DIGITS as a WAV file: what `triptych serve --demo audio` understands."""
-    from triptych.cli.tones import write_tones
+    from triptych.cli.commands.tones import write_tones
 
     write_tones(digits, output)
 
@@ -342,7 +342,7 @@ def tones(digits: str, output: Path) -> None:
 @click.option("--api-key", default="", envvar="TRIPTYCH_API_KEY", show_envvar=True, help="key to send")
 def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int, api_key: str) -> None:
     """Asks a running cluster QUESTION and prints the answer as it comes."""
-    from triptych.cli.ask import ask_cluster
+    from triptych.cli.commands.ask import ask_cluster
 
     # The variable may hold all the keys of a server.
     ask_cluster(question, list(images), url, max_tokens, api_key.partition(",")[0].strip())
@@ -370,6 +370,6 @@ def ask(question: str, images: tuple[str, ...], url: str, max_tokens: int, api_k
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 64), help="replicas")
 @click.option("--store-memory", default="512 MiB", show_default=True, help="memory of the store")
 def check(**values: Any) -> None:
-    from triptych.cli.check import check_model
+    from triptych.cli.commands.check import check_model
 
     check_model(values)

@@ -10,8 +10,8 @@ from triptych.cli.options import ENV_PREFIX
 from triptych.config import ProxyConfig, flags_of
 from triptych.ec_connector.store.address import with_password
 from triptych.errors import ConfigError
-from triptych.launch.handed_down import take_over
-from triptych.launch.hidden import hide
+from triptych.launch.secrets.handed_down import take_over
+from triptych.launch.secrets.hidden import hide
 
 _NAMES = [name for name, _, metadata in flags_of(ProxyConfig) if metadata["secret"]]
 _VARIABLES = {ENV_PREFIX + name.upper() for name in _NAMES}

@@ -12,8 +12,8 @@ from pathlib import Path
 from triptych.cli import main
 from triptych.cli.app import thread_environment
 from triptych.errors import ConfigError
+from triptych.launch.fork.process import Order, become, serve_orders
 from triptych.launch.parent import die_with_parent
-from triptych.launch.zygote_process import Order, become, serve_orders
 from triptych.log import setup_logging
 
 #: What workers import besides, without gRPC.

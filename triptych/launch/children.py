@@ -9,9 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from triptych.launch.handed_down import VARIABLE, hand_down
+from triptych.launch.fork.zygote import ForkedProcess, Zygote
 from triptych.launch.parent import PARENT_VARIABLE
-from triptych.launch.zygote import ForkedProcess, Zygote
+from triptych.launch.secrets.handed_down import VARIABLE, hand_down
 
 log = logging.getLogger("launch")
 

@@ -19,7 +19,7 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUna
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import CONFIG_EXIT, Child
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.zygote import Zygote
+from triptych.launch.fork.zygote import Zygote
 
 log = logging.getLogger("launch")
 

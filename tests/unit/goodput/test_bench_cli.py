@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from triptych.cli.app import app
 from triptych.errors import ConfigError
 from triptych.goodput.launch import parse_shape, shape_words
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 
 SERVER = ("--target", "http://127.0.0.1:9")
 

@@ -14,7 +14,7 @@ from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec_reference import NAME, decoder_logits
 from support.model_prompts import ModelPrompt, batch_logits
 from support.reference_attention import NAME as DENSE
-from triptych.launch.memory import weight_bytes
+from triptych.launch.plan.memory import weight_bytes
 from triptych.models.identity import model_identity
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes

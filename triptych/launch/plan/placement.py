@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from triptych.config import CUDA_CONTEXT_BYTES, EMBEDDING_MEMORY, GIB, MIB
-from triptych.launch.devices import Device, Need, find_devices, place_workers, share_table
-from triptych.launch.memory import WORKER_BASE_BYTES, check_fits, decoding_budget, plan_memory, weight_bytes
-from triptych.launch.shape import ClusterShape, shape_of
+from triptych.launch.plan.devices import Device, Need, find_devices, place_workers, share_table
+from triptych.launch.plan.memory import (
+    WORKER_BASE_BYTES,
+    check_fits,
+    decoding_budget,
+    plan_memory,
+    weight_bytes,
+)
+from triptych.launch.plan.shape import ClusterShape, shape_of
 from triptych.machine.resources import available_memory
 
 log = logging.getLogger(__name__)

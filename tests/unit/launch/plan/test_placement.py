@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from triptych.cli.app import app
-from triptych.cli.serve import plan_cluster
+from triptych.cli.commands.serve import plan_cluster
 from triptych.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB
 from triptych.errors import ConfigError
-from triptych.launch import placement
-from triptych.launch.cores import share_cores
-from triptych.launch.devices import Device
 from triptych.launch.model_path import DEMO_MODEL
-from triptych.launch.placement import check_memory, gpu_needs, place_on_gpus
+from triptych.launch.plan import placement
+from triptych.launch.plan.cores import share_cores
+from triptych.launch.plan.devices import Device
+from triptych.launch.plan.placement import check_memory, gpu_needs, place_on_gpus
 
 
 def _values(*words: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from triptych.config import GIB
 from triptych.errors import ConfigError
-from triptych.launch.devices import Device, Need, Share, find_devices, place_workers, share_table
+from triptych.launch.plan.devices import Device, Need, Share, find_devices, place_workers, share_table
 
 
 def _gpus(*gib: float) -> list[Device]:

@@ -1,4 +1,4 @@
-"""`python -m triptych.launch.device_probe`: the GPUs that torch sees and their free memory, as JSON.
+"""`python -m triptych.launch.plan.device_probe`: the GPUs that torch sees and their free memory, as JSON.
 
 In a process of its own: who asks a GPU keeps a part of its memory until it ends.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from triptych.cli.bench import check_extra, options_of, workload_of, workload_options
+from triptych.cli.commands.bench import check_extra, options_of, workload_of, workload_options
 from triptych.errors import ConfigError
 
 PLOTS = (".png", ".svg")

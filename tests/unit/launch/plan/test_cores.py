@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
+from triptych.launch.plan.cores import assign_cores, check_sharing, proxy_cores, share_cores
 
 
 def test_each_worker_gets_cores_of_its_own():

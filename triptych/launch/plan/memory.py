@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triptych.config import CPU_SHARE, MIB, VIEW_SHARE, format_size
 from triptych.errors import ConfigError
-from triptych.launch.shape import ClusterShape
+from triptych.launch.plan.shape import ClusterShape
 from triptych.types import DTYPE_BYTES
 
 #: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. Workers that are forked

@@ -13,7 +13,7 @@ from triptych.errors import ConfigError
 
 #: Importing torch and opening every GPU of a large machine.
 _PROBE_SECONDS = 180.0
-_PROBE = (sys.executable, "-m", "triptych.launch.device_probe")
+_PROBE = (sys.executable, "-m", "triptych.launch.plan.device_probe")
 
 
 @dataclass(frozen=True, slots=True)

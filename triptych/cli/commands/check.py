@@ -7,9 +7,9 @@ from typing import Any
 
 from triptych.cli.options import build
 from triptych.config import EMBEDDING_MEMORY, PDConfig, format_size, parse_size
-from triptych.launch.memory import check_fits, plan_memory
 from triptych.launch.model_path import resolve_model
-from triptych.launch.shape import shape_of
+from triptych.launch.plan.memory import check_fits, plan_memory
+from triptych.launch.plan.shape import shape_of
 from triptych.machine.resources import available_memory
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from triptych.launch.children import Child
+from triptych.launch.fork.zygote import ForkedProcess, Zygote
 from triptych.launch.parent import PARENT_VARIABLE
-from triptych.launch.zygote import ForkedProcess, Zygote
 
 PATIENCE = 60.0
 #: A zygote without torch; its workers do what their first word says.
@@ -22,7 +22,7 @@ _ZYGOTE = """
 import json, os, socket, sys, time
 from pathlib import Path
 from triptych.launch.parent import die_with_parent
-from triptych.launch.zygote_process import become, serve_orders
+from triptych.launch.fork.process import become, serve_orders
 
 die_with_parent()
 {preload}

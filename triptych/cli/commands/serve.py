@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from triptych.cli.commands.first_request import first_request
 from triptych.cli.credentials import forget_variables, store_of
-from triptych.cli.first_request import first_request
 from triptych.cli.options import arguments, build, secrets_of
 from triptych.config import (
     SHARING_FLAGS,
@@ -29,8 +29,8 @@ from triptych.config import (
 )
 from triptych.ec_connector.store.address import parse_store_url
 from triptych.errors import ConfigError
-from triptych.launch.cores import assign_cores, check_sharing, proxy_cores, share_cores
 from triptych.launch.embedded_store import EmbeddedStore
+from triptych.launch.fork.zygote import Zygote
 from triptych.launch.model_path import (
     AUDIO_DEMO_MODEL,
     DEMO_MODEL,
@@ -38,10 +38,10 @@ from triptych.launch.model_path import (
     resolve_demo,
     resolve_model,
 )
-from triptych.launch.placement import check_memory, place_on_gpus
-from triptych.launch.shape import ClusterShape, shape_of
+from triptych.launch.plan.cores import assign_cores, check_sharing, proxy_cores, share_cores
+from triptych.launch.plan.placement import check_memory, place_on_gpus
+from triptych.launch.plan.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
-from triptych.launch.zygote import Zygote
 from triptych.log import setup_logging
 from triptych.machine.resources import cpu_quota, may_claim_cores, numa_nodes, usable_cpus
 from triptych.models.support import check_supported, wanted_by_flags

@@ -1,0 +1,1 @@
+"""Secrets handed to child processes, hidden from others."""
