@@ -20,7 +20,7 @@ from benchmarks.baselines.matrix import read_matrix
 from benchmarks.baselines.pace import seconds_left, told
 from benchmarks.baselines.runner import Options, Run
 from triptych.errors import ConfigError
-from triptych.goodput.display import Display
+from triptych.goodput.report.display import Display
 
 
 def parser() -> argparse.ArgumentParser:

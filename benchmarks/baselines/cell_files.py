@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.baselines.cell import Cell
 from benchmarks.baselines.matrix import Matrix, as_fields
 from triptych.errors import ConfigError
-from triptych.goodput.result import write_json
+from triptych.goodput.report.result import write_json
 
 CELL = "triptych-baseline-cell/1"
 PLAN = "triptych-baseline-plan/1"

@@ -13,7 +13,7 @@ import msgspec
 
 from triptych.errors import ConfigError
 from triptych.goodput.launch import parse_shape
-from triptych.goodput.presets import preset
+from triptych.goodput.load.presets import preset
 from triptych.goodput.slo import Slo, parse_slo
 
 KINDS = ("capacity", "fixed", "search")

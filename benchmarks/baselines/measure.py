@@ -13,11 +13,11 @@ from benchmarks.baselines.processes import cpu_shares, machine_time, others_shar
 from benchmarks.baselines.rates import Found, fixed_rate, search_start, window_requests
 from benchmarks.baselines.servers import Server
 from triptych.errors import TriptychError
-from triptych.goodput.arrivals import Arrivals
-from triptych.goodput.display import Display
-from triptych.goodput.job import Target
-from triptych.goodput.presets import preset
-from triptych.goodput.result import search_fields, window_fields
+from triptych.goodput.load.arrivals import Arrivals
+from triptych.goodput.load.job import Target
+from triptych.goodput.load.presets import preset
+from triptych.goodput.report.display import Display
+from triptych.goodput.report.result import search_fields, window_fields
 from triptych.goodput.run import Bench, ready
 from triptych.goodput.search import SearchLimits
 from triptych.goodput.settings import Settings

@@ -17,8 +17,8 @@ from benchmarks.baselines.pace import estimate, seconds_left, told
 from benchmarks.baselines.servers import Fleet, Server, idle_shares
 from benchmarks.baselines.turn import turn
 from triptych.errors import ConfigError, TriptychError
-from triptych.goodput.display import Display
-from triptych.goodput.machine import describe, load_average
+from triptych.goodput.report.display import Display
+from triptych.goodput.report.machine import describe, load_average
 
 #: Cores that all idle servers together may take before it is told who they are.
 IDLE_LIMIT = 0.02

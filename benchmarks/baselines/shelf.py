@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.goodput.comparison import Ratio, ratio
+from triptych.goodput.report.comparison import Ratio, ratio
 
 Found = Mapping[str, Any]
 #: A share of failed requests above this makes a comparison of latencies open: they are of the others only.

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.baselines.shelf import Shelf
-from triptych.goodput.figures import percentile
-from triptych.goodput.reply import STAGES
+from triptych.goodput.load.reply import STAGES
+from triptych.goodput.report.figures import percentile
 
 #: What a first token waits for; `decode` is what follows.
 BEFORE_FIRST_TOKEN = tuple(stage for stage in STAGES if stage != "decode")

@@ -10,11 +10,11 @@ from dataclasses import replace
 import aiohttp
 
 from triptych.errors import ConfigError
-from triptych.goodput.client import Client, make_session
-from triptych.goodput.job import Job, Target
-from triptych.goodput.payload import Bodies
-from triptych.goodput.prompts import words_per_token
-from triptych.goodput.workload import PlannedRequest
+from triptych.goodput.load.client import Client, make_session
+from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.payload import Bodies
+from triptych.goodput.load.prompts import words_per_token
+from triptych.goodput.load.workload import PlannedRequest
 
 _SHORT, _LONG = 8, 40
 _PATIENCE = 120.0

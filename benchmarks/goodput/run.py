@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import ConfigError
-from triptych.goodput.comparison import compare_results, compare_searches, compare_windows, differences
-from triptych.goodput.display import Display, summary_of
-from triptych.goodput.machine import describe, load_average
-from triptych.goodput.plots import save_plots
 from triptych.goodput.probe import calibrate, find_model
-from triptych.goodput.result import document, read_result, window_fields, write_csv, write_json
+from triptych.goodput.report.comparison import compare_results, compare_searches, compare_windows, differences
+from triptych.goodput.report.display import Display, summary_of
+from triptych.goodput.report.machine import describe, load_average
+from triptych.goodput.report.plots import save_plots
+from triptych.goodput.report.result import document, read_result, window_fields, write_csv, write_json
+from triptych.goodput.report.window import Window, measure
 from triptych.goodput.search import SearchLimits, SearchResult, Verdict, search
 from triptych.goodput.settings import Settings
-from triptych.goodput.window import Window, measure
 
 #: Windows of one run never share a seed: no cache may answer for an earlier window's requests.
 _SEED_STEP = 1000

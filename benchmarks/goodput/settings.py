@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triptych.errors import ConfigError
-from triptych.goodput.arrivals import Arrivals, arrival_times, mean_rate
-from triptych.goodput.job import Job, Target
+from triptych.goodput.load.arrivals import Arrivals, arrival_times, mean_rate
+from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.trace import read_trace
+from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
 from triptych.goodput.slo import Slo
-from triptych.goodput.trace import read_trace
-from triptych.goodput.workload import PlannedRequest, Workload, plan_requests
 
 #: A window below this says nothing of a P99.
 _LEAST_REQUESTS = 5

@@ -23,7 +23,7 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.engine_decode import chip, engine_round, make_engine, make_requests, synchronize
+from benchmarks.micro.engine_decode import chip, engine_round, make_engine, make_requests, synchronize
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, MIB
 from triptych.models.registry import load_encoder

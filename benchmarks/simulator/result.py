@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from triptych.goodput.record import RequestRecord
-from triptych.simulator.cluster import Cluster
+from triptych.goodput.load.record import RequestRecord
+from triptych.simulator.cluster.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 
 from triptych.errors import ConfigError
-from triptych.goodput.record import RequestRecord
-from triptych.goodput.workload import PlannedRequest
-from triptych.simulator.clock import Clock
-from triptych.simulator.cluster import Cluster
-from triptych.simulator.costs import CostModel, ModelShape
-from triptych.simulator.flow import Flow
-from triptych.simulator.requests import RequestMaker
+from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.workload import PlannedRequest
+from triptych.simulator.cluster.clock import Clock
+from triptych.simulator.cluster.cluster import Cluster
+from triptych.simulator.cluster.flow import Flow
+from triptych.simulator.cluster.requests import RequestMaker
+from triptych.simulator.cluster.shape import ClusterShape, Limits
+from triptych.simulator.costs.costs import CostModel, ModelShape
 from triptych.simulator.result import Simulation, count
-from triptych.simulator.shape import ClusterShape, Limits
 
 
 def simulate(

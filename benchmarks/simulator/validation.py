@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triptych.simulator import shape
-from triptych.simulator.costs import CoreCosts
-from triptych.simulator.shape import ClusterShape
-from triptych.simulator.speed import Speed
+from triptych.simulator.cluster import shape
+from triptych.simulator.cluster.shape import ClusterShape
+from triptych.simulator.costs.costs import CoreCosts
+from triptych.simulator.costs.speed import Speed
 
 #: A simulated median may be off by so much, or by the spread of the measured runs where that is more.
 ALLOWED = 0.15

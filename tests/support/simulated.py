@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.config import GIB, PDConfig, ProxyConfig
-from triptych.goodput.arrivals import Arrivals, arrival_times
-from triptych.goodput.workload import PlannedRequest, Workload, plan_requests
-from triptych.simulator.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
+from triptych.goodput.load.arrivals import Arrivals, arrival_times
+from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
+from triptych.simulator.cluster.shape import ClusterShape, Limits
+from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 from triptych.simulator.result import Simulation
 from triptych.simulator.run import simulate
-from triptych.simulator.shape import ClusterShape, Limits
 
 RPC = 0.0003
 COSTS = CostModel(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from triptych.goodput.load.workload import Workload
 from triptych.goodput.slo import Slo
-from triptych.goodput.workload import Workload
-from triptych.simulator.costs import CostModel, ModelShape
+from triptych.simulator.cluster.requests import JPEG_BYTES
+from triptych.simulator.cluster.shape import ClusterShape, Limits
+from triptych.simulator.costs.costs import CostModel, ModelShape
 from triptych.simulator.plan.question import Question
-from triptych.simulator.requests import JPEG_BYTES
-from triptych.simulator.shape import ClusterShape, Limits
 
 #: Of its core, what a proxy should take at most: above, waiting for it shows.
 PROXY_SHARE = 0.7

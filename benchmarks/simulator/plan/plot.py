@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from triptych.goodput.plots import COLOURS
+from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.plan.answer import Answer, Scaling
 from triptych.simulator.plan.scaling import LIMITS, SHARE
 from triptych.simulator.plan.sensitivity import Point

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from triptych.errors import ConfigError
+from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych.simulator.plan.ratios import Ratios, Served
 from triptych.simulator.plan.trials import Trials
-from triptych.simulator.shape import ClusterShape, colocated, on_devices
 
 #: Shapes up to so many devices are simulated before they are named; larger ones are told by their bound.
 MOST_SIMULATED = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.trials import Fineness, Trials
-from triptych.simulator.shape import ClusterShape, colocated, on_devices
 
 #: Windows are short: a shape whose bound is a little below what another serves may still serve more.
 BOUND_MARGIN = 1.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from triptych.goodput.workload import Workload
+from triptych.goodput.load.workload import Workload
 from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.ratios import Ratios, Served
 from triptych.simulator.plan.trials import COARSE, Trials

@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from triptych.goodput.arrivals import Arrivals, arrival_times
-from triptych.goodput.drift import MATTERS, SURE, drift_of
-from triptych.goodput.record import RequestRecord
+from triptych.goodput.load.arrivals import Arrivals, arrival_times
+from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.report.drift import MATTERS, SURE, drift_of
+from triptych.goodput.report.sustained import judge
 from triptych.goodput.search import SearchLimits, Verdict, search
 from triptych.goodput.slo import Slo
-from triptych.goodput.sustained import judge
-from triptych.goodput.workload import Workload, plan_requests
-from triptych.simulator.costs import CostModel
+from triptych.simulator.cluster.shape import ClusterShape
+from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.question import Question
 from triptych.simulator.result import Counters
 from triptych.simulator.run import simulate
-from triptych.simulator.shape import ClusterShape
 
 #: Measured part of a window in seconds, and its least and most requests.
 SECONDS, LEAST, MOST = 5.0, 250, 1000

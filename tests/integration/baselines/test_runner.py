@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.__main__ import main
-from benchmarks.baselines_report import main as report
+from benchmarks.baselines.report import main as report
 
 NULL = 'commands = [["{python}", "-m", "triptych.goodput.null_server", "--port", "${{PORT}}", {words}]]'
 MATRIX = """

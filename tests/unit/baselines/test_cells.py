@@ -13,7 +13,7 @@ from benchmarks.baselines.pace import FIRST_GUESS, estimate, seconds_left, told
 from benchmarks.baselines.rates import fixed_rate, search_start, window_requests
 from support.cells import TOML, cell, window
 from triptych.errors import ConfigError
-from triptych.goodput.job import Target
+from triptych.goodput.load.job import Target
 
 MATRIX = msgspec.toml.decode(TOML, type=Matrix)
 

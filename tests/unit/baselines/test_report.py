@@ -12,6 +12,7 @@ from benchmarks.baselines.cell import plan_cells
 from benchmarks.baselines.cell_files import CellFiles
 from benchmarks.baselines.charts import save_charts
 from benchmarks.baselines.matrix import Matrix, as_fields
+from benchmarks.baselines.report import main
 from benchmarks.baselines.shelf import Shelf
 from benchmarks.baselines.tables import number, report, spread
 from benchmarks.baselines.verdicts import (
@@ -25,7 +26,6 @@ from benchmarks.baselines.verdicts import (
     stage_table,
     won,
 )
-from benchmarks.baselines_report import main
 from support.cells import TOML, cell, window
 
 MATRIX = msgspec.toml.decode(TOML, type=Matrix)

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from triptych.goodput.drift import drift_of
-from triptych.goodput.record import RequestRecord
+from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.report.drift import drift_of
+from triptych.goodput.report.sustained import judge
 from triptych.goodput.search import SearchLimits, Verdict, search
 from triptych.goodput.slo import parse_slo
-from triptych.goodput.sustained import judge
 
 SLO = parse_slo(["ttft:1000 tpot:50"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.goodput.launch import parse_shape
-from triptych.simulator.costs import CoreCosts
+from triptych.simulator.costs.costs import CoreCosts
 from triptych.simulator.validation import SYSTEMS, Comparison, compare, plan_cells, table
 
 

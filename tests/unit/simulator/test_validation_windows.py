@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import simulator_validation as validation
+from benchmarks.micro import simulator_validation as validation
 from support.simulated import COSTS, MODEL
 from triptych.errors import ConfigError
-from triptych.simulator.speed import Speed
+from triptych.simulator.costs.speed import Speed
 from triptych.simulator.validation import Cell, plan_cells
 
 FIGURES = {"ttft": 0.1, "tpot": 0.01, "throughput": 10.0}

@@ -114,7 +114,7 @@ def bench() -> None:
 def workloads() -> None:
     """Lists the workloads."""
     check_extra()
-    from triptych.goodput.presets import PRESETS
+    from triptych.goodput.load.presets import PRESETS
 
     for name, preset in PRESETS.items():
         load = preset.workload
@@ -147,7 +147,7 @@ def goodput(**values: Any) -> None:
     """Measures one server, and shows and writes figures and plots."""
     check_extra()
     from triptych.goodput.launch import launched, parse_shape
-    from triptych.goodput.machine import load_average
+    from triptych.goodput.report.machine import load_average
 
     if bool(values["target"]) == bool(values["launch"]):
         raise ConfigError("give a server by --target, like http://127.0.0.1:8000, or a shape by --launch")
@@ -172,7 +172,7 @@ def _measure(
     load_before: float,
     startup: dict[str, float] | None = None,
 ) -> None:
-    from triptych.goodput.display import Display
+    from triptych.goodput.report.display import Display
     from triptych.goodput.run import Bench, ready, run_goodput
 
     display = Display()
@@ -194,7 +194,7 @@ def _measure(
 def compare(a: Path, b: Path, output: str, plots: str) -> None:
     """Puts the results A.json and B.json side by side, with ratio and spread."""
     check_extra()
-    from triptych.goodput.display import Display
+    from triptych.goodput.report.display import Display
     from triptych.goodput.run import Output, run_compare
 
     run_compare((a, b), Output(Path(output), plots) if output else None, Display())
@@ -211,7 +211,7 @@ def compare(a: Path, b: Path, output: str, plots: str) -> None:
 def ab(**values: Any) -> None:
     """Measures two servers in turns with the same requests; tells the ratio of medians with its range."""
     check_extra()
-    from triptych.goodput.display import Display
+    from triptych.goodput.report.display import Display
     from triptych.goodput.run import Bench, ready, run_ab
 
     if len(values["rates"]) > 1:
@@ -229,7 +229,7 @@ def ab(**values: Any) -> None:
 @contextmanager
 def _told() -> Iterator[None]:
     """What ends a run in its middle is said in a sentence; exit code 1."""
-    from triptych.goodput.load import LoadError
+    from triptych.goodput.report.load import LoadError
 
     try:
         yield
@@ -249,12 +249,12 @@ def check_extra() -> None:
 
 
 def _settings(values: dict[str, Any], url: str) -> Settings:
-    from triptych.goodput.arrivals import Arrivals, check_arrivals
-    from triptych.goodput.job import Target
-    from triptych.goodput.presets import preset
+    from triptych.goodput.load.arrivals import Arrivals, check_arrivals
+    from triptych.goodput.load.job import Target
+    from triptych.goodput.load.presets import preset
+    from triptych.goodput.load.workload import check_workload
     from triptych.goodput.settings import Settings
     from triptych.goodput.slo import parse_slo
-    from triptych.goodput.workload import check_workload
 
     chosen = preset(values["workload"])
     workload = workload_of(values)
@@ -289,8 +289,8 @@ def workload_of(values: dict[str, Any]) -> Any:
     """The preset's workload with what the flags change."""
     from dataclasses import replace
 
-    from triptych.goodput.presets import preset
-    from triptych.goodput.workload import parse_images, parse_sizes
+    from triptych.goodput.load.presets import preset
+    from triptych.goodput.load.workload import parse_images, parse_sizes
 
     flags = {
         "text_tokens": values["text_tokens"],
@@ -317,7 +317,7 @@ def _extra_body(text: str) -> dict[str, Any]:
 
 
 def _course(values: dict[str, Any]) -> Course:
-    from triptych.goodput.presets import preset
+    from triptych.goodput.load.presets import preset
     from triptych.goodput.run import Course
     from triptych.goodput.search import SearchLimits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.queue_load import FullScheduler, item_key
+from benchmarks.micro.queue_load import FullScheduler, item_key
 from support.operations import operations
 
 #: The logarithm of the number of requests, and nothing more, may show.

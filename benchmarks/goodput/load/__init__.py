@@ -1,0 +1,1 @@
+"""Load: arrivals, prompts, pictures, clients."""

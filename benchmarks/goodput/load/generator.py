@@ -1,0 +1,119 @@
+"""The load generator: a process of its own, so that nothing of the harness delays a send.
+
+Reads a job (msgpack) from standard input, writes progress (JSON lines) to standard output and its report
+(msgpack) to the file that its only argument names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from triptych.goodput.load.client import Client, make_session
+from triptych.goodput.load.job import Job, Progress, WindowReport
+from triptych.goodput.load.payload import Bodies
+from triptych.goodput.load.record import RequestRecord
+
+#: The event loop's timers count milliseconds: the last one is waited for in turns of the loop.
+_TURN = 0.0015
+_TELL_SECONDS = 0.5
+
+
+class Generator:
+    """Runs one job."""
+
+    def __init__(self, job: Job, bodies: Bodies) -> None:
+        self._job = job
+        self._bodies = bodies
+        self.records: list[RequestRecord] = []
+        self._sent = 0
+
+    def progress(self) -> Progress:
+        failed = sum(not record.ok for record in self.records)
+        return Progress(self._sent, len(self.records), failed, len(self._job.schedule))
+
+    async def run(self) -> WindowReport:
+        """Until every request has ended; each has its own timeout."""
+        async with make_session(self._job.target) as session:
+            start, started, cpu = time.perf_counter(), time.time(), time.process_time()
+            client = Client(session, self._job.target, start, self._job.timeout)
+            await (self._closed(client, start) if self._job.concurrency else self._open(client, start))
+            wall = time.perf_counter() - start
+            share = (time.process_time() - cpu) / max(wall, 1e-9)
+        records = tuple(sorted(self.records, key=lambda record: record.index))
+        return WindowReport(records, share, wall, started)
+
+    async def _open(self, client: Client, start: float) -> None:
+        """Sends at the planned times, whatever the server does."""
+        async with asyncio.TaskGroup() as group:
+            for index, (planned, _) in enumerate(self._job.schedule):
+                body = self._bodies.body(index)
+                await _sleep_until(start + planned)
+                group.create_task(self._send(client, index, planned, body))
+
+    async def _closed(self, client: Client, start: float) -> None:
+        """Keeps `concurrency` requests in flight; what is sent is then never late."""
+        indexes = iter(range(len(self._job.schedule)))
+
+        async def user() -> None:
+            for index in indexes:
+                await self._send(client, index, time.perf_counter() - start, self._bodies.body(index))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._job.concurrency, len(self._job.schedule))):
+                group.create_task(user())
+
+    async def _send(self, client: Client, index: int, planned: float, body: bytes) -> None:
+        self._sent += 1
+        request = self._job.schedule[index][1]
+        warm_up = index < self._job.warm_up
+        self.records.append(await client.send(index, planned, request, body, warm_up))
+
+
+async def _sleep_until(moment: float) -> None:
+    while (left := moment - time.perf_counter()) > 0:
+        await asyncio.sleep(left - _TURN if left > 2 * _TURN else 0)
+
+
+async def generate(job: Job, tell: Callable[[Progress], None]) -> WindowReport:
+    """Draws the job's pictures, then runs it; `tell` is called twice a second."""
+    bodies = Bodies(job)
+    generator = Generator(job, bodies)
+
+    async def keep_telling() -> None:
+        while True:
+            tell(generator.progress())
+            await asyncio.sleep(_TELL_SECONDS)
+
+    teller = asyncio.create_task(keep_telling())
+    try:
+        return await generator.run()
+    finally:
+        teller.cancel()
+        bodies.close()
+
+
+def _tell(progress: Progress) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(progress) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
+    # A collection in the middle of a window would be a late send.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    report = uvloop.run(generate(job, _tell))
+    Path(sys.argv[1]).write_bytes(msgspec.msgpack.encode(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Results: figures, windows, comparisons, plots."""

@@ -1,0 +1,150 @@
+"""What people see: progress, tables and sentences, by rich."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from triptych.goodput.load import job
+from triptych.goodput.report.comparison import Ratio
+from triptych.goodput.report.machine import Machine
+from triptych.goodput.report.result import failure_counts
+from triptych.goodput.report.window import Window
+from triptych.goodput.search import SearchResult
+
+
+def _ms(seconds: float) -> str:
+    return "–" if not math.isfinite(seconds) else f"{seconds * 1000:,.1f}"
+
+
+class Display:
+    """Writes to the console; progress goes to standard error, so that tables can be piped."""
+
+    def __init__(self, console: Console | None = None, errors: Console | None = None) -> None:
+        self._console = console or Console()
+        self._errors = errors or Console(stderr=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"! {text}", style="yellow", markup=False, highlight=False)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Any]:
+        """Gives a callback for `run_window`."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._errors, transient=True) as bars:
+            bar = bars.add_task(title, total=None, note="drawing pictures")
+
+            def show(seen: job.Progress) -> None:
+                note = f"{seen.sent - seen.done} in flight" + (f", {seen.failed} failed" * bool(seen.failed))
+                bars.update(bar, completed=seen.done, total=seen.total, note=note)
+
+            yield show
+
+    def windows(self, windows: Sequence[Window]) -> None:
+        self.say(_title(windows))
+        counts = _table("", "load", "sent", "failed", "req/s", "good/s (a)", "attained (b)", "P99 in SLO (c)")
+        latencies = _table("ms: P50, P90, P99", "load", *(["TTFT", "", "", "TPOT", "", "", "E2E", "", ""]))
+        for window in windows:
+            counts.add_row(*_counts(window))
+            latencies.add_row(*_latencies(window))
+        self._console.print(counts)
+        self._console.print(latencies)
+        for window in windows:
+            if window.verdict.why:
+                self.say(f"{window.settings.label} not sustained: {window.verdict.why}")
+            for reason, count in list(failure_counts(window.report.records).items())[:3]:
+                self.warn(f"{window.settings.label}: {count} failed: {reason}")
+            for doubt in window.doubts:
+                self.warn(f"{window.settings.label}: {doubt}")
+
+    def search(self, found: SearchResult) -> None:
+        if not found.rate:
+            self.say(f"Highest sustained rate (c): none; not even {found.failing:.3g} requests/s")
+        elif math.isinf(found.failing):
+            self.say(f"Highest sustained rate (c): at least {found.rate:.3g} requests/s, the highest tried")
+        else:
+            self.say(
+                f"Highest sustained rate (c): {found.rate:.3g} requests/s "
+                f"({found.votes[0]} of {found.votes[1]} windows; {found.failing:.3g} is too much)"
+            )
+        if found.drifted:
+            self.warn(f"at the end the first sustained rate took {found.drift:.2f} times its time")
+
+    def machine(self, machine: Machine) -> None:
+        self.say(
+            f"{machine.chip}, {machine.cores} cores; commit {machine.commit or 'unknown'}; "
+            f"load {machine.load_before:g} before, {machine.load_after:g} after"
+        )
+        if machine.loaded:
+            self.warn("this machine was loaded before the run began: no figure here is a performance claim")
+
+    def ratios(self, title: str, ratios: Sequence[Ratio], names: tuple[str, str]) -> None:
+        table = _table(title, "metric", *names, f"{names[1]} / {names[0]}", "range", "windows", "")
+        for one in ratios:
+            table.add_row(
+                one.metric,
+                f"{one.a:,.3f}",
+                f"{one.b:,.3f}",
+                f"{one.ratio:.3f}",
+                f"{one.low:.3f} – {one.high:.3f}",
+                f"{one.windows[0]}, {one.windows[1]}",
+                one.reading,
+            )
+        self._console.print(table)
+
+
+def _title(windows: Sequence[Window]) -> str:
+    settings = windows[0].settings
+    slo = str(settings.slo) or "no SLO"
+    return f"{settings.workload_name} on {settings.target.model} at {settings.target.url}, {slo}"
+
+
+def _table(title: str, first: str, *names: str) -> Table:
+    table = Table(title=title or None, title_justify="left", padding=(0, 1, 0, 0))
+    table.add_column(first)
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _latencies(window: Window) -> list[str]:
+    spreads = window.figures.spreads
+    ranks = [_ms(value) for name in ("ttft", "tpot", "e2el") for value in spreads[name].percentiles]
+    return [window.settings.label, *ranks]
+
+
+def _counts(window: Window) -> tuple[str, ...]:
+    figures = window.figures
+    return (
+        window.settings.label,
+        str(figures.sent),
+        str(figures.failed),
+        f"{figures.throughput:.2f}",
+        f"{figures.goodput:.2f}",
+        f"{figures.attainment:.1%}",
+        "yes" if window.verdict.sustained else "no",
+    )
+
+
+def summary_of(found: Mapping[str, Any]) -> str:
+    """One line of what a result file holds."""
+    machine = found["machine"]
+    return (
+        f"{found['name'] or found['target']['url']}: {found['workload']['name']}, "
+        f"{len(found['windows'])} windows, {found['date']}, commit {machine['commit'] or 'unknown'}"
+    )

@@ -1,0 +1,200 @@
+"""Result files: JSON with the field names of `vllm bench serve --save-result` where they exist, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from triptych.errors import ConfigError
+from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.report.figures import PERCENTILES, Figures, summarise
+from triptych.goodput.report.machine import Machine
+from triptych.goodput.report.window import Window
+from triptych.goodput.search import SearchResult
+from triptych.goodput.slo import Slo
+
+FORMAT = "triptych-goodput/1"
+
+
+def document(
+    windows: Sequence[Window],
+    machine: Machine,
+    *,
+    name: str = "",
+    search: SearchResult | None = None,
+    startup: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """One run: where it was made, what it was told, every window, the search."""
+    first = windows[0].settings
+    target = {key: value for key, value in asdict(first.target).items() if key != "api_key"}
+    return {
+        "format": FORMAT,
+        "name": name,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S"),
+        "machine": asdict(machine) | {"loaded": machine.loaded},
+        "target": target,
+        "workload": {"name": first.workload_name} | asdict(first.workload),
+        "slo": dict(first.slo.limits),
+        "windows": [window_fields(window) for window in windows],
+        "search": None if search is None else search_fields(search),
+        "startup": startup,
+    }
+
+
+def window_fields(window: Window) -> dict[str, Any]:
+    """One window; latencies in ms where the name says so, else in seconds."""
+    settings, figures = window.settings, window.figures
+    measured = [record for record in window.report.records if not record.warm_up]
+    open_loop = not settings.concurrency and not settings.trace
+    return {
+        "backend": "openai-chat",
+        "label": settings.label,
+        "model_id": settings.target.model,
+        "num_prompts": figures.sent,
+        "request_rate": settings.arrivals.rate if open_loop else None,
+        "arrivals": settings.arrivals.kind if open_loop else None,
+        "burstiness": settings.arrivals.burstiness if open_loop else None,
+        "max_concurrency": settings.concurrency or None,
+        "seed": window.seed,
+        **scalar_fields(figures),
+        "by_kind": kind_fields(measured, settings.slo),
+        "sustained": window.verdict.sustained,
+        "why_not_sustained": window.verdict.why,
+        "ttft_growth_ms": window.drift.growth * 1000,
+        "client_cpu_share": window.report.cpu_share,
+        "doubts": list(window.doubts),
+        "started": window.report.started,
+        "input_lens": [record.prompt_tokens for record in measured],
+        "output_lens": [record.output_tokens for record in measured],
+        "ttfts": [record.ttft if record.ok else 0.0 for record in measured],
+        "itls": [list(record.itls) for record in measured],
+        "latencies": [record.e2e for record in measured],
+        "start_times": [record.sent for record in measured],
+        "queue_times": [record.stages.get("queue") for record in measured],
+        "errors": [record.error for record in measured],
+        "images": [record.images for record in measured],
+        "stages": [dict(record.stages) for record in measured],
+        "caches": [list(record.caches) for record in measured],
+        "queue_depths": [
+            {"at": sample.at - window.report.started, **sample.depths} for sample in window.queues
+        ],
+    }
+
+
+def scalar_fields(figures: Figures) -> dict[str, Any]:
+    """The numbers of a window, vLLM's first."""
+    tokens = figures.prompt_tokens + figures.output_tokens
+    found: dict[str, Any] = {
+        "duration": figures.duration,
+        "completed": figures.completed,
+        "failed": figures.failed,
+        "total_input_tokens": figures.prompt_tokens,
+        "total_output_tokens": figures.output_tokens,
+        "request_throughput": figures.throughput,
+        "request_goodput": figures.goodput,
+        "output_throughput": figures.output_tokens / figures.duration,
+        "total_token_throughput": tokens / figures.duration,
+    }
+    for name, spread in figures.spreads.items():
+        found[f"mean_{name}_ms"] = spread.mean * 1000
+        found[f"median_{name}_ms"] = spread.median * 1000
+        found[f"std_{name}_ms"] = spread.std * 1000
+        for rank, value in zip(PERCENTILES, spread.percentiles, strict=True):
+            found[f"p{rank}_{name}_ms"] = value * 1000
+    late = figures.lateness.percentiles
+    return found | {
+        "good": figures.good,
+        "slo_attainment": figures.attainment,
+        **{f"slo_attainment_{name}": share for name, share in figures.attainments.items()},
+        **{f"p99_{name}_ms_with_failures": tail * 1000 for name, tail in figures.tails.items()},
+        **{f"p{rank}_late_ms": value * 1000 for rank, value in zip(PERCENTILES, late, strict=True)},
+    }
+
+
+def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, dict[str, Any]]:
+    """Latencies of requests without and with pictures apart, where a window has both; else nothing."""
+    kinds = {
+        "text": [record for record in measured if not record.images],
+        "images": [record for record in measured if record.images],
+    }
+    if not all(kinds.values()):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for kind, records in kinds.items():
+        figures = summarise(records, slo)
+        fields = scalar_fields(figures)
+        found[kind] = {"num_prompts": figures.sent, "failed": figures.failed} | {
+            name: value for name, value in fields.items() if name.endswith("_ms") or name.startswith("slo_")
+        }
+    return found
+
+
+def search_fields(search: SearchResult) -> dict[str, Any]:
+    """Definition (c) with its evidence."""
+    return {
+        "max_request_goodput": search.rate,
+        "lowest_failing_rate": search.failing,
+        "votes": list(search.votes),
+        "drift": search.drift,
+        "drifted": search.drifted,
+        "trials": [
+            {"rate": trial.rate, "passed": trial.passed, "windows": len(trial.verdicts)}
+            for trial in search.trials
+        ],
+    }
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """NaN and infinity become null, as JSON wants it."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(_finite(found)), indent=1) + b"\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def write_csv(path: Path, found: dict[str, Any]) -> None:
+    """A row per window, without the lists of single requests."""
+    rows = [
+        {key: value for key, value in window.items() if not isinstance(value, list | dict)}
+        for window in found["windows"]
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """ConfigError for what is no result of this harness."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ConfigError(f"{path} is no result of `triptych bench goodput` ({FORMAT})")
+    return found
+
+
+def failure_counts(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """How often each reason of failure came."""
+    counts: dict[str, int] = {}
+    for record in records:
+        if record.error and not record.warm_up:
+            counts[record.error] = counts.get(record.error, 0) + 1
+    return dict(sorted(counts.items(), key=lambda pair: -pair[1]))

@@ -1,0 +1,199 @@
+"""Store transfers over the unix socket against memcpy and redis-py asyncio, checksum included."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import hashlib
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import redis
+import redis.asyncio
+
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded, SaveResult
+from triptych.goodput.report.machine import chip
+from triptych.launch.embedded_store import EmbeddedStore
+from triptych.types import ItemPlan
+
+_AT_ONCE = 8
+#: One large picture with deepstack in bf16: 1280 rows of 5120.
+_ROWS, _WIDTH = 1280, 5120
+
+
+def plan_of(name: str) -> ItemPlan:
+    mm_hash = hashlib.sha256(name.encode()).hexdigest()
+    return ItemPlan(mm_hash, "benchmark", "image", _ROWS, _WIDTH, "bfloat16", _ROWS)
+
+
+class Transfers:
+    """The operations that are compared. Every buffer is made and touched before."""
+
+    def __init__(self, store: EmbeddingStore, client: redis.asyncio.Redis) -> None:
+        self.store, self.client = store, client
+        self.plans = [plan_of(f"item {n}") for n in range(_AT_ONCE)]
+        self.body = os.urandom(self.plans[0].nbytes)
+        self.buffers = [memoryview(bytearray(plan.nbytes)) for plan in self.plans]
+        for buffer in self.buffers:
+            buffer[:] = bytes(len(buffer))
+        self.array = np.frombuffer(self.body, np.uint8)
+        self.target = np.zeros_like(self.array)
+
+    async def prepare(self) -> None:
+        await self.store.control.execute("FLUSHALL")
+        for n, plan in enumerate(self.plans):
+            await self.store.save(plan, self.body, ttl=3600)
+            await self.client.set(f"plain {n}", self.body, ex=3600)
+
+    async def memcpy(self) -> None:
+        np.copyto(self.target, self.array)
+
+    async def load(self, n: int = 0) -> None:
+        result = await self.store.load(self.plans[n], lambda nbytes: self.buffers[n])
+        if not isinstance(result, Loaded):
+            raise RuntimeError(result.reason)
+
+    async def loads(self) -> None:
+        await asyncio.gather(*(self.load(n) for n in range(_AT_ONCE)))
+
+    async def redis_load(self, n: int = 0) -> None:
+        await self.client.get(f"plain {n}")
+
+    async def redis_loads(self) -> None:
+        await asyncio.gather(*(self.redis_load(n) for n in range(_AT_ONCE)))
+
+    async def save(self, n: int = 0) -> None:
+        if await self.store.save(self.plans[n], self.body, ttl=3600) is not SaveResult.STORED:
+            raise RuntimeError("the key was not free")
+
+    async def saves(self) -> None:
+        await asyncio.gather(*(self.save(n) for n in range(_AT_ONCE)))
+
+    async def redis_save(self, n: int = 0) -> None:
+        await self.client.set(f"plain {n}", self.body, ex=3600)
+
+    async def redis_saves(self) -> None:
+        await asyncio.gather(*(self.redis_save(n) for n in range(_AT_ONCE)))
+
+    async def free(self) -> None:
+        names = [keys.embedding(plan.mm_hash) for plan in self.plans]
+        await self.store.control.execute("UNLINK", *names, *(f"plain {n}" for n in range(_AT_ONCE)))
+
+
+async def seconds(work: Callable[[], Awaitable[None]]) -> float:
+    began = time.perf_counter()
+    await work()
+    return time.perf_counter() - began
+
+
+async def measure(url: str, repeats: int) -> dict[str, list[float]]:
+    """GB/s of every repeat by operation; one of each per round, so that noise meets all alike."""
+    store = await EmbeddingStore.connect(url)
+    client = redis.asyncio.Redis.from_url(url)
+    transfers = Transfers(store, client)
+    one, all_of_them = len(transfers.body), _AT_ONCE * len(transfers.body)
+    reads = {
+        "memcpy": (transfers.memcpy, one),
+        "load": (transfers.load, one),
+        "redis-py load": (transfers.redis_load, one),
+        "8 loads": (transfers.loads, all_of_them),
+        "redis-py 8 loads": (transfers.redis_loads, all_of_them),
+    }
+    writes = {
+        "save": (transfers.save, one),
+        "redis-py save": (transfers.redis_save, one),
+        "8 saves": (transfers.saves, all_of_them),
+        "redis-py 8 saves": (transfers.redis_saves, all_of_them),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in (*reads, *writes)}
+    try:
+        await transfers.prepare()
+        for turn in range(repeats + 1):
+            for name, (work, nbytes) in reads.items():
+                speeds[name].append(nbytes / await seconds(work) / 1e9)
+            for name, (work, nbytes) in writes.items():
+                await transfers.free()
+                speeds[name].append(nbytes / await seconds(work) / 1e9)
+            await transfers.prepare()
+            if turn == 0:
+                for values in speeds.values():
+                    values.clear()
+    finally:
+        await store.close()
+        await client.aclose()
+    return speeds
+
+
+_RATIOS = (
+    ("load", "memcpy", "≥ 0.2"),
+    ("8 loads", "redis-py 8 loads", "≥ 2"),
+    ("load", "redis-py load", ""),
+    ("save", "memcpy", ""),
+    ("8 saves", "redis-py 8 saves", ""),
+    ("save", "redis-py save", ""),
+)
+
+
+def report(speeds: dict[str, list[float]], command: str) -> str:
+    """The results as the committed page has them."""
+    median = {name: statistics.median(values) for name, values in speeds.items()}
+    best = {name: max(values) for name, values in speeds.items()}
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return "\n".join(
+        (
+            "# Store transfers",
+            "",
+            f"`{command}`, {datetime.date.today().isoformat()}, {chip()}, {os.cpu_count()} cores, Python "
+            f"{platform.python_version()}, redis-py {redis.__version__}. Load averages at the end: {load}.",
+            "",
+            f"Items of {_ROWS * _WIDTH * 2 / 1e6:.1f} MB over the unix socket. Our side verifies (load) or "
+            "computes (save) the xxh3-128 checksum, redis-py's asyncio client moves bytes only. Buffers are "
+            "touched before. Repeats are interleaved. Neighbours on the machine slow the medians, those of "
+            "transfers between two processes more than memcpy's; the bests are nearer to a quiet machine.",
+            "",
+            "| ratio | by medians | by bests | target |",
+            "|---|---|---|---|",
+            *(
+                f"| {ours} / {theirs} | {median[ours] / median[theirs]:.2f} "
+                f"| {best[ours] / best[theirs]:.2f} | {target} |"
+                for ours, theirs, target in _RATIOS
+            ),
+            "",
+            "| operation | median GB/s | best GB/s |",
+            "|---|---|---|",
+            *(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
+            "",
+        )
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--write", type=Path, help="write the page to this file as well")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedStore(Path(folder), 1 << 30)
+        server.start()
+        try:
+            speeds = asyncio.run(measure(server.url, options.repeats))
+        finally:
+            server.stop()
+    page = report(speeds, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
+    sys.stdout.write(page)
+    if options.write:
+        options.write.write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

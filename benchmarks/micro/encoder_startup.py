@@ -1,0 +1,257 @@
+"""Start of an encoder worker: seconds from exec to ready, and resident memory, with a given checkpoint.
+
+    python benchmarks/micro/encoder_startup.py MODEL [--runs 5] [--write]
+
+Every run starts a store and a fresh `triptych encoder`, waits for its "ready" line, encodes one picture and
+reads /proc; in turns with it, the same without `quick_imports`. Then `triptych serve` is started, and its
+encoder is killed twice: the first is forked again, the second, without a zygote, starts by itself. CPU
+seconds are reported beside the wall clock, since other processes may share the cores; the goal is 5 s and
+1 GB. Needs the `worker` and `embedded` extras and a checkout with `triptych` installed
+or on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych import hashing
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.launch.embedded_store import EmbeddedStore
+from triptych.protos import encoder_pb2, encoder_pb2_grpc
+from triptych.rpc.channels import make_channel
+from triptych.types import WorkerInfo
+
+RESULT = RESULTS / "encoder_startup.md"
+START_SECONDS = 120.0
+#: `triptych encoder` as it would be without anything that quickens its imports.
+_SLOW = """
+import contextlib, sys
+from triptych.cli import main
+sys.modules["triptych.cli.app"]._imports = lambda model: contextlib.nullcontext()
+main()
+"""
+_QUICK = ("-m", "triptych.cli")
+_READY = "ready: encoder"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start: seconds, and MB of resident memory at ready and at the peak after one picture."""
+
+    wall: float
+    cpu: float
+    ready_mb: float
+    peak_mb: float
+    job: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`triptych serve`: seconds to ready, and of an encoder's restart, forked and by itself."""
+
+    wall: float
+    forked: float
+    alone: float
+
+
+def main() -> None:
+    """Measures, prints the table and writes it if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    starts, slow, clusters = [], [], []
+    for _ in range(options.runs):
+        starts.append(_measure(_QUICK, options.model, options.device))
+        slow.append(_measure(("-c", _SLOW), options.model, options.device))
+        clusters.append(_measure_cluster(options.model, options.device))
+    report = _report(starts, slow, clusters, options)
+    publish(report, RESULT, write=options.write)
+
+
+def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start:
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        store = EmbeddedStore(Path(folder), 64 << 20)
+        store.start()
+        begun = time.perf_counter()
+        words = ("encoder", model, "--store", store.url, "--device", device)
+        process = subprocess.Popen(
+            [sys.executable, *interpreter_words, *words], stderr=subprocess.PIPE, text=True
+        )
+        try:
+            _wait_for(process, _READY, begun)
+            wall = time.perf_counter() - begun
+            cpu, ready_mb = _cpu_seconds(process.pid), _memory_mb(process.pid, "VmRSS")
+            job = asyncio.run(_encode_one(store.url))
+            return Start(wall, cpu, ready_mb, _memory_mb(process.pid, "VmHWM"), job)
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+            store.stop()
+
+
+def _measure_cluster(model: str, device: str) -> Cluster:
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        ports = [str(_free_port()) for _ in range(2)]
+        words = ["serve", model, "--run-dir", folder, "--device", device, "--kv-memory", "64MiB"]
+        begun = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *_QUICK, *words, "--port", ports[0], "--grpc-port", ports[1]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
+            wall = time.perf_counter() - begun
+            forked = _restart(process, folder)
+            os.kill(_pid(folder, "zygote"), signal.SIGKILL)
+            return Cluster(wall, forked, _restart(process, folder))
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def _restart(process: subprocess.Popen[str], folder: str) -> float:
+    """Seconds from the death of the encoder to ready again, the supervisor's pause left out."""
+    os.kill(_pid(folder, "encoder-0"), signal.SIGKILL)
+    killed = time.perf_counter()
+    line = _wait_for(process, "encoder-0 ended with", killed)
+    _wait_for(process, _READY, killed)
+    pause = float(line.rsplit("in ", 1)[1].removesuffix(" s\n"))
+    wall = time.perf_counter() - killed - pause
+    # The supervisor writes the new process id down.
+    time.sleep(1)
+    return wall
+
+
+def _pid(folder: str, name: str) -> int:
+    return int(json.loads(Path(folder, "cluster.json").read_text())["processes"][name])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(process: subprocess.Popen[str], text: str, begun: float) -> str:
+    """The first line from now on that holds `text`."""
+    assert process.stderr is not None
+    log = []
+    for line in process.stderr:
+        log.append(line)
+        if text in line:
+            return line
+        if time.perf_counter() - begun > START_SECONDS:
+            break
+    raise SystemExit(f"{text!r} did not come:\n" + "".join(log))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mb(pid: int, name: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith(name)) * 1024 / 1e6
+
+
+async def _encode_one(url: str) -> float:
+    """Seconds of one job, from its first message to ready."""
+    store = await EmbeddingStore.connect(url)
+    try:
+        worker = await _worker(store)
+        async with make_channel(worker.address) as channel:
+            return await _job(encoder_pb2_grpc.EncoderServiceStub(channel), worker.namespaces[0])
+    finally:
+        await store.close()
+
+
+async def _worker(store: EmbeddingStore) -> WorkerInfo:
+    registry = Registry(store)
+    async with asyncio.timeout(10):
+        while not (workers := await registry.workers()):
+            await asyncio.sleep(0.01)
+    return workers[0]
+
+
+async def _job(stub: encoder_pb2_grpc.EncoderServiceStub, namespace: str) -> float:
+    out = io.BytesIO()
+    Image.effect_noise((96, 96), 80).convert("RGB").save(out, "PNG")
+    media = out.getvalue()
+    job = encoder_pb2.EncodeJob(
+        job_id="benchmark",
+        mm_hash=hashing.mm_hash(media, namespace=namespace, modality="image"),
+        namespace=namespace,
+        modality="image",
+        media_bytes=len(media),
+        timeout=30,
+    )
+    begun = time.perf_counter()
+    call = stub.Encode(timeout=30)
+    await call.write(encoder_pb2.EncodeRequest(job=job))
+    await call.write(encoder_pb2.EncodeRequest(media=media))
+    await call.write(encoder_pb2.EncodeRequest(run=encoder_pb2.RunJob()))
+    async for event in call:
+        if event.WhichOneof("body") == "ready":
+            return time.perf_counter() - begun
+    raise SystemExit("the job was not answered with ready")
+
+
+def _report(
+    starts: list[Start], slow: list[Start], clusters: list[Cluster], options: argparse.Namespace
+) -> str:
+    model = Path(options.model).name
+    lines = [
+        "# Encoder worker: start to ready, and memory",
+        "",
+        f"`python benchmarks/micro/encoder_startup.py {model} --runs {options.runs} --device {options.device}`, "
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
+        f"load average {os.getloadavg()[0]:.1f} at the end. Goals: ready within 5 s, below 1000 MB.",
+        "",
+        "| | median | best | worst |",
+        "|---|---|---|---|",
+    ]
+    for title, runs, name, digits in (
+        ("`triptych encoder`: exec to ready, s", starts, "wall", 2),
+        ("… CPU until ready, s", starts, "cpu", 2),
+        ("… exec to ready without `quick_imports`, s", slow, "wall", 2),
+        ("… CPU until ready without `quick_imports`, s", slow, "cpu", 2),
+        ("… resident at ready, MB", starts, "ready_mb", 0),
+        ("… peak after one picture, MB", starts, "peak_mb", 0),
+        ("… first job, media to ready, s", starts, "job", 3),
+        ("`triptych serve`: exec to encoder and PD worker ready, s", clusters, "wall", 2),
+        ("… encoder from SIGKILL to ready again, forked, s", clusters, "forked", 2),
+        ("… encoder from SIGKILL to ready again, no zygote, s", clusters, "alone", 2),
+    ):
+        values = [getattr(run, name) for run in runs]
+        cells = (statistics.median(values), min(values), max(values))
+        lines.append(f"| {title} | " + " | ".join(f"{value:.{digits}f}" for value in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What the registry costs: CPU of the store and of a proxy per heartbeat, and per look at it.
+
+Workers register once a second; every proxy looks twice a second and reads all of them where one has come,
+gone or changed. The store's CPU time is its own account of it (`INFO cpu`), the client's is this process's.
+`triptych plan --scale` uses the fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.goodput.report.machine import describe, load_average
+from triptych.launch.embedded_store import EmbeddedStore
+from triptych.types import WorkerInfo
+
+RESULT = RESULTS / "registry_load.md"
+WORKERS = (10, 100, 1000)
+BEATS, LOOKS = 2000, 200
+
+
+def worker(index: int) -> WorkerInfo:
+    """As an encoder of Qwen3-VL registers itself."""
+    return WorkerInfo(
+        address=f"10.0.{index // 250}.{index % 250}:50051",
+        pool="encoder" if index % 4 == 0 else "pd",
+        incarnation=f"{index:032x}",
+        model_key="a" * 64,
+        model="Qwen3-VL-4B-Instruct",
+        namespaces=("b" * 64,),
+        capacity={"plan_credit": 16, "tower_credit": 8},
+    )
+
+
+async def cpu_of(
+    store: EmbeddingStore, work: Callable[[int], Awaitable[object]], count: int
+) -> tuple[float, float]:
+    """(store's, client's) CPU seconds of one call."""
+    server, client = await server_cpu(store), time.process_time()
+    for index in range(count):
+        await work(index)
+    client = time.process_time() - client
+    return (await server_cpu(store) - server) / count, client / count
+
+
+async def beat(registry: Registry, held: Sequence[WorkerInfo], index: int) -> None:
+    await registry.register(held[index % len(held)], 3600.0)
+
+
+async def look_again(registry: Registry, mark: str, _: int) -> None:
+    found = await registry.look("proxy", 3600.0, mark=mark)
+    assert found.workers is None, "nothing has changed"
+
+
+async def server_cpu(store: EmbeddingStore) -> float:
+    """User and system seconds since the store's start."""
+    told: dict[str, float] = await store.control.execute("INFO", "cpu")
+    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+
+
+Costs = dict[str, tuple[float, float]]
+
+
+async def measure(url: str, repeats: int) -> Costs:
+    """Medians by name: a beat, and looks at each number of workers, changed and unchanged ones."""
+    store = await EmbeddingStore.connect(url)
+    taken: dict[str, list[tuple[float, float]]] = {}
+    try:
+        registry = Registry(store)
+        for _ in range(repeats):
+            await store.control.execute("FLUSHALL")
+            held: list[WorkerInfo] = []
+            for count in WORKERS:
+                for index in range(len(held), count):
+                    held.append(worker(index))
+                    await registry.register(held[index], 3600.0)
+                found = await cpu_of(store, lambda _: registry.look("proxy", 3600.0), LOOKS)
+                taken.setdefault(f"look {count}", []).append(found)
+                again = partial(look_again, registry, (await registry.look("proxy", 3600.0)).mark)
+                taken.setdefault(f"again {count}", []).append(await cpu_of(store, again, LOOKS))
+            found = await cpu_of(store, partial(beat, registry, held), BEATS)
+            taken.setdefault("beat", []).append(found)
+    finally:
+        await store.close()
+    return {
+        name: (statistics.median(one[0] for one in every), statistics.median(one[1] for one in every))
+        for name, every in taken.items()
+    }
+
+
+def line(costs: Costs, side: int) -> tuple[float, float]:
+    """(seconds of a look, further seconds per worker): through the least and the most workers."""
+    least, most = costs[f"look {WORKERS[0]}"][side], costs[f"look {WORKERS[-1]}"][side]
+    slope = (most - least) / (WORKERS[-1] - WORKERS[0])
+    return least - slope * WORKERS[0], slope
+
+
+def report(costs: Costs, repeats: int, load_before: float) -> str:
+    machine = describe(load_before)
+    server, client = line(costs, 0), line(costs, 1)
+    loaded = " MADE ON A LOADED MACHINE." if machine.loaded else ""
+    return "\n".join(
+        (
+            "# Load of the registry",
+            "",
+            f"Command: `python -m benchmarks registry_load --repeats {repeats} --write`",
+            f"Date: {datetime.date.today()}. Commit: {machine.commit}. Chip: {machine.chip}, "
+            f"{machine.cores} cores.",
+            f"Load before: {machine.load_before}, after: {machine.load_after}.{loaded}",
+            "",
+            "CPU time of one call, medians; the store is the embedded one on its unix socket.",
+            "",
+            "| call | store, µs | worker or proxy, µs |",
+            "|---|---|---|",
+            *(
+                f"| {_title(name)} | {store * 1e6:.1f} | {other * 1e6:.1f} |"
+                for name, (store, other) in costs.items()
+            ),
+            "",
+            f"A look at changed workers costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs "
+            f"per worker, a proxy {client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
+            "",
+        )
+    )
+
+
+def _title(name: str) -> str:
+    name = name.replace("look", "look at changed workers:")
+    return name.replace("again", "look at workers that are as they were:")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    load_before = load_average()
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedStore(Path(folder), 1 << 28)
+        server.start()
+        try:
+            costs = asyncio.run(measure(server.url, options.repeats))
+        finally:
+            server.stop()
+    page = report(costs, options.repeats, load_before)
+    publish(page, RESULT, write=options.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

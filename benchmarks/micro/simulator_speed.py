@@ -1,0 +1,132 @@
+"""How many requests the simulator takes per CPU second, and what taking runs of steps at once is worth.
+
+    python -m benchmarks simulator_speed [--requests 1000] [--repeats 3] [--write]
+
+The published random-mm load with short texts (400 tokens, a picture of 640x640, 150 output tokens) and
+texts alone, on A100s by their published costs. CPU time, not wall clock. The goal is 500 requests per second
+and core at 150 output tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import GIB, PDConfig, ProxyConfig
+from triptych.goodput.load.arrivals import Arrivals, arrival_times
+from triptych.goodput.load.presets import preset
+from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.report.figures import summarise
+from triptych.goodput.report.machine import describe, load_average
+from triptych.goodput.slo import Slo
+from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
+from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE, published
+from triptych.simulator.result import Simulation
+from triptych.simulator.run import simulate
+
+RESULT = RESULTS / "simulator_speed.md"
+GOAL = 500
+PICTURES = preset("short-1").workload
+TEXTS = replace(PICTURES, images=((0, 1.0),))
+CASES: tuple[tuple[str, ClusterShape, Workload, float], ...] = (
+    ("texts, 1E1PD, 8/s", on_devices(1, 1), TEXTS, 8.0),
+    ("pictures, 1E1PD, 8/s", on_devices(1, 1), PICTURES, 8.0),
+    ("pictures, 1E3PD, 24/s", on_devices(1, 3), PICTURES, 24.0),
+    ("pictures, 4 colocated, 24/s", colocated(4), PICTURES, 24.0),
+    ("pictures, 8E24PD, 160/s", on_devices(8, 24), PICTURES, 160.0),
+)
+LIMITS = Limits(
+    proxy=ProxyConfig(max_queue=100_000),
+    pd=PDConfig(
+        kv_memory=20 * GIB, max_num_seqs=256, max_num_batched_tokens=2048, encoder_cache_memory=4 * GIB
+    ),
+    store_memory=64 * GIB,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One case: requests per CPU second, with and without runs of steps taken at once."""
+
+    name: str
+    rates: list[float]
+    step_by_step: float
+    found: Simulation
+
+
+def window(
+    shape: ClusterShape, load: Workload, rate: float, count: int, limits: Limits
+) -> tuple[float, Simulation]:
+    """(requests per CPU second, what was found)."""
+    requests, times = plan_requests(load, count, 0), arrival_times(Arrivals(rate=rate), count, 0)
+    costs = published("a100-80g")
+    began = time.process_time()
+    found = simulate(requests, times, shape, costs, QWEN3_VL_4B_SHAPE, limits)
+    return count / (time.process_time() - began), found
+
+
+def measure(case: tuple[str, ClusterShape, Workload, float], count: int, repeats: int) -> Timed:
+    name, *load = case
+    runs = [window(*load, count, LIMITS) for _ in range(repeats)]
+    slow, _ = window(*load, max(count // 4, 1), replace(LIMITS, jumps=False))
+    return Timed(name, [rate for rate, _ in runs], slow, runs[0][1])
+
+
+def row(timed: Timed) -> str:
+    counters = timed.found.counters
+    figures = summarise(timed.found.records, Slo())
+    median = statistics.median(timed.rates)
+    return (
+        f"| {timed.name} | **{median:.0f}** ({min(timed.rates):.0f}–{max(timed.rates):.0f}) "
+        f"| {timed.step_by_step:.0f} | {counters.jumped_steps / counters.steps:.0%} "
+        f"| {counters.utilisation['pd']:.0%} | {figures.spreads['ttft'].median * 1000:.0f} "
+        f"| {figures.spreads['tpot'].median * 1000:.1f} | {figures.failed} |"
+    )
+
+
+def report(rows: list[Timed], options: argparse.Namespace, load_before: float) -> str:
+    machine = describe(load_before)
+    words = f"--requests {options.requests} --repeats {options.repeats} --write"
+    below = [timed.name for timed in rows if statistics.median(timed.rates) < GOAL]
+    verdict = f"missed by: {'; '.join(below)}" if below else "reached by all"
+    lines = [
+        "# Speed of the simulator",
+        "",
+        f"Command: `python -m benchmarks simulator_speed {words}`",
+        f"Date: {datetime.date.today()}. Commit: {machine.commit}. "
+        f"Chip: {machine.chip}, {machine.cores} cores. "
+        f"Load before: {machine.load_before}, after: {machine.load_after}.",
+        "",
+        "Requests per second of CPU time (one core), 150 output tokens each, medians and range of "
+        f"{options.repeats} windows of {options.requests} requests;",
+        "costs of an A100 as published. On a loaded machine CPU seconds are longer too: a core's two threads",
+        "share it.",
+        "",
+        "| load | requests per CPU second | step by step | steps in runs | PD busy "
+        "| TTFT P50 ms | TPOT P50 ms | failed |",
+        "|---|---|---|---|---|---|---|---|",
+        *map(row, rows),
+        "",
+        f"Goal: {GOAL} per second, {verdict}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3)
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    load_before = load_average()
+    text = report([measure(case, options.requests, options.repeats) for case in CASES], options, load_before)
+    publish(text, RESULT, write=options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""An encoder worker in virtual time: its real scheduler, with delays for preprocessing, tower and saves.
+
+It carries out what `encoder_worker/jobs/table.py` and `encoder_worker/engine.py` do. Simpler than there: one proxy,
+so one waiter a job and leases that are always free (their round trip counts); no job is refused for room,
+which the proxy's credit sees to; media arrive with the job's first message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from triptych.config import MIB, EncoderConfig
+from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.simulator.cluster.clock import Clock
+from triptych.simulator.cluster.cores import SharedCores
+from triptych.simulator.cluster.hops import Hops
+from triptych.simulator.cluster.processors import Host, Turn
+from triptych.simulator.cluster.requests import Item
+from triptych.simulator.cluster.shape import WorkerPlace
+from triptych.simulator.cluster.store import ByteLru, SimulatedStore
+from triptych.simulator.costs.costs import EncoderCosts
+from triptych.types import ItemPlan
+
+#: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
+KEPT_BYTES = 64 * MIB
+SAVING_BYTES = 256 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The item is in the store; seconds of its batch and of its save."""
+
+    plan: ItemPlan
+    already_stored: bool
+    encode_seconds: float = 0.0
+    save_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStream:
+    """The proxy's end of one try. `planned` and `ready` are called at the worker: the stream delays them."""
+
+    item: Item
+    re_encode: bool
+    planned: Callable[[ItemPlan], None]
+    ready: Callable[[Ready], None]
+
+
+@dataclass(slots=True)
+class _Job:
+    item: Item
+    stream: JobStream | None
+    looked_up: bool = False
+    media: bool = False
+    planned: bool = False
+    admitted: bool = False
+    in_tower: bool = False
+    #: The output is kept from an earlier job: it only needs its save.
+    kept: bool = False
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """Since the start."""
+
+    tower_calls: int = 0
+    tower_items: int = 0
+    prepared_items: int = 0
+    tower_seconds: float = 0.0
+    saving_bytes: int = field(default=0, repr=False)
+
+
+class SimulatedEncoder:
+    """All methods are called at the worker's own moment; the proxy's messages have been on their way."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: EncoderCosts,
+        config: EncoderConfig,
+        store: SimulatedStore,
+        place: WorkerPlace,
+        device: Host,
+        cpu: Host,
+        turn: Turn,
+        *,
+        hops: Hops,
+        in_memory: bool = False,
+        cores: SharedCores | None = None,
+    ) -> None:
+        self.scheduler = EncoderScheduler(
+            prepared_memory=config.prepared_memory,
+            batch_patches=config.batch_patches,
+            preparations=max(1, config.decode_threads),
+            tower_credit=max(1, config.tower_credit),
+        )
+        self.counts = EncoderCounts()
+        self._clock = clock
+        self._costs = costs
+        self._store = store
+        self._place = place
+        self._device = device
+        self._cpu = cpu
+        self._turn = turn
+        self._hops = hops
+        self._cores = cores or SharedCores(device.cores)
+        self._in_memory = in_memory
+        self._kept = ByteLru(KEPT_BYTES)
+        self._jobs: dict[str, _Job] = {}
+        self._tower_busy = False
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def _trip(self) -> float:
+        """Seconds to the store and back."""
+        return 0.0 if self._in_memory else self._hops.store_trip()
+
+    # -- what the streams say ----------------------------------------------------------------------
+
+    def open(self, stream: JobStream) -> None:
+        """A try begins, its media with it."""
+        key = stream.item.plan.mm_hash
+        self.scheduler.add(key, re_encode=stream.re_encode)
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job(stream.item, stream)
+            self._clock.after(self._trip(), self._looked_up, job)
+        else:
+            job.stream = stream
+            if job.planned:
+                stream.planned(job.item.plan)
+        self._media(job)
+
+    def run(self, stream: JobStream) -> None:
+        """The item may use the tower."""
+        job = self._jobs.get(stream.item.plan.mm_hash)
+        if job is not None and job.stream is stream:
+            job.admitted = True
+            self.scheduler.run(job.item.plan.mm_hash)
+            self._pump()
+
+    def leave(self, stream: JobStream) -> None:
+        """The stream is over. What is in the tower stays until it is through."""
+        job = self._jobs.get(stream.item.plan.mm_hash)
+        if job is None or job.stream is not stream:
+            return
+        job.stream, job.admitted = None, False
+        if not job.in_tower:
+            self._forget(job)
+        self._pump()
+
+    def _media(self, job: _Job) -> None:
+        if self._jobs.get(job.item.plan.mm_hash) is not job or job.media:
+            return
+        if self.scheduler.needs_media(job.item.plan.mm_hash):
+            job.media = True
+            if job.looked_up:
+                self.scheduler.media_arrived(job.item.plan.mm_hash)
+                self._pump()
+
+    def _looked_up(self, job: _Job) -> None:
+        key = job.item.plan.mm_hash
+        if self._jobs.get(key) is not job:
+            return
+        if self._store.get(key) is not None:
+            self._ready(job, Ready(job.item.plan, True))
+            return
+        job.looked_up = True
+        if self._kept.get(key) is not None:
+            job.kept = True
+            job.media = False
+            self._plan(job)
+            self.scheduler.prepared(key, nbytes=job.item.plan.nbytes, cost=0)
+        elif job.media:
+            self.scheduler.media_arrived(key)
+        self._pump()
+
+    # -- decisions, carried out --------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        scheduler = self.scheduler
+        while (key := scheduler.next_preparation()) is not None:
+            self._prepare(self._jobs[key])
+        while (key := scheduler.next_media_request()) is not None:
+            self._clock.after(2 * self._hops.rpc(), self._media, self._jobs[key])
+        for key in scheduler.take_dropped():
+            if key in self._jobs:
+                self._jobs[key].kept = False
+        if not self._tower_busy and self.counts.saving_bytes <= SAVING_BYTES:
+            batch = [self._jobs[key] for key in scheduler.next_batch()]
+            if batch:
+                self._tower_busy = True
+                for job in batch:
+                    job.in_tower = True
+                # One look at the store, then the leases.
+                self._clock.after(self._trip(), self._check_batch, batch)
+
+    def _prepare(self, job: _Job) -> None:
+        self.counts.prepared_items += 1
+        seconds = self._costs.prepare(job.item.pixels)
+        place = self._place.cpu
+        self._cpu.start(
+            seconds,
+            lambda: self._prepared(job),
+            threads=place.threads,
+            weight=place.weight,
+            owner="prepare",
+        )
+
+    def _prepared(self, job: _Job) -> None:
+        key = job.item.plan.mm_hash
+        if self._jobs.get(key) is not job:
+            self._pump()
+            return
+        job.media = False
+        self._plan(job)
+        self.scheduler.prepared(key, nbytes=job.item.prepared_bytes, cost=job.item.patches)
+        self._pump()
+
+    def _plan(self, job: _Job) -> None:
+        if not job.planned:
+            job.planned = True
+            if job.stream is not None:
+                job.stream.planned(job.item.plan)
+
+    def _check_batch(self, batch: list[_Job]) -> None:
+        left = []
+        for job in batch:
+            if job.stream is None:
+                self._forget(job)
+            elif self._store.get(job.item.plan.mm_hash) is not None:
+                self._ready(job, Ready(job.item.plan, True))
+            else:
+                left.append(job)
+        if left:
+            self._clock.after(self._hops.store_trip(), self._begin_batch, left)
+        else:
+            self._tower_free()
+
+    def _begin_batch(self, batch: list[_Job]) -> None:
+        fresh = [job for job in batch if not job.kept]
+        if not fresh:
+            self._encoded(batch, 0.0)
+            return
+        self._turn.take(lambda: self._encode(batch, fresh))
+
+    def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
+        seconds = self._costs.tower(len(fresh), sum(job.item.patches for job in fresh))
+        started = self._clock.now
+        self.counts.tower_calls += 1
+        self.counts.tower_items += len(fresh)
+
+        def done() -> None:
+            self.counts.tower_seconds += self._clock.now - started
+            self._cores.end(self)
+            self._turn.give()
+            self._encoded(batch, self._clock.now - started)
+
+        place = self._place.device
+        self._cores.begin(self, place.threads)
+        self._device.start(
+            seconds,
+            done,
+            threads=place.threads,
+            weight=place.weight,
+            owner="tower",
+            # A replica's sides are one thread here: they take turns.
+            thread=self._turn,
+        )
+
+    def _encoded(self, batch: list[_Job], seconds: float) -> None:
+        for job in batch:
+            self._kept.put(job.item.plan)
+            if job.stream is None:
+                self._forget(job)
+            else:
+                self._save(job, seconds)
+        self._tower_free()
+
+    def _tower_free(self) -> None:
+        self._tower_busy = False
+        self._pump()
+
+    def _save(self, job: _Job, encode_seconds: float) -> None:
+        plan, started, place = job.item.plan, self._clock.now, self._place.cpu
+        self.counts.saving_bytes += plan.nbytes
+
+        def saved() -> None:
+            self.counts.saving_bytes -= plan.nbytes
+            self._store.save(plan)
+            self._ready(job, Ready(plan, False, encode_seconds, self._clock.now - started))
+            self._pump()
+
+        if self._in_memory:
+            saved()
+            return
+        seconds = self._costs.save(plan.nbytes)
+        self._cpu.start(seconds, saved, threads=place.threads, weight=place.weight, owner="save")
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def _ready(self, job: _Job, end: Ready) -> None:
+        if job.stream is not None:
+            job.stream.ready(end)
+        self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        key = job.item.plan.mm_hash
+        if self._jobs.get(key) is job:
+            del self._jobs[key]
+            self.scheduler.remove(key)

@@ -1,0 +1,92 @@
+"""The connector's worker role in virtual time: fetches take their time, moves do not."""
+
+from __future__ import annotations
+
+from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.ec_connector.connectors.reports import Reports
+from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.simulator.cluster.clock import Clock
+from triptych.simulator.cluster.hops import Hops
+from triptych.simulator.cluster.processors import Host
+from triptych.simulator.cluster.shape import Place
+from triptych.simulator.cluster.store import SimulatedStore
+from triptych.simulator.cluster.task import Task
+from triptych.simulator.costs.costs import PDCosts
+
+
+class SimulatedLoads:
+    """Stands where `RedisConnectorWorker` does. Host buffers are never short: admission has seen to that.
+
+    `reports` calls back whenever there is news.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: PDCosts,
+        store: SimulatedStore,
+        cpu: Host,
+        place: Place,
+        reports: Reports,
+        *,
+        hops: Hops,
+        in_memory: bool,
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._store = store
+        self._cpu = cpu
+        self._place = place
+        self._reports = reports
+        self._hops = hops
+        self._in_memory = in_memory
+        self._under_way: dict[HostCopy, Task] = {}
+        self._landed: set[HostCopy] = set()
+
+    @property
+    def held(self) -> int:
+        """Host copies, and loads under way."""
+        return len(self._landed) + len(self._under_way)
+
+    def start(self, metadata: ECConnectorMetadata | None) -> None:
+        assert isinstance(metadata, TransferMetadata)
+        for copy in metadata.drops:
+            self._landed.discard(copy)
+            if task := self._under_way.pop(copy, None):
+                self._cpu.stop(task)
+            self._reports.forget(copy)
+        for fetch in metadata.fetches:
+            self._fetch(fetch)
+        for copy in metadata.moves:
+            if copy in self._landed:
+                self._reports.loaded(copy)
+            else:
+                self._reports.failed(copy, "its host copy is gone")
+
+    def _fetch(self, fetch: Fetch) -> None:
+        copy = HostCopy(fetch.plan.mm_hash, fetch.generation)
+        plan = self._store.load(copy.mm_hash)
+        if self._in_memory:
+            self._land(copy, 0.0, found=plan is not None)
+            return
+        started = self._clock.now
+        seconds = self._hops.store_trip() if plan is None else self._costs.load(plan.nbytes)
+
+        def done() -> None:
+            del self._under_way[copy]
+            self._land(copy, self._clock.now - started, found=plan is not None)
+
+        place = self._place
+        self._under_way[copy] = self._cpu.start(
+            seconds, done, threads=place.threads, weight=place.weight, owner="load"
+        )
+
+    def _land(self, copy: HostCopy, seconds: float, *, found: bool) -> None:
+        if found:
+            self._landed.add(copy)
+            self._reports.fetched(copy, seconds)
+        else:
+            self._reports.failed(copy, "no such key")
+
+    def finished(self) -> ECConnectorOutput:
+        return self._reports.drain()

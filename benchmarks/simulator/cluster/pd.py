@@ -1,0 +1,401 @@
+"""A PD worker in virtual time: its real scheduler, caches and load table, with a delay for every step.
+
+It is `pd_worker/engine.py`'s loop. Simpler than there: requests are taken in beside each other, however many
+they are, and host buffers are never short.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from triptych.config import PDConfig
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.connectors.reports import Reports
+from triptych.ec_connector.connectors.scheduler_role import TableScheduler
+from triptych.errors import RequestError
+from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.encoder_cache import EncoderCache
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.scheduler import SchedulerLimits
+from triptych.simulator.cluster.clock import Clock, Timer
+from triptych.simulator.cluster.cores import SharedCores
+from triptych.simulator.cluster.decode_runs import LengthText, RunningScheduler, RunTokens
+from triptych.simulator.cluster.hops import Hops
+from triptych.simulator.cluster.loads import SimulatedLoads
+from triptych.simulator.cluster.processors import Host, Turn
+from triptych.simulator.cluster.requests import Request
+from triptych.simulator.cluster.shape import WorkerPlace
+from triptych.simulator.cluster.step_run import StepRun
+from triptych.simulator.cluster.store import SimulatedStore
+from triptych.simulator.cluster.task import Task
+from triptych.simulator.costs.costs import PDCosts, chunk_context
+
+#: As in the worker, where neither flag nor checkpoint says less.
+_LONGEST = 32768
+_ROOT = bytes(32)
+
+
+class TokenSink(Protocol):
+    """Who hears of a worker's steps, at the worker's own moment."""
+
+    def events(self, events: list[EngineEvent], tokens: int) -> None: ...
+    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None: ...
+    def streams(self, tokens: int, prefill: int, seconds: float) -> None: ...
+    def riders(self) -> Mapping[str, float]: ...
+
+
+@dataclass(slots=True)
+class PDCounts:
+    """Since the start. `seconds` in which steps ran; `jumped` of the `steps` were taken in runs."""
+
+    steps: int = 0
+    jumped: int = 0
+    seconds: float = 0.0
+    prefill_tokens: int = 0
+    preemptions: int = 0
+
+
+class SimulatedPD:
+    """`submit`, `items_ready` and `cancel` are called at the moment at which the worker gets the message."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: PDCosts,
+        config: PDConfig,
+        kv_token_bytes: int,
+        store: SimulatedStore,
+        place: WorkerPlace,
+        device: Host,
+        cpu: Host,
+        turn: Turn,
+        *,
+        hops: Hops,
+        cores: SharedCores,
+        in_memory: bool = False,
+        jumps: bool = True,
+    ) -> None:
+        num_blocks = max(1, config.kv_memory // (config.block_size * kv_token_bytes))
+        longest = min(config.max_model_len or _LONGEST, num_blocks * config.block_size)
+        self.kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self.cache = EncoderCache(config.embedding_memory)
+        self.admission = Admission(config.embedding_memory)
+        self.connector = TableScheduler(ECTransferConfig(ec_role="consumer"))
+        items = ItemTracker(self.cache, self.admission, self.connector)
+        limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
+        self.scheduler = RunningScheduler(limits, self.kv, items, quick=jumps)
+        self.loads = SimulatedLoads(
+            clock,
+            costs,
+            store,
+            cpu,
+            place.cpu,
+            Reports(self._wake),
+            hops=hops,
+            in_memory=in_memory,
+        )
+        self.counts = PDCounts()
+        self.sink: TokenSink | None = None
+        self._clock = clock
+        self._costs = costs
+        self._place = place.device
+        self.device = device
+        self._interval = place.step_interval
+        self._own_core = place.own_core
+        self._cores = cores
+        #: When the last step began before which a rest was thought of.
+        self._begun = -math.inf
+        self._resting: Timer | None = None
+        self._turn = turn
+        self._jumps = jumps
+        self._cpu = cpu
+        self._cpu_place = place.cpu
+        #: Requests on their way to the scheduler.
+        self._taking: dict[str, Task | Timer] = {}
+        self._inbox: list[Callable[[], None]] = []
+        self._awake = False
+        self._busy = False
+        self._run: StepRun | None = None
+        self._alarm: Timer | None = None
+
+    @property
+    def held(self) -> int:
+        """Requests that have not ended."""
+        return self.scheduler.num_waiting + self.scheduler.num_running + len(self._taking)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: Request,
+        attempt: int,
+        ready: frozenset[str],
+        deadline: float,
+        answer: Callable[[RequestError | None], None],
+    ) -> None:
+        """Takes a request in. `answer` gets the error of what could never run, or None.
+
+        It gets nothing after `cancel`.
+        """
+        arrival, place = self._clock.now, self._cpu_place
+
+        def done() -> None:
+            del self._taking[request.name]
+            try:
+                self._take(request, attempt, ready, arrival, deadline)
+            except RequestError as error:
+                answer(error)
+            else:
+                answer(None)
+
+        def take() -> None:
+            self._taking[request.name] = self._cpu.start(
+                self._costs.take(len(request.prompt_token_ids)),
+                done,
+                threads=place.threads,
+                weight=place.weight,
+                owner="intake",
+            )
+
+        if self._costs.take_busy and self._busy:
+            self._taking[request.name] = self._clock.after(self._costs.take_busy, take)
+        else:
+            take()
+
+    def _take(
+        self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
+    ) -> None:
+        output = LengthText(request.output_tokens, request.output_token)
+        taken = EngineRequest(
+            request_id=request.name,
+            attempt=attempt,
+            proxy_id="proxy",
+            arrival=arrival,
+            deadline=deadline,
+            prompt_token_ids=request.prompt_token_ids,
+            features=request.features,
+            ready=ready,
+            positions=cast(Any, None),  # the runner's, as is sampling: no scheduler looks at them
+            position_delta=0,
+            sampling=cast(Any, None),
+            prefix_root=_ROOT,
+            output=output,
+        )
+        self.scheduler.check(taken)
+        self._put(lambda: self.scheduler.add(taken, self._clock.now))
+
+    def items_ready(self, mm_hashes: Sequence[str]) -> None:
+        self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._clock.now))
+
+    def cancel(self, request_id: str) -> None:
+        if (task := self._taking.pop(request_id, None)) is not None:
+            if isinstance(task, Timer):
+                task.cancel()
+            else:
+                self._cpu.stop(task)
+            return
+        self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
+
+    def _put(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._busy:
+            self._cut()
+        elif not self._awake:
+            self._awake = True
+            self._clock.at(self._clock.now, self._loop)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        self._awake = False
+        if self._busy:
+            return
+        while True:
+            commands, self._inbox = self._inbox, []
+            for command in commands:
+                command()
+            output = self.scheduler.schedule(self._clock.now)
+            self.counts.preemptions += len(output.preempted)
+            if output.chunks:
+                self._busy = True
+                if self._interval:
+                    self._cores.begin(self, self._place.threads)
+                self._turn.take(functools.partial(self._begin, output))
+                return
+            self.loads.start(output.ec_connector_metadata)
+            if not self._update(output, [])[0]:
+                break
+        self._tell_streams(0, 0, 0.0)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Idle until a message, a transfer or the next deadline."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        deadline = self.scheduler.next_deadline()
+        if deadline is not None:
+            self._alarm = self._clock.at(deadline, self._wake)
+
+    def _begin(self, output: SchedulerOutput) -> None:
+        self.loads.start(output.ec_connector_metadata)
+        prefill = decodes = context = samples = 0
+        prefill_context = 0.0
+        for chunk in output.chunks:
+            start, count = chunk.start, chunk.count
+            samples += chunk.samples
+            if start >= len(chunk.state.request.prompt_token_ids):
+                decodes += count
+                context += start + count
+            else:
+                prefill += count
+                prefill_context += chunk_context(start, count)
+        seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
+        seconds = self._share() * (seconds + self._costs.tell(samples))
+        self.counts.steps += 1
+        self.counts.prefill_tokens += prefill
+        self._tell_streams(samples, prefill, seconds)
+        started = self._clock.now
+        self._start(seconds, lambda: self._stepped(output, samples, started))
+
+    def _share(self) -> float:
+        """What steps take of their costs on the core or cores that the worker has now."""
+        alone = not self._interval or self._cores.alone(self)
+        return self._own_core if alone else 1.0
+
+    def _start(self, seconds: float, done: Callable[[], None], *, marks: bool = False) -> Task:
+        place = self._place
+        return self.device.start(
+            seconds,
+            done,
+            threads=place.threads,
+            weight=place.weight,
+            owner="step",
+            marks=marks,
+            riders=self._sink.riders(),
+            thread=self._turn,
+        )
+
+    def _stepped(self, output: SchedulerOutput, samples: int, started: float) -> None:
+        self.counts.seconds += self._clock.now - started
+        chunks: list[Any] = output.chunks
+        tokens = [chunk.state.request.output.token for chunk in chunks if chunk.samples]
+        moved, events = self._update(output, tokens)
+        plain = not moved and self.scheduler.quiet(output, events)
+        self._next(self._jumps and not self._inbox and (plain or self.scheduler.alone))
+
+    def _update(self, output: SchedulerOutput, sampled: list[int]) -> tuple[bool, list[EngineEvent]]:
+        """Whether transfers or, in a step without tokens, anything else has moved; and the step's events."""
+        transfers = self.loads.finished()
+        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
+        events = self.scheduler.update(output, result, self._clock.now)
+        if events:
+            self._sink.events(events, len(sampled))
+        metadata: Any = output.ec_connector_metadata
+        moved = bool(transfers.fetched or transfers.loaded or transfers.failed)
+        if not sampled:
+            moved = moved or bool(events)
+        elif metadata is not None:
+            moved = moved or bool(metadata.fetches or metadata.moves or metadata.drops)
+        return moved, events
+
+    def _next(self, quiet: bool) -> None:
+        """The device goes to whoever waits; without anything new, decoding runs on."""
+        now = self._clock.now
+        crowded = self._interval > 0 and self._cores.crowded(self, self._place.threads)
+        if not crowded:
+            self._begun = now
+        if quiet and not crowded and not self._turn.contended and self._run_on():
+            return
+        self._turn.give()
+        self._busy = False
+        if self._interval:
+            self._cores.end(self)
+        rested = self._begun + self._interval * min(self.scheduler.item_pressure, 1.0) if crowded else now
+        if now < rested:
+            # What comes in meanwhile is looked at when the rest is over.
+            self._awake = True
+            self._resting = self._clock.at(rested, self._rested)
+            self._cores.watch(self, self._look)
+            return
+        self._begun = now
+        self._loop()
+
+    def _look(self) -> None:
+        """Others begin or end to compute: cores may be free again."""
+        if not self._cores.crowded(self, self._place.threads):
+            self._rested()
+
+    def _rested(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._cores.watch(self, None)
+            self._begun = self._clock.now
+            self._loop()
+
+    # -- runs of decode steps ----------------------------------------------------------------------
+
+    def _run_on(self) -> bool:
+        running = self.scheduler.running
+        now, count = self._clock.now, len(running)
+        context = sum(state.num_tokens for state in running)
+        share, tell = self._share(), self._costs.tell(count)
+        first = share * (self._costs.step_seconds(0, count, context, 0.0) + tell)
+        steps = self.scheduler.room(lambda step: now + step * first)
+        if steps < 1:
+            return False
+        self._tell_streams(count, 0, first)
+        last = share * (self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0) + tell)
+        slope = (last - first) / (steps - 1) if steps > 1 else 0.0
+        work = steps * first + slope * steps * (steps - 1) / 2
+        task = self._start(work, self._ran_on, marks=True)
+        self._run = StepRun(task, now, steps, first, slope)
+        self._turn.listen(self._cut)
+        if self._interval:
+            self._cores.watch(self, self._cut)
+        return True
+
+    def _cut(self) -> None:
+        """Something has come in: the run ends with the step that is under way."""
+        run = self._run
+        if run is None:
+            return
+        work = run.work(run.steps)
+        steps = run.steps_in(work - self.device.left(run.task)) + 1
+        if steps < run.steps:
+            self.device.shorten(run.task, work - run.work(steps))
+            run.steps = steps
+
+    def _ran_on(self) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        now = self._clock.now
+        ends = run.ends(now)
+        self.counts.steps += run.steps
+        self.counts.jumped += run.steps
+        self.counts.seconds += now - run.started
+        if self._interval:
+            self._begun = ends[-2] if run.steps > 1 else run.started
+            self._cores.watch(self, None)
+        self._sink.run(self.scheduler.run_on(run.steps, now), ends)
+        self._update(SchedulerOutput(0), [])
+        self._next(False)
+
+    @property
+    def _sink(self) -> TokenSink:
+        assert self.sink is not None
+        return self.sink
+
+    def _tell_streams(self, tokens: int, prefill: int, seconds: float) -> None:
+        self._sink.streams(tokens, prefill, seconds)

@@ -1,0 +1,380 @@
+"""The proxy in virtual time: it carries out what the requests' real state machines ask for.
+
+It is `proxy/dispatcher.py`. Simpler than there: one proxy, one choice a request, one model, a store that is
+never down, pictures inside the requests. Requests are taken in one at a time. What passing tokens on costs
+is taken off the proxy's host evenly over the step that makes them, and no token waits for another step's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from triptych.errors import InternalError, Overloaded, RequestError
+from triptych.pd_worker.core import outputs as pd
+from triptych.proxy.call.chat import Delta
+from triptych.proxy.requests import lifecycle as do
+from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycle
+from triptych.simulator.cluster.clock import Clock
+from triptych.simulator.cluster.decode_runs import TOKENS, RunTokens
+from triptych.simulator.cluster.encoder import Ready, SimulatedEncoder
+from triptych.simulator.cluster.encoder_jobs import EncoderJobs, JobSink
+from triptych.simulator.cluster.flow import Flow
+from triptych.simulator.cluster.hops import Hops
+from triptych.simulator.cluster.pd import SimulatedPD
+from triptych.simulator.cluster.processors import Host, Turn
+from triptych.simulator.cluster.requests import Request
+from triptych.simulator.cluster.router import MAX_WAITING, Router
+from triptych.simulator.cluster.shape import Limits, Place
+from triptych.simulator.cluster.store import SimulatedStore
+from triptych.simulator.cluster.task import Task
+from triptych.simulator.costs.costs import ClientCosts, CostModel
+from triptych.types import FinishReason, ItemPlan
+
+
+@dataclass(slots=True)
+class ProxyCounts:
+    """Since the start: requests taken in and refused, tokens, and CPU seconds of all of them."""
+
+    requests: int = 0
+    refused: int = 0
+    tokens: int = 0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Streams:
+    """One PD worker's sink: its messages after their latency, and what proxy and client do for its tokens.
+
+    On the worker's own host that rides on its steps; elsewhere it is a load as long as steps are alike.
+    """
+
+    proxy: SimulatedProxy
+    same_host: bool
+    batch: tuple[int, int] = (0, 0)
+    load: Task | None = field(default=None, repr=False)
+    cores: Mapping[str, float] = field(default_factory=dict, repr=False)
+
+    def riders(self) -> Mapping[str, float]:
+        """Cores that steps like the one told of last make others take, by owner."""
+        return self.cores
+
+    def events(self, events: list[pd.EngineEvent], tokens: int) -> None:
+        self.proxy.pd_events(events, tokens)
+
+    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
+        self.proxy.pd_run(told, ends)
+
+    def streams(self, tokens: int, prefill: int, seconds: float) -> None:
+        """A step of `seconds` makes `tokens`; as long as steps are alike, so is the proxy's work."""
+        if self.batch == (tokens, prefill):
+            return
+        self.batch = (tokens, prefill)
+        if self.same_host:
+            self.cores = self.proxy.riders(tokens, seconds)
+            return
+        self.load = self.proxy.relay(self.load, tokens, seconds)
+
+
+class SimulatedProxy:
+    """All requests. `ended` is called once for each, with the error that the client saw or nothing."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: CostModel,
+        limits: Limits,
+        store: SimulatedStore,
+        encoders: Sequence[SimulatedEncoder],
+        workers: Sequence[SimulatedPD],
+        host: Host,
+        place: Place,
+        ended: Callable[[Flow, str], None],
+        hops: Hops,
+        client: ClientCosts,
+    ) -> None:
+        self.counts = ProxyCounts()
+        self._clock = clock
+        self._costs = costs
+        self._limits = limits
+        self._store = store
+        self._host = host
+        self._place = place
+        self._ended = ended
+        self._loop = Turn(clock)
+        self._client_loop = Turn(clock)
+        self._from_workers = hops.stream()
+        self._flows: dict[str, Flow] = {}
+        self._hops = hops
+        self._client = client
+        self.jobs = EncoderJobs(
+            clock,
+            encoders,
+            limits.encoder,
+            JobSink(self._job_planned, self._job_ready),
+            share=limits.store_memory // 2,
+            hops=hops,
+            flow_control=limits.proxy.flow_control,
+        )
+        self.router = Router(
+            clock,
+            workers,
+            hops=hops,
+            max_num_seqs=limits.pd.max_num_seqs,
+            max_requests=MAX_WAITING + limits.pd.max_num_seqs,
+            accepted=lambda flow, attempt: self._carry_out(flow, flow.lifecycle.accepted(attempt)),
+            refused=lambda flow, attempt, error: self._carry_out(
+                flow, flow.lifecycle.refused(attempt, error)
+            ),
+        )
+        for worker in workers:
+            worker.sink = Streams(self, worker.device is host and host.cores < math.inf)
+        self._handlers: dict[type[Any], Callable[[Flow, Any], None]] = {
+            do.LookUp: self._look_up,
+            do.StartJobs: self._start_jobs,
+            do.Submit: self.router.submit,
+            do.AdmitJobs: self._admit_jobs,
+            do.NotifyItems: lambda flow, order: self.router.notify(flow, order.mm_hashes),
+            do.ReturnShare: self._return_share,
+            do.EndAttempt: self._end_attempt,
+            do.Emit: lambda flow, order: None,
+            do.Fail: lambda flow, order: self._end(flow, order.error),
+            do.Leave: self._leave,
+        }
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flows)
+
+    # -- one request -------------------------------------------------------------------------------
+
+    def arrive(self, request: Request, planned: float, *, warm_up: bool = False) -> None:
+        """A client sends it now."""
+        now, patience = self._clock.now, self._limits.client_timeout
+        deadline = now + self._limits.proxy.request_timeout
+        params = {feature.mm_hash: "messages" for feature in request.features}
+        flow = Flow(request, planned, now, deadline, warm_up, Lifecycle(params))
+        flow.timer = self._clock.at(min(deadline, now + patience), self._deadline, flow)
+        take_in = functools.partial(self._take_in, flow)
+        if self._client.request:
+            self._client_loop.take(functools.partial(self._send, take_in))
+        else:
+            self._loop.take(take_in)
+
+    def _send(self, take_in: Callable[[], None]) -> None:
+        """The client's own work, one request after another, then the way to the proxy."""
+
+        def done() -> None:
+            self._client_loop.give()
+            self._clock.after(self._hops.plain(), self._loop.take, take_in)
+
+        place = self._place
+        self._host.start(
+            self._client.request, done, threads=place.threads, weight=place.weight, owner="client"
+        )
+
+    def _take_in(self, flow: Flow) -> None:
+        request, place = flow.request, self._place
+        seconds = self._costs.proxy.take(len(request.features), request.media_bytes, request.text_tokens)
+        self.counts.cpu_seconds += seconds
+
+        def done() -> None:
+            self._loop.give()
+            self._admit(flow)
+
+        self._host.start(seconds, done, threads=place.threads, weight=place.weight, owner="proxy")
+
+    def _admit(self, flow: Flow) -> None:
+        machine = flow.lifecycle
+        if machine.ended:
+            return
+        self.counts.requests += 1
+        machine.timings.fetch = self._clock.now - flow.sent
+        if (error := self._refusal(flow.request)) is not None:
+            self.counts.refused += 1
+            self._carry_out(flow, machine.fail(error))
+            return
+        self._flows[flow.name] = flow
+        self._carry_out(flow, machine.begin())
+
+    def _refusal(self, request: Request) -> RequestError | None:
+        queue = self._limits.proxy.max_queue
+        if self._flows and len(self._flows) + 1 > queue:
+            return Overloaded(f"{queue} requests are in flight already", retry_after=RETRY_AFTER)
+        if request.items and self.jobs.backpressure.refuses_media(self._clock.now):
+            return Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
+        return None
+
+    def _deadline(self, flow: Flow) -> None:
+        machine = flow.lifecycle
+        if self._clock.now >= flow.deadline:
+            self._carry_out(flow, machine.deadline())
+            return
+        self._carry_out(flow, machine.client_gone())
+        self._end(flow, f"timeout after {self._limits.client_timeout:g} s")
+
+    def _end(self, flow: Flow, error: RequestError | str = "") -> None:
+        """The client has its answer."""
+        if flow.timer is None:
+            return
+        flow.timer.cancel()
+        flow.timer = None
+        if isinstance(error, RequestError):
+            error = f"HTTP {error.status}: {error.message}"
+        self._flows.pop(flow.name, None)
+        self._ended(flow, error)
+
+    # -- instructions ------------------------------------------------------------------------------
+
+    def _carry_out(self, flow: Flow, instructions: Iterable[Instruction]) -> None:
+        for order in instructions:
+            self._handlers[type(order)](flow, order)
+
+    def _look_up(self, flow: Flow, order: do.LookUp) -> None:
+        flow.looked_up = self._clock.now
+        self._clock.after(self._hops.store_trip(), self._looked_up, flow, order.mm_hashes)
+
+    def _looked_up(self, flow: Flow, mm_hashes: tuple[str, ...]) -> None:
+        plans = self._store.look_up(mm_hashes)
+        flow.origins |= dict.fromkeys(plans, "store")
+        self._carry_out(flow, flow.lifecycle.looked_up(plans))
+
+    def _start_jobs(self, flow: Flow, order: do.StartJobs) -> None:
+        for key in order.mm_hashes:
+            item = flow.request.items[key]
+            joined = self.jobs.start(item, flow.name, flow.looked_up, re_encode=order.re_encode)
+            if not order.re_encode:
+                flow.origins[key] = "joined" if joined else "encoded"
+
+    def _admit_jobs(self, flow: Flow, order: do.AdmitJobs) -> None:
+        self.jobs.table.admit(flow.name)
+        self.jobs.pump()
+
+    def _return_share(self, flow: Flow, order: do.ReturnShare) -> None:
+        self.jobs.table.loaded(flow.name, order.mm_hash)
+        self.jobs.pump()
+
+    def _end_attempt(self, flow: Flow, order: do.EndAttempt) -> None:
+        self.router.release(flow, cancel=order.cancel)
+        self.jobs.table.end_attempt(flow.name)
+
+    def _leave(self, flow: Flow, order: do.Leave) -> None:
+        self.jobs.leave(flow.name)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def relay(self, load: Task | None, tokens: int, seconds: float) -> Task | None:
+        """Work on a worker's tokens in place of `load`, the one until now."""
+        if load is not None:
+            self._host.stop(load)
+        demand = sum(self.riders(tokens, seconds).values())
+        if demand <= 0 or self._host.cores == math.inf:
+            return None
+        place = self._place
+        # Short work that is often there gets its core before others have used theirs up.
+        weight = place.weight / min(demand, 1.0)
+        return self._host.start(math.inf, None, threads=demand, weight=weight, owner="proxy")
+
+    def riders(self, tokens: int, seconds: float) -> Mapping[str, float]:
+        """Cores that tokens made within `seconds` take here and at the client, by owner."""
+        if not tokens or seconds <= 0:
+            return {}
+        own, client = self._costs.proxy.relay(tokens), self._client.read(tokens)
+        found = {"proxy": own / seconds} if own else {}
+        return found | {"client": client / seconds} if client else found
+
+    def pd_events(self, events: list[pd.EngineEvent], tokens: int) -> None:
+        """A worker's message about one step is sent now; the client has its tokens once all are through."""
+        relay = self._costs.proxy.relay(tokens)
+        self.counts.tokens += tokens
+        self.counts.cpu_seconds += relay
+        self._from_workers.send(self._pd_events, events, self._to_client(tokens))
+
+    def pd_run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
+        """The same for a run of steps that ended at `ends`."""
+        self.counts.tokens += len(told) * len(ends)
+        self.counts.cpu_seconds += self._costs.proxy.relay(len(told)) * len(ends)
+        later = self._hops.rpc() + self._to_client(len(told))
+        moments = [end + later for end in ends]
+        self._from_workers.send(self._pd_run, told, moments)
+
+    def _to_client(self, tokens: int) -> float:
+        """Seconds from a message's arrival here until the client has read it."""
+        work = self._costs.proxy.relay(tokens) + self._client.read(tokens)
+        return work + self._hops.plain() if tokens else 0.0
+
+    def _pd_run(self, told: list[RunTokens], moments: list[float]) -> None:
+        for run in told:
+            flow = self._flows.get(run.request_id)
+            if flow is not None:
+                shown = flow.lifecycle.tokens(run.attempt, run.position, run.token_ids, "")
+                if isinstance(shown, Delta):
+                    flow.tokens += _after(flow.tokens, moments)
+                else:
+                    self._carry_out(flow, shown)
+
+    def _pd_events(self, events: list[pd.EngineEvent], later: float) -> None:
+        moment = self._clock.now + later
+        told: Any
+        for told in events:
+            flow = self._flows.get(told.request_id)
+            if flow is None:
+                continue
+            if type(told) not in TOKENS:
+                self._pd_event(flow, told)
+                continue
+            shown: Any = flow.lifecycle.tokens(told.attempt, told.position, list(told.token_ids), "")
+            if type(shown) is Delta:
+                tokens = flow.tokens
+                tokens.append(moment if not tokens or moment >= tokens[-1] else tokens[-1])
+            else:
+                self._carry_out(flow, shown)
+
+    def _pd_event(self, flow: Flow, event: pd.EngineEvent) -> None:
+        machine, attempt = flow.lifecycle, event.attempt
+        if isinstance(event, pd.RequestFinished):
+            self._finished(flow, event)
+        elif isinstance(event, pd.RequestAdmitted):
+            placements = [(place.offset, place.length) for place in event.placements]
+            self._carry_out(flow, machine.admitted(attempt, event.prompt_token_ids, placements))
+        elif isinstance(event, pd.ItemLoaded):
+            self._carry_out(flow, machine.item_loaded(attempt, event.mm_hash))
+        elif isinstance(event, pd.ItemMissing):
+            self._carry_out(flow, machine.item_missing(attempt, event.mm_hash, event.damaged_digest))
+
+    def _finished(self, flow: Flow, event: pd.RequestFinished) -> None:
+        machine = flow.lifecycle
+        if event.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            error = event.error or InternalError("the PD worker aborted the request")
+            self._carry_out(flow, machine.refused(event.attempt, error))
+            return
+        timings, spent = machine.timings, event.timings
+        timings.queue, timings.load = spent.queue, spent.load
+        timings.prefill, timings.decode = spent.prefill, spent.decode
+        self._carry_out(flow, machine.finished(event.attempt, event.reason, event.usage))
+        self._end(flow)
+
+    def _job_planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
+        if flow := self._flows.get(request_id):
+            self._carry_out(flow, flow.lifecycle.planned(mm_hash, plan))
+
+    def _job_ready(self, request_id: str, mm_hash: str, end: Ready) -> None:
+        flow = self._flows.get(request_id)
+        if flow is None:
+            return
+        if end.already_stored:
+            flow.origins[mm_hash] = "store"
+        timings = flow.lifecycle.timings
+        timings.encode = max(timings.encode, end.encode_seconds)
+        timings.save = max(timings.save, end.save_seconds)
+        self._carry_out(flow, flow.lifecycle.item_ready(mm_hash, end.plan))
+
+
+def _after(tokens: list[float], moments: list[float]) -> list[float]:
+    """The moments, none before the tokens that the client has: a way may have become shorter."""
+    if not tokens or moments[0] >= tokens[-1]:
+        return moments
+    return [max(moment, tokens[-1]) for moment in moments]

@@ -1,0 +1,1 @@
+"""Costs measured on this machine."""

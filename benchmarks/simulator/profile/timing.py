@@ -1,0 +1,56 @@
+"""How often and how long a piece of work is repeated until its median is taken."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triptych.simulator.profile.fit import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Repeats of every measurement, and the seconds that one, and one stage, may take at most;
+    `live_seconds` is about what one window of a running cluster lasts, of which there are `live_rounds`.
+    """
+
+    repeats: int
+    sample_seconds: float
+    stage_seconds: float
+    live_seconds: float
+    live_rounds: int = 1
+
+
+FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0, live_seconds=3.0, live_rounds=3)
+QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5, live_seconds=2.0)
+
+
+class Deadline:
+    """The end of a stage: what is left of the grid then is not measured."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.perf_counter() + seconds
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() > self._end
+
+
+def timed(work: Callable[[], None], terms: dict[str, float], effort: Effort) -> Sample:
+    """`work` once to warm up, then up to `effort.repeats` times, at least twice.
+
+    `work` returns when the device is done.
+    """
+    work()
+    repeats: list[float] = []
+    began = time.perf_counter()
+    while len(repeats) < effort.repeats:
+        start = time.perf_counter()
+        work()
+        end = time.perf_counter()
+        repeats.append(end - start)
+        if len(repeats) > 1 and end - began > effort.sample_seconds:
+            break
+    return Sample(terms, statistics.median(repeats), tuple(repeats))

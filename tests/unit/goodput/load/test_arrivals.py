@@ -1,0 +1,104 @@
+"""Arrival times and traces."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from triptych.errors import ConfigError
+from triptych.goodput.load.arrivals import KINDS, Arrivals, arrival_times, check_arrivals
+from triptych.goodput.load.presets import preset
+from triptych.goodput.load.trace import read_trace, write_trace
+from triptych.goodput.load.workload import plan_requests
+
+
+def gaps_of(arrivals: Arrivals, count: int = 5000) -> list[float]:
+    times = arrival_times(arrivals, count, 1)
+    return [after - before for before, after in zip(times, times[1:], strict=False)]
+
+
+def variation(gaps: list[float]) -> float:
+    return statistics.pstdev(gaps) / statistics.fmean(gaps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_times_ascend_offer_the_rate_exactly_and_come_from_the_seed(kind):
+    arrivals = Arrivals(kind, rate=8.0, burstiness=0.5, ramp_to=16.0)
+    times = arrival_times(arrivals, 240, 1)
+    assert times == sorted(times) == arrival_times(arrivals, 240, 1)
+    assert times[-1] == pytest.approx(240 / (12.0 if kind == "ramp" else 8.0))
+    assert kind == "constant" or times != arrival_times(arrivals, 240, 2)
+
+
+def test_gaps_vary_as_their_distribution_says():
+    assert variation(gaps_of(Arrivals("constant", 4.0))) < 1e-9
+    assert variation(gaps_of(Arrivals("poisson", 4.0))) == pytest.approx(1.0, abs=0.05)
+    assert variation(gaps_of(Arrivals("gamma", 4.0, burstiness=0.25))) == pytest.approx(2.0, abs=0.15)
+    assert variation(gaps_of(Arrivals("gamma", 4.0, burstiness=4.0))) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.0, 10.0), (10.0, 2.0), (6.0, 6.0)])
+def test_a_ramp_goes_evenly_from_one_rate_to_the_other(low, high):
+    times = arrival_times(Arrivals("ramp", low, ramp_to=high), 6000, 1)
+    span = 6000 / ((low + high) / 2)
+    tenth = span / 10
+    first = sum(time < tenth for time in times) / tenth
+    last = sum(time > span - tenth for time in times) / tenth
+    assert first == pytest.approx(low + (high - low) * 0.05, rel=0.12)
+    assert last == pytest.approx(low + (high - low) * 0.95, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        Arrivals("weekly"),
+        Arrivals(rate=0.0),
+        Arrivals(rate=float("inf")),
+        Arrivals("gamma", burstiness=0.0),
+        Arrivals("ramp"),
+    ],
+)
+def test_arrivals_that_cannot_be_are_refused_by_flag(arrivals):
+    with pytest.raises(ConfigError, match="--"):
+        check_arrivals(arrivals)
+
+
+def test_a_written_trace_replays_lengths_pictures_and_times(tmp_path):
+    path = tmp_path / "load.jsonl"
+    planned = plan_requests(preset("reuse-50").workload, 50, 1)
+    write_trace(path, list(zip(arrival_times(Arrivals(), 50, 1), planned, strict=True)))
+    replayed = read_trace(path)
+    assert [time for time, _ in replayed] == pytest.approx(arrival_times(Arrivals(), 50, 1))
+    assert [one.output_tokens for _, one in replayed] == [one.output_tokens for one in planned]
+    before = [planned.index(next(p for p in planned if p.pictures == one.pictures)) for one in planned]
+    again = [one for _, one in replayed]
+    after = [again.index(next(p for p in again if p.pictures == one.pictures)) for one in again]
+    assert before == after
+    assert [time for time, _ in read_trace(path, speed=2.0)] == pytest.approx(
+        [time / 2 for time, _ in replayed]
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        '{"time": 1}',
+        '{"time": -1, "text_tokens": 1, "output_tokens": 1}',
+        '{"time": 0, "text_tokens": 1, "output_tokens": 1, "images": [{"id": "a", "width": 0, "height": 1}]}',
+    ],
+)
+def test_a_bad_line_of_a_trace_is_named(tmp_path, line):
+    path = tmp_path / "load.jsonl"
+    path.write_text('{"time": 0, "text_tokens": 1, "output_tokens": 1}\n' + line)
+    with pytest.raises(ConfigError, match="line 2"):
+        read_trace(path)
+
+
+def test_a_trace_that_is_missing_or_empty_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="--trace"):
+        read_trace(tmp_path / "missing.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="no request"):
+        read_trace(tmp_path / "empty.jsonl")
