@@ -10,22 +10,22 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 
 
+def _sources() -> dict[str, Path]:
+    """The modules here and in `micro` that have a `main`, and packages with a `__main__.py`, by name."""
+    modules = [*_FOLDER.glob("[a-z]*.py"), *_FOLDER.glob("micro/[a-z]*.py")]
+    found = {path.stem: path for path in modules if "def main(" in path.read_text()}
+    return found | {path.parent.name: path for path in _FOLDER.glob("*/__main__.py")}
+
+
 def names() -> list[str]:
-    """Every module of this folder that has a `main`, and every package whose `__main__.py` has one."""
-    modules = [path for path in _FOLDER.glob("[a-z]*.py") if "def main(" in path.read_text()]
-    packages = [path.parent for path in _FOLDER.glob("*/__main__.py")]
-    return sorted(path.stem for path in (*modules, *packages))
+    """All benchmarks."""
+    return sorted(_sources())
 
 
 def summary(name: str) -> str:
     """The first line of the module's docstring; the module is not imported."""
-    text = ast.get_docstring(ast.parse(_source(name).read_text()))
+    text = ast.get_docstring(ast.parse(_sources()[name].read_text()))
     return (text or "").partition("\n")[0]
-
-
-def _source(name: str) -> Path:
-    package = _FOLDER / name / "__main__.py"
-    return package if package.exists() else _FOLDER / f"{name}.py"
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"no benchmark {arguments[0]!r}: use one of {', '.join(names())}\n")
         return 2
     sys.argv = [f"python -m benchmarks {arguments[0]}", *arguments[1:]]
-    path = _source(arguments[0]).relative_to(_FOLDER.parent).with_suffix("")
+    path = _sources()[arguments[0]].relative_to(_FOLDER.parent).with_suffix("")
     module = import_module(".".join(path.parts))
     result = module.main()
     return int(result or 0)

@@ -228,7 +228,7 @@ def _report(
     lines = [
         "# Encoder worker: start to ready, and memory",
         "",
-        f"`python benchmarks/micro/encoder_startup.py {model} --runs {options.runs} --device {options.device}`, "
+        f"`python -m benchmarks encoder_startup {model} --runs {options.runs} --device {options.device}`, "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
         f"load average {os.getloadavg()[0]:.1f} at the end. Goals: ready within 5 s, below 1000 MB.",
         "",

@@ -213,7 +213,7 @@ def main() -> int:
         parser.error("--rounds and --chats must be at least 1")
     load_before = load_average()
     trees = {"before": options.before.resolve()} if options.before else {}
-    trees["after"] = Path(__file__).resolve().parent.parent
+    trees["after"] = Path(__file__).resolve().parents[2]
     with clusters(trees) as urls:
         found = asyncio.run(measure(urls, options.rounds, options.chats))
     sys.stderr.write(json.dumps(found) + "\n")

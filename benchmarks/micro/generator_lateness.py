@@ -17,10 +17,10 @@ import sys
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.job import Job, Target, WindowReport
+from triptych.goodput.load.processes import run_window
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.null_server import MODEL
 from triptych.goodput.report.figures import Figures, summarise
-from triptych.goodput.report.load import run_window
 from triptych.goodput.report.machine import describe, load_average
 from triptych.goodput.slo import Slo
 

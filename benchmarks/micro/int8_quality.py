@@ -39,7 +39,7 @@ from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
 from triptych.models.weights.quantization import QUANTIZATIONS, Int8Linear, quantize
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = RESULTS / "int8_quality.md"
 START_SECONDS = 180.0
 #: Inputs and outputs of the layer that is timed.

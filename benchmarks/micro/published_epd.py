@@ -2,9 +2,9 @@
 
     python -m benchmarks published_epd --write
 
-`triptych.simulator.costs.published_epd` has the figures, their source, and which three constants were fitted to
-which of them. Every other figure tests the simulator. The same loads are simulated with the cost models that
-`triptych plan --gpu a100` has: there, no front door is between the load and the GPUs.
+`triptych.simulator.costs.published_epd` has the figures, their source, and which three constants were fitted
+to which of them. Every other figure tests the simulator. The same loads are simulated with the cost models
+that `triptych plan --gpu a100` has: there, no front door is between the load and the GPUs.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.report.machine import describe, load_average
 
 RESULT = RESULTS / "queue_cost.md"
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 
 Costs = dict[str, float]
 

@@ -1,4 +1,4 @@
-"""A machine's files as `triptych.machine.resources` reads them, below a folder: mounts, cgroups, nodes, memory."""
+"""A machine's files as `triptych.machine.resources` reads them, below a folder: mounts, cgroups, memory."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from triptych.launch.plan.cores import share_cores
 from triptych.machine import resources as machine
 from triptych.pd_worker import service as pd_service
 
-ROOT = Path(serve.__file__).resolve().parents[2]
+ROOT = Path(serve.__file__).resolve().parents[3]
 #: Who may ask for cores by their numbers, or hand them on.
 BY_NUMBER = {
     "triptych/machine/resources.py",

@@ -53,7 +53,7 @@ class Family:
         return keys
 
     def _module(self) -> Any:
-        return importlib.import_module(f"triptych.models.{self.name}")
+        return importlib.import_module(f"triptych.models.families.{self.name}")
 
 
 FAMILIES = (

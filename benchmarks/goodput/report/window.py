@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.goodput.load.job import Progress, WindowReport
+from triptych.goodput.load.processes import run_window
 from triptych.goodput.report.drift import Drift, drift_of
 from triptych.goodput.report.figures import Figures, summarise
-from triptych.goodput.report.load import run_window
 from triptych.goodput.report.queues import QueueSample, QueueSampler
 from triptych.goodput.report.sustained import judge
 from triptych.goodput.search import Verdict

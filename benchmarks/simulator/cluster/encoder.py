@@ -1,8 +1,8 @@
 """An encoder worker in virtual time: its real scheduler, with delays for preprocessing, tower and saves.
 
-It carries out what `encoder_worker/jobs/table.py` and `encoder_worker/engine.py` do. Simpler than there: one proxy,
-so one waiter a job and leases that are always free (their round trip counts); no job is refused for room,
-which the proxy's credit sees to; media arrive with the job's first message.
+It carries out what `encoder_worker/jobs/table.py` and `encoder_worker/engine.py` do. Simpler than there: one
+proxy, so one waiter a job and leases that are always free (their round trip counts); no job is refused for
+room, which the proxy's credit sees to; media arrive with the job's first message.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from triptych.errors import ConfigError
 from triptych.goodput.launch import Launched, launched, parse_shape
 from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
+from triptych.goodput.load.processes import run_window
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.report.load import run_window
 from triptych.goodput.run import ready
 from triptych.goodput.settings import Settings, make_job
 from triptych.goodput.slo import Slo

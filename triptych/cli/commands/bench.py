@@ -229,7 +229,7 @@ def ab(**values: Any) -> None:
 @contextmanager
 def _told() -> Iterator[None]:
     """What ends a run in its middle is said in a sentence; exit code 1."""
-    from triptych.goodput.report.load import LoadError
+    from triptych.goodput.load.processes import LoadError
 
     try:
         yield

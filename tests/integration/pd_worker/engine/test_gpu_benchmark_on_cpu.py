@@ -10,7 +10,7 @@ from support.checkpoints import build_checkpoint
 def test_the_gpu_benchmark_runs_at_small_size_without_a_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[4]))
     from benchmarks.gpu import engine
 
     monkeypatch.setattr(engine, "BATCHES", (1, 2))
