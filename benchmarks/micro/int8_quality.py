@@ -77,9 +77,9 @@ def main() -> None:
 
 def compare(family: str, items: int, tokens: int) -> list[Difference]:
     """Both ways of 8 bits against fp32, over `items` greedy outputs of `tokens` tokens."""
-    from support.checkpoints import build_checkpoint
-    from support.encdec_reference import NAME as CROSS
-    from support.reference_attention import NAME as PLAIN
+    from support.data.checkpoints import build_checkpoint
+    from support.encdec.reference import NAME as CROSS
+    from support.engine.reference_attention import NAME as PLAIN
 
     path = build_checkpoint(family)
     options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
@@ -121,8 +121,8 @@ def _share(sides: dict[str, Any], name: str) -> float:
 
 def _media(encoder: Any, number: int) -> Any:
     """A picture, a text or a sound, by its number."""
-    from support.pictures import picture
-    from support.sounds import Sound, sound
+    from support.data.pictures import picture
+    from support.data.sounds import Sound, sound
 
     if encoder.modality == "audio":
         return Sound(sound(1.0 + 2 * number, seed=number))
@@ -137,7 +137,7 @@ def _start(decoder: Any, prepared: Any) -> list[int]:
     """The tokens before the answer: the family's own start, or the picture and a few words."""
     if decoder.cross is not None:
         return list(decoder.prompt_defaults({}).token_ids)
-    from support.model_prompts import plan_of
+    from support.data.model_prompts import plan_of
 
     geometry = decoder.geometry
     plan = plan_of(prepared, geometry.hidden_size * (1 + geometry.deepstack_levels))
@@ -146,10 +146,10 @@ def _start(decoder: Any, prepared: Any) -> list[int]:
 
 def _logits(encoder: Any, decoder: Any, ids: list[int], prepared: Any, rows: torch.Tensor) -> torch.Tensor:
     if decoder.cross is not None:
-        from support.encdec_reference import decoder_logits
+        from support.encdec.reference import decoder_logits
 
         return decoder_logits(decoder, [ids], [rows])[0]
-    from support.model_prompts import ModelPrompt, batch_logits, plan_of
+    from support.data.model_prompts import ModelPrompt, batch_logits, plan_of
     from triptych.types import MMFeature, Placement
 
     feature = MMFeature(plan_of(prepared, encoder.width), Placement(0, prepared.length, prepared.runs))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, running_cluster, start_cluster
-from support.traffic import STREAM_TOKENS, Case, expected, mixed_cases
+from support.data.checkpoints import build_checkpoint
+from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
+from support.processes.cluster import Cluster, running_cluster, start_cluster
 
 #: Small steps, so that prefill and streams last long enough to be met.
 SLOW = ("--max-num-batched-tokens", "64", "--encoder-batch-patches", "1")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from support.cluster import Cluster
-from support.crowd import body_of, post_all
-from support.rest import assert_at_rest
-from support.traffic import Case, picture
+from support.chaos.crowd import body_of, post_all
+from support.chaos.rest import assert_at_rest
+from support.data.traffic import Case, picture
+from support.processes.cluster import Cluster
 
 REQUESTS = 80
 #: Long answers one by one: the PD worker is what everything waits for.

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from support.cluster import Cluster, wait_for
-from support.crowd import BadClients, body_of, files
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.soak import resident
-from support.traffic import STREAM_TOKENS, ask_all
+from support.chaos.crowd import BadClients, body_of, files
+from support.chaos.rest import assert_at_rest
+from support.chaos.soak import resident
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS, ask_all
+from support.processes.cluster import Cluster, wait_for
 from triptych.proxy.http.connections import raise_file_limit
 
 #: Files that may be open for other reasons than these clients.

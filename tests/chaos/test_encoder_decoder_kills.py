@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import redis
 
-from support import encdec_traffic, stages
-from support.checkpoints import build_checkpoint
-from support.cluster import PATIENCE, Cluster, running_cluster
-from support.encdec_oracle import tokenizer_of
-from support.encdec_traffic import EncDecCase
-from support.oracle import OracleResult, assert_exact
-from support.rest import assert_at_rest
-from support.streams import Streams
-from support.traffic import Answer
+from support.chaos import stages
+from support.chaos.rest import assert_at_rest
+from support.chaos.streams import Streams
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import OracleResult, assert_exact
+from support.data.traffic import Answer
+from support.encdec import traffic as encdec_traffic
+from support.encdec.oracle import tokenizer_of
+from support.encdec.traffic import EncDecCase
+from support.processes.cluster import PATIENCE, Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from support import faults
-from support.cluster import Cluster, start_cluster
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.stages import hold
-from support.streams import Streams
-from support.traffic import STREAM_TOKENS, Case
+from support.chaos import faults
+from support.chaos.rest import assert_at_rest
+from support.chaos.stages import hold
+from support.chaos.streams import Streams
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS, Case
+from support.processes.cluster import Cluster, start_cluster
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from support import stages
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.streams import Streams
-from support.traffic import STREAM_TOKENS
+from support.chaos import stages
+from support.chaos.rest import assert_at_rest
+from support.chaos.streams import Streams
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster
-from support.crowd import Reply, body_of, most, post_all
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
+from support.chaos.crowd import Reply, body_of, most, post_all
+from support.chaos.rest import assert_at_rest
+from support.data.oracle import assert_exact
+from support.processes.cluster import Cluster
 from support.waiting import within
 
 #: A file for the figures of this machine.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai import InternalServerError
 
-from support.oracle import assert_exact
-from support.poisoned_fleet import Fleet, poisoned_fleet
-from support.traffic import Case, ask, client_of, expected, mixed_cases
+from support.data.oracle import assert_exact
+from support.data.traffic import Case, ask, client_of, expected, mixed_cases
+from support.fakes.poisoned_fleet import Fleet, poisoned_fleet
 
 pytestmark = pytest.mark.timeout(400)
 

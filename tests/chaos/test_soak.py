@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
-from support.relay import Relay
-from support.rest import assert_at_rest
-from support.soak import TOKENS, Clients, Faults, Memory, table
-from support.traffic import expected, mixed_cases
+from support.chaos.rest import assert_at_rest
+from support.chaos.soak import TOKENS, Clients, Faults, Memory, table
+from support.data.traffic import expected, mixed_cases
+from support.processes.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
+from support.processes.relay import Relay
 from support.waiting import within
 from triptych.launch.embedded_store import EmbeddedStore
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from support.cluster import PATIENCE
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.stages import assert_unfinished, caught, closed_gate, gathered, hold
-from support.streams import Streams
-from support.traffic import STREAM_TOKENS, ask_all
+from support.chaos.rest import assert_at_rest
+from support.chaos.stages import assert_unfinished, caught, closed_gate, gathered, hold
+from support.chaos.streams import Streams
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS, ask_all
+from support.processes.cluster import PATIENCE
 from triptych.launch.embedded_store import EmbeddedStore
 
 pytestmark = pytest.mark.timeout(300)

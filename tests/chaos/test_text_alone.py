@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.stages import hold
-from support.traffic import STREAM_TOKENS, ask, ask_all
+from support.chaos.rest import assert_at_rest
+from support.chaos.stages import hold
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS, ask, ask_all
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,11 +8,11 @@ import urllib.request
 
 import pytest
 
-from support.cluster import PATIENCE, free_port, scrape, wait_for
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.stages import closed_gate, hold, stopped
-from support.traffic import STREAM_TOKENS, ask, ask_all
+from support.chaos.rest import assert_at_rest
+from support.chaos.stages import closed_gate, hold, stopped
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS, ask, ask_all
+from support.processes.cluster import PATIENCE, free_port, scrape, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, start_cluster, wait_for
+from support.data.checkpoints import build_checkpoint
+from support.processes.cluster import Cluster, start_cluster, wait_for
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
 #: Token budget and block size of each family's PD worker: small, middle and large enough to never chunk.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import triptych
-from support.cluster import PATIENCE, Cluster, start_cluster
+from support.processes.cluster import PATIENCE, Cluster, start_cluster
 from triptych.demo.audio.evaluate import cases, evaluate
 from triptych.demo.audio.inference import Http
 

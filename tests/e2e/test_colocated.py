@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from support import stages
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, start_cluster
-from support.oracle import assert_exact
-from support.streams import Streams
-from support.traffic import ask, ask_all, expected, mixed_cases
+from support.chaos import stages
+from support.chaos.streams import Streams
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import assert_exact
+from support.data.traffic import ask, ask_all, expected, mixed_cases
+from support.processes.cluster import Cluster, start_cluster
 
 TOKENS = 64
 

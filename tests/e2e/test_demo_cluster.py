@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support.cluster import PATIENCE, start_cluster
-from support.processes import lives
+from support.processes.cluster import PATIENCE, start_cluster
+from support.processes.processes import lives
 from triptych.demo import examples
 from triptych.launch.model_path import DEMO_MODEL
 from triptych.protos import proxy_pb2, proxy_pb2_grpc

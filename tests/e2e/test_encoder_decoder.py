@@ -20,11 +20,11 @@ import torch
 from openai import AsyncOpenAI, BadRequestError
 
 import triptych
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, data_url, start_cluster, wait_for
-from support.encdec_oracle import audio_inputs, greedy, image_inputs, model_of, text_inputs, tokenizer_of
-from support.pictures import picture
-from support.sounds import audio_file, sound
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.data.sounds import audio_file, sound
+from support.encdec.oracle import audio_inputs, greedy, image_inputs, model_of, text_inputs, tokenizer_of
+from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

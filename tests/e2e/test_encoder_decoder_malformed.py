@@ -14,10 +14,10 @@ import httpx2
 import numpy as np
 import pytest
 
-from support.checkpoints import build_checkpoint
-from support.cluster import PATIENCE, Cluster, start_cluster, wait_for
-from support.rest import assert_at_rest
-from support.sounds import audio_file, sound
+from support.chaos.rest import assert_at_rest
+from support.data.checkpoints import build_checkpoint
+from support.data.sounds import audio_file, sound
+from support.processes.cluster import PATIENCE, Cluster, start_cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

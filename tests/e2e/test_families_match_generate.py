@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.oracle import assert_exact
-from support.traffic import ask, ask_all, expected, mixed_cases
+from support.data.oracle import assert_exact
+from support.data.traffic import ask, ask_all, expected, mixed_cases
 
 TOKENS = 64
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from support.cluster import PATIENCE, Cluster
-from support.malformed import MALFORMED, PNG, with_url, with_value
-from support.rest import assert_at_rest
+from support.chaos.rest import assert_at_rest
+from support.hostile.malformed import MALFORMED, PNG, with_url, with_value
+from support.processes.cluster import PATIENCE, Cluster
 
 pytestmark = pytest.mark.timeout(300)
 

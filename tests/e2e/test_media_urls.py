@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
-from support.oracle import assert_exact, image_processor
-from support.rest import assert_at_rest
-from support.traffic import Case, ask, ask_all, expected, picture
-from support.web import WebServer, redirect, reply
+from support.chaos.rest import assert_at_rest
+from support.data.oracle import assert_exact, image_processor
+from support.data.traffic import Case, ask, ask_all, expected, picture
+from support.processes.web import WebServer, redirect, reply
 
 TOKENS = 64
 QUESTION = "what is in the picture"

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from support import encdec_traffic, traffic
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, running_cluster, wait_for
-from support.encdec_traffic import EncDecCase
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
-from support.traffic import Case, picture
+from support.chaos.rest import assert_at_rest
+from support.data import traffic
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import assert_exact
+from support.data.traffic import Case, picture
+from support.encdec import traffic as encdec_traffic
+from support.encdec.traffic import EncDecCase
+from support.processes.cluster import Cluster, running_cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,7 +13,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from support.malformed import chosen, tool
+from support.hostile.malformed import chosen, tool
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from support import encdec_traffic, traffic
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, running_cluster
-from support.encdec_oracle import tokenizer_of
-from support.encdec_traffic import EncDecCase
-from support.oracle import assert_exact
-from support.rest import assert_at_rest
+from support.chaos.rest import assert_at_rest
+from support.data import traffic
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import assert_exact
+from support.encdec import traffic as encdec_traffic
+from support.encdec.oracle import tokenizer_of
+from support.encdec.traffic import EncDecCase
+from support.processes.cluster import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

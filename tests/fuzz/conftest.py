@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fuzzing import Fuzzer
+from support.hostile.fuzzing import Fuzzer
 
 #: The thorough run's number of inputs is the quick one's, so many times.
 THOROUGH = int(os.environ.get("TRIPTYCH_FUZZ_SCALE", "40"))

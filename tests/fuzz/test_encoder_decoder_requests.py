@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from support.fuzzing import Fuzzer, messages, mutate, random_json, randoms
+from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
 from triptych.errors import RequestError
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_to_proto

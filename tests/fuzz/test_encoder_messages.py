@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encoder_bench import NAMESPACE, Bench, bench, png
-from support.fuzzing import Fuzzer, messages, mutate, random_json, random_message, randoms
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.engine.encoder_bench import NAMESPACE, Bench, bench, png
+from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, random_message, randoms
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash

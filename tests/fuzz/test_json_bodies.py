@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from support.fuzzing import Fuzzer, messages, mutate, random_json, randoms
+from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
 from triptych.errors import RequestError
 from triptych.pd_worker.frontend.prompt import parse_messages
 from triptych.protos import pd_pb2, proxy_pb2

@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from support.checkpoints import build_checkpoint
-from support.fuzzing import Fuzzer, json_values, mutated
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.hostile.fuzzing import Fuzzer, json_values, mutated
 from triptych.encoder_worker.jobs.job import VerifiedMedia
 from triptych.encoder_worker.media.formats import FORMATS
 from triptych.encoder_worker.media.preparer import Preparer

@@ -11,8 +11,8 @@ import pytest
 import requests
 import schemathesis
 
-from support.fuzzing import Fuzzer
-from support.proxy_fakes import FakeCluster
+from support.fakes.proxy_fakes import FakeCluster
+from support.hostile.fuzzing import Fuzzer
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 

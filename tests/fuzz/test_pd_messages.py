@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.fuzzing import Fuzzer, random_json, random_message, randoms
-from support.pd_serving import serving, tiny_model
+from support.engine.pd_serving import serving, tiny_model
+from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.service import LoadedModel, PDWorker
 from triptych.protos import pd_pb2

@@ -10,8 +10,8 @@ import msgpack
 import xxhash
 from hypothesis import strategies as st
 
-from support.fuzzing import Fuzzer, json_values, mutate, mutated, randoms
-from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.hostile.fuzzing import Fuzzer, json_values, mutate, mutated, randoms
 from triptych.ec_connector.registry.registry import _pack, _unpack
 from triptych.ec_connector.store import codec
 from triptych.ec_connector.store.arriving_value import ArrivingValue

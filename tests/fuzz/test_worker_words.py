@@ -9,9 +9,9 @@ import random
 
 import pytest
 
-from support.fake_workers import MODEL, user, whole_text
-from support.fuzzing import Fuzzer, random_json, random_message, randoms
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import MODEL, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
 from triptych.client.wire import EventLines
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import RequestError

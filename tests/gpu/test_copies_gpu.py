@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_batches import varied
-from support.encdec_cell import EncDecCheckpoint
-from support.engine_cell import Checkpoint, EngineCell, Prompt, reference
-from support.failing_copies import fail_each_in_turn, swapping_cell
-from support.tight_engine import ServerlessStore, mark_of, wide_feature
-from support.transfers import wait_for
+from support.data.checkpoints import build_checkpoint
+from support.encdec.batches import varied
+from support.encdec.cell import EncDecCheckpoint
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
+from support.engine.failing_copies import fail_each_in_turn, swapping_cell
+from support.engine.tight_engine import ServerlessStore, mark_of, wide_feature
+from support.engine.transfers import wait_for
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors import pinned_memory
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker

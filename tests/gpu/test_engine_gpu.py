@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from support.oracle import _prepare, assert_exact, teacher_forced_logits
+from support.data.oracle import _prepare, assert_exact, teacher_forced_logits
+from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
 from triptych.pd_worker.attention.flex.start import prepare
 
 pytestmark = pytest.mark.gpu

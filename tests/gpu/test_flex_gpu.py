@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from support.checkpoints import build_checkpoint
-from support.encdec_batches import inputs_of
-from support.encdec_cell import EncDecCheckpoint
-from support.engine_cell import engine_cell
+from support.data.checkpoints import build_checkpoint
+from support.encdec.batches import inputs_of
+from support.encdec.cell import EncDecCheckpoint
+from support.engine.engine_cell import engine_cell
 from triptych.models.base import AttentionBias
 from triptych.models.families.t5 import RelativeBias
 from triptych.pd_worker.attention.attention import (

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.attacks import MODEL, Target
-from support.checkpoints import build_checkpoint
-from support.cluster import start_cluster
-from support.guarded import Guarded, guarded_cluster
+from support.data.checkpoints import build_checkpoint
+from support.hostile.attacks import MODEL, Target
+from support.hostile.guarded import Guarded, guarded_cluster
+from support.processes.cluster import start_cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,8 +45,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """A real cluster (store, proxy, encoder, PD worker; tiny Qwen3-VL) that asks for keys.
 
     Tenants `alice` and `bob` have no limits, `limited` has two requests a minute. Its internal gRPC has
-    the token `support.guarded.TOKEN`; the proxy's /metrics has a port of its own. Shared by all tests of the
-    session: leave it at rest (`support.rest.assert_at_rest`), and kill none of its processes.
+    the token `support.hostile.guarded.TOKEN`; the proxy's /metrics has a port of its own. Shared by all tests
+    of the session: leave it at rest (`support.chaos.rest.assert_at_rest`), and kill none of its processes.
     """
     with guarded_cluster(tmp_path_factory.mktemp("guarded")) as running:
         yield running

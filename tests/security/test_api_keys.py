@@ -15,8 +15,8 @@ import grpc
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 
-from support.fake_workers import user, whole_text
-from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.fakes.fake_workers import user, whole_text
+from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
 from triptych.config import check_front_door
 from triptych.ec_connector.store.embedding_store import EmbeddingStore

@@ -11,9 +11,9 @@ import pytest
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from support.checkpoints import build_checkpoint
-from support.encoder_bench import Bench, Job, bench, png
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.engine.encoder_bench import Bench, Job, bench, png
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from support.attacks import MODEL, Target
+from support.hostile.attacks import MODEL, Target
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

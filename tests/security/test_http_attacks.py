@@ -7,7 +7,7 @@ import json
 import socket
 import zlib
 
-from support.attacks import GOOD, MODEL, Target, statuses
+from support.hostile.attacks import GOOD, MODEL, Target, statuses
 
 BODY = json.dumps({"model": MODEL, "messages": GOOD, "max_tokens": 1}).encode()
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import urllib.request
 
-from support.attacks import Target, picture_url, question, statuses
-from support.encoder_bench import png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import png
+from support.hostile.attacks import Target, picture_url, question, statuses
 
 CANARY = "canary-5f3a9c"
 FAKE = "\n2026-01-01 00:00:00 ERROR triptych forged line"

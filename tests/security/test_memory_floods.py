@@ -17,9 +17,9 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.fake_workers import MODEL, picture
-from support.proxy_fakes import raw_post
-from support.proxy_process import ProxyProcess, proxy_process
+from support.fakes.fake_workers import MODEL, picture
+from support.fakes.proxy_fakes import raw_post
+from support.processes.proxy_process import ProxyProcess, proxy_process
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import proxy_pb2, proxy_pb2_grpc

@@ -10,9 +10,9 @@ import zlib
 import pytest
 from PIL import Image
 
-from support.attacks import Target, picture_url, question
-from support.encoder_bench import png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import png
+from support.hostile.attacks import Target, picture_url, question
 
 FIELD = "messages[0].content[0].image_url.url"
 

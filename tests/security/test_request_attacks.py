@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from support.attacks import MODEL, Target, picture_url, question
-from support.encoder_bench import png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import png
+from support.hostile.attacks import MODEL, Target, picture_url, question
 
 HELLO = [{"role": "user", "content": "hello"}]
 DEEP: Any = "x"

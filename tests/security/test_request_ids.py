@@ -14,9 +14,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from support.cluster import PATIENCE
-from support.guarded import FAMILY, Guarded
-from support.rest import assert_at_rest
+from support.chaos.rest import assert_at_rest
+from support.hostile.guarded import FAMILY, Guarded
+from support.processes.cluster import PATIENCE
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc.channels import make_channel
 

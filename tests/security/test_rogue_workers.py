@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.fake_workers import picture, user, whole_text
-from support.impostor import (
+from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.impostor import (
     AUTHENTICATE,
     Answer,
     Impostor,
@@ -21,7 +21,7 @@ from support.impostor import (
     port_of,
     registration,
 )
-from support.proxy_fakes import FakeCluster
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, pd_pb2_grpc
 from triptych.rpc.auth import SESSION_HEADER

@@ -19,9 +19,9 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, start_cluster, wait_for
-from support.impostor import Impostor, registration
+from support.data.checkpoints import build_checkpoint
+from support.fakes.impostor import Impostor, registration
+from support.processes.cluster import Cluster, start_cluster, wait_for
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.address import parse_store_url
 from triptych.ec_connector.store.bulk import BulkError, BulkReader

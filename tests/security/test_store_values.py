@@ -14,7 +14,7 @@ import msgpack
 import pytest
 import xxhash
 
-from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.ec_connector.store import codec, keys
 from triptych.ec_connector.store.embedding_store import (
     EmbeddingStore,

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from support.cluster import data_url, scrape, wait_for
-from support.guarded import TOKEN, Guarded
-from support.pictures import picture
-from support.rest import assert_at_rest
+from support.chaos.rest import assert_at_rest
+from support.data.pictures import picture
+from support.hostile.guarded import TOKEN, Guarded
+from support.processes.cluster import data_url, scrape, wait_for
 from triptych.protos import pd_pb2, pd_pb2_grpc, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc.auth import WorkerSession
 from triptych.rpc.channels import make_channel

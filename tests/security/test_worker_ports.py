@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from support.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
-from support.pd_client import Answer, PDClient
-from support.pd_serving import serving
+from support.engine.pd_serving import serving
+from support.fakes.pd_client import Answer, PDClient
+from support.hostile.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.service import PDWorker

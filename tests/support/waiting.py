@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from support.cluster import PATIENCE
+from support.processes.cluster import PATIENCE
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from support.engine_requests import make_feature
+from support.engine.engine_requests import make_feature
 from triptych.errors import InvalidRequest
 from triptych.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.items import fresh_buffer, make_body, make_plan
-from support.relay import Relay
+from support.data.items import fresh_buffer, make_body, make_plan
+from support.processes.relay import Relay
 from triptych.ec_connector.store import codec, keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded, SaveResult, StoreUnavailable
 from triptych.types import ItemPlan

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.items import NAMESPACE, make_body, make_plan
-from support.transfers import counting_relay
+from support.data.items import NAMESPACE, make_body, make_plan
+from support.engine.transfers import counting_relay
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 

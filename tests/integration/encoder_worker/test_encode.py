@@ -7,8 +7,8 @@ import hashlib
 
 import torch
 
-from support.encoder_bench import NAMESPACE, Bench, Job, bench, png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import NAMESPACE, Bench, Job, bench, png
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded
 from triptych.encoder_worker.media.formats import decode_image

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.encoder_bench import Job, bench, png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import Job, bench, png
 from triptych.ec_connector.registry.leases import Lease, Leases
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.jobs import table as jobs

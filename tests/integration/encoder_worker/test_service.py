@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.checkpoints import build_checkpoint
-from support.encoder_bench import Job, png
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.engine.encoder_bench import Job, png
 from triptych.config import EncoderConfig
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store import keys

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.encoder_bench import Job, bench, png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import Job, bench, png
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.models.base import EncoderSide

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from support.encoder_bench import Bench, Job, bench, png
-from support.pictures import picture
+from support.data.pictures import picture
+from support.engine.encoder_bench import Bench, Job, bench, png
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide

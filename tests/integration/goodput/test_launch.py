@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.checkpoints import build_checkpoint
-from support.processes import lives, survivors
+from support.data.checkpoints import build_checkpoint
+from support.processes.processes import lives, survivors
 
 _RUN = """
 import json, sys, time

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.processes import lives, survivors
+from support.processes.processes import lives, survivors
 
 _SUPERVISOR = """
 import sys, time

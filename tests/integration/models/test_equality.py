@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForImageTextToText
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from support.checkpoints import FAMILIES, build_checkpoint
-from support.model_prompts import ModelPrompt, batch_logits, model_prompt, question
-from support.oracle import oracle, teacher_forced_logits
-from support.pictures import picture
-from support.reference_attention import NAME
+from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.data.model_prompts import ModelPrompt, batch_logits, model_prompt, question
+from support.data.oracle import oracle, teacher_forced_logits
+from support.data.pictures import picture
+from support.engine.reference_attention import NAME
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.registry import load_decoder, load_encoder
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from support.oracle import assert_exact
-from support.pd_serving import serving, tiny_model
+from support.data.oracle import assert_exact
+from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
+from support.engine.pd_serving import serving, tiny_model
 from triptych.config import MIB
 from triptych.errors import ConfigError
 from triptych.pd_worker import service

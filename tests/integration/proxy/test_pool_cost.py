@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.proxy_fakes import FakeCluster
+from support.fakes.proxy_fakes import FakeCluster
 from support.store_commands import commands
 from support.waiting import until
 from triptych.ec_connector.registry.registry import Registry, RegistryLook

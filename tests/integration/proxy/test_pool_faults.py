@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.fake_workers import user
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import user
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.registry.registry import Registry, RegistryLook
 from triptych.ec_connector.store.embedding_store import EmbeddingStore

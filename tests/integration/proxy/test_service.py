@@ -10,8 +10,8 @@ import socket
 import pytest
 from openai import AsyncOpenAI
 
-from support.fake_pd import FakePD
-from support.fake_workers import TOKEN, whole_text
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import TOKEN, whole_text
 from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry.registry import Registry

@@ -1,8 +1,8 @@
 """In a worker's process: makes its engine's thread die or hang where a test says so.
 
 Python imports this module at its start from any folder of PYTHONPATH. An engine that is about to compute
-looks for the file that `support.faults` leaves for its process, takes it away and does what it says, once and
-after as many computations as it says.
+looks for the file that `support.chaos.faults` leaves for its process, takes it away and does what it says,
+once and after as many computations as it says.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from benchmarks.baselines.matrix import Matrix
 from benchmarks.baselines.measure import CellFailed, rate_of, settings_of, slim
 from benchmarks.baselines.pace import FIRST_GUESS, estimate, seconds_left, told
 from benchmarks.baselines.rates import fixed_rate, search_start, window_requests
-from support.cells import TOML, cell, window
+from support.engine.cells import TOML, cell, window
 from triptych.errors import ConfigError
 from triptych.goodput.load.job import Target
 

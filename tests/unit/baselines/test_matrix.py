@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.matrix import Matrix, expand, read_matrix
-from support.cells import ENVIRONMENT, TOML
+from support.engine.cells import ENVIRONMENT, TOML
 from triptych.errors import ConfigError
 
 COMMITTED = sorted((Path(__file__).parents[3] / "benchmarks" / "baselines").glob("*.toml"))

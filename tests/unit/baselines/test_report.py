@@ -26,7 +26,7 @@ from benchmarks.baselines.verdicts import (
     stage_table,
     won,
 )
-from support.cells import TOML, cell, window
+from support.engine.cells import TOML, cell, window
 
 MATRIX = msgspec.toml.decode(TOML, type=Matrix)
 PLAN = {"matrix": as_fields(MATRIX), "cells": [one.name for one in plan_cells(MATRIX)]}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from support.cluster import free_port
+from support.processes.cluster import free_port
 from triptych.cli.app import app
 
 

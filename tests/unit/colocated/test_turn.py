@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from support.cluster import wait_for
+from support.processes.cluster import wait_for
 from triptych.colocated.turn import Turn
 from triptych.errors import InternalError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import wait_for
+from support.processes.cluster import wait_for
 from triptych.cpu.core_page import SLOTS, CorePage, crowded, fits
 from triptych.cpu.cpus import OwnCore
 from triptych.errors import ConfigError

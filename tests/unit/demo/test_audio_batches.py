@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import WhisperTokenizer
 
-from support.sounds import Sound
+from support.data.sounds import Sound
 from triptych.demo.audio.batches import IGNORED, LogMel, Writer, end_step, rest_of, row_labels, training_batch
 from triptych.demo.audio.checkpoint import make_extractor, make_model, save_checkpoint
 from triptych.demo.audio.recordings import WINDOW_SECONDS, Recording, random_recording, sound

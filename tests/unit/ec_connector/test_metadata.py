@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from support.items import make_plan
+from support.data.items import make_plan
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from support.items import make_plan
+from support.data.items import make_plan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory import memory_store
 from triptych.ec_connector.factory import ECConnectorFactory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.config import MIB, EncoderConfig
 from triptych.encoder_worker import service
 from triptych.encoder_worker.memory_profile import check_encoder_memory, largest_batch

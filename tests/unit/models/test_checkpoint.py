@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import Checkpoint
 from triptych.models.registry import family_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from support.checkpoints import FAMILIES, build_checkpoint
+from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.base import GenerationDefaults
 from triptych.models.registry import generation_defaults, resolve_dtype

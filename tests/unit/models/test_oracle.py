@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from support.checkpoints import FAMILIES, build_checkpoint
-from support.model_prompts import question
-from support.oracle import OracleResult, assert_exact, oracle
-from support.pictures import picture
+from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.data.model_prompts import question
+from support.data.oracle import OracleResult, assert_exact, oracle
+from support.data.pictures import picture
 
 TOKENS = list(range(40))
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from support.checkpoints import FAMILIES, build_checkpoint
-from support.oracle import image_processor
-from support.pictures import picture
+from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.data.oracle import image_processor
+from support.data.pictures import picture
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import EncoderSide
 from triptych.models.images import ImageProcessor

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.config import PDConfig
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import read_config

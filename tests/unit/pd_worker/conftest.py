@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.engine_requests import STORE, Make, ModellessEngine
+from support.engine.engine_requests import STORE, Make, ModellessEngine
 from triptych.ec_connector.connectors.memory import memory_store
 
 

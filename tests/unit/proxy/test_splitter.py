@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from support.media import split_alone
+from support.data.media import split_alone
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.items import make_body, make_plan
-from support.transfers import mute_server, wait_for
+from support.data.items import make_body, make_plan
+from support.engine.transfers import mute_server, wait_for
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from support.items import make_plan
+from support.data.items import make_plan
 from support.store_commands import commands
 from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
 from triptych.ec_connector.store import keys

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from support.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from support.transfers import mute_server
+from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.engine.transfers import mute_server
 from triptych.ec_connector.registry.leases import Lease, Leases
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store import codec, keys

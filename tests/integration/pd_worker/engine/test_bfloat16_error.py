@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.checkpoints import FAMILIES
-from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from support.oracle import teacher_forced_logits
+from support.data.checkpoints import FAMILIES
+from support.data.oracle import teacher_forced_logits
+from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
 
 PROMPT = Prompt("Compare these two.", ((1, 96, 64), (3, 64, 64)))
 TOKENS = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.encdec_batches import ENC_DEC, answers_in_batches
+from support.encdec.batches import ENC_DEC, answers_in_batches
 from triptych.pd_worker.attention.backends import BACKENDS
 
 

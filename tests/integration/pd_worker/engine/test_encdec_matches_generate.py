@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_cell import EncDecCheckpoint
-from support.encdec_oracle import Inputs, audio_inputs
-from support.encdec_oracle import greedy as oracle
-from support.engine_cell import EngineCell, engine_cell
-from support.sounds import sound
+from support.data.checkpoints import build_checkpoint
+from support.data.sounds import sound
+from support.encdec.cell import EncDecCheckpoint
+from support.encdec.oracle import Inputs, audio_inputs
+from support.encdec.oracle import greedy as oracle
+from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.models.registry import generation_defaults
 from triptych.pd_worker.core.outputs import ItemMissing, NewTokens, RequestFinished
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
-from support.engine_requests import CountingText
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_requests import CountingText
 from triptych.config import MIB
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
 from triptych.pd_worker.core.outputs import (

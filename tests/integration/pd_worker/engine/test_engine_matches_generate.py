@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
-from support.oracle import assert_exact
+from support.data.oracle import assert_exact
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from triptych.ec_connector.base import EncoderOutput
 from triptych.pd_worker.core.outputs import ItemMissing, RequestFinished
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from support.oracle import assert_exact
+from support.data.oracle import assert_exact
+from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
 
 pytestmark = pytest.mark.slow
 

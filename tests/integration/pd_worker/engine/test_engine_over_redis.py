@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.outputs import ItemLoaded, ItemMissing, RequestFinished
 from triptych.pd_worker.core.request import EngineRequest

@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_batches import varied
-from support.encdec_cell import EncDecCheckpoint
-from support.engine_cell import Checkpoint, EngineCell, Prompt, reference
-from support.failing_copies import fail_each_in_turn, swapping_cell
+from support.data.checkpoints import build_checkpoint
+from support.encdec.batches import varied
+from support.encdec.cell import EncDecCheckpoint
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
+from support.engine.failing_copies import fail_each_in_turn, swapping_cell
 from triptych.pd_worker.runner import model_runner
 
 TOKENS = 24

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.waiting import until
 from triptych.ec_connector.connectors import host_buffers as host_memory
 from triptych.ec_connector.connectors.device_copy import DeviceCopier

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 
 
 def test_the_gpu_benchmark_runs_at_small_size_without_a_device(

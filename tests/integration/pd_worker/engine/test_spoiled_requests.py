@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_batches import varied
-from support.encdec_cell import EncDecCheckpoint
-from support.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.data.checkpoints import build_checkpoint
+from support.encdec.batches import varied
+from support.encdec.cell import EncDecCheckpoint
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from triptych.config import MIB
 from triptych.ec_connector.base import EncoderOutput
 from triptych.errors import InternalError

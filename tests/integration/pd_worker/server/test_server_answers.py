@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from support.oracle import assert_exact, oracle
-from support.pd_client import Answer
-from support.pd_serving import serving, tiny_model
+from support.data.oracle import assert_exact, oracle
+from support.engine.pd_serving import serving, tiny_model
+from support.fakes.pd_client import Answer
 from triptych.pd_worker.service import LoadedModel, PDWorker
 from triptych.protos import pd_pb2
 

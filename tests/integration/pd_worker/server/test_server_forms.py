@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from support.pd_serving import serving, tiny_model
+from support.engine.pd_serving import serving, tiny_model
 from triptych.pd_worker.service import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 

@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.oracle import assert_exact, oracle
-from support.pd_serving import serving, tiny_model
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import assert_exact, oracle
+from support.data.pictures import picture
+from support.engine.pd_serving import serving, tiny_model
 from triptych.hashing import framed_digest
 from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, pd_pb2

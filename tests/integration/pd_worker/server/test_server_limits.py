@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from support.engine_requests import make_request
-from support.pd_client import PDClient
+from support.engine.engine_requests import make_request
+from support.fakes.pd_client import PDClient
 from support.waiting import until
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker import server as pd_server

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.checkpoints import build_checkpoint
-from support.pd_client import PDClient
+from support.data.checkpoints import build_checkpoint
+from support.fakes.pd_client import PDClient
 from triptych.config import PDConfig
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore

@@ -7,7 +7,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from support.pd_serving import serving, tiny_model
+from support.engine.pd_serving import serving, tiny_model
 from triptych.pd_worker.service import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.pd_client import PDClient
-from support.pd_serving import serving, tiny_model
+from support.engine.pd_serving import serving, tiny_model
+from support.fakes.pd_client import PDClient
 from triptych.pd_worker.service import LoadedModel, PDWorker
 from triptych.protos import pd_pb2
 

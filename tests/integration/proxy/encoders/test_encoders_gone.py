@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from openai import APIStatusError
 
-from support.fake_workers import key_of, picture, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import key_of, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from support.cluster import PATIENCE
-from support.fake_encoder import FakeEncoder, fake_plan
-from support.fake_workers import TOKEN
+from support.fakes.fake_encoder import FakeEncoder, fake_plan
+from support.fakes.fake_workers import TOKEN
+from support.processes.cluster import PATIENCE
 from support.waiting import until, within
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import ProxyMetrics

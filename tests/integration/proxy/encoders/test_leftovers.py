@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.fake_workers import data_url, picture
-from support.proxy_fakes import FakeCluster, raw_post
+from support.fakes.fake_workers import data_url, picture
+from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.proxy_fakes import FakeCluster
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore

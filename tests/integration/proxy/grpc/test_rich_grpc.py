@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from support.fake_workers import choice_text, token_text
-from support.malformed import tool
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import choice_text, token_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.hostile.malformed import tool
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.rpc.channels import make_channel

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from grpc import aio
 
 import triptych
-from support.fake_workers import END_TOKEN, FIRST_TIME, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from triptych.cli.app import app
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest

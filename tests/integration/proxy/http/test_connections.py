@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http.connections import Connection, ConnectionLimits

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.media import content, kept_bytes
-from support.web import PNG, WebServer, client_tls, redirect, reply, server_tls
+from support.data.media import content, kept_bytes
+from support.processes.web import PNG, WebServer, client_tls, redirect, reply, server_tls
 from triptych.errors import InvalidRequest, Overloaded, RequestError, TooLarge
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.media import fetcher as media_fetcher

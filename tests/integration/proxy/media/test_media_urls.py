@@ -11,10 +11,10 @@ import pytest
 from grpc import aio
 from openai import APIStatusError, BadRequestError
 
-from support.fake_workers import data_url, key_of, picture, whole_text
-from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.fakes.fake_workers import data_url, key_of, picture, whole_text
+from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
+from support.processes.web import PNG, WebServer, redirect, reply
 from support.waiting import until
-from support.web import PNG, WebServer, redirect, reply
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, proxy_pb2, proxy_pb2_grpc
 

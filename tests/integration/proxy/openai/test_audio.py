@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from openai import APIStatusError, BadRequestError
 
-from support.fake_workers import END_TOKEN, FIRST_TIME, MODEL, NAMESPACE
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, MODEL, NAMESPACE
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.hashing import mm_hash

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from support.fake_workers import user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http import metrics_page

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 import triptych
-from support.cluster import free_port
-from support.fake_workers import MODEL, picture, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import MODEL, picture, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.processes.cluster import free_port
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import InvalidRequest, NotFound, Unavailable

@@ -4,8 +4,8 @@ import asyncio
 import json
 import random
 
-from support.fake_workers import data_url, picture, whole_text
-from support.proxy_fakes import FakeCluster, as_json, raw_post
+from support.fakes.fake_workers import data_url, picture, whole_text
+from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 

@@ -10,8 +10,8 @@ import pytest
 from httpx2 import AsyncClient, Response
 
 import triptych
-from support.fake_workers import END_TOKEN, FIRST_TIME
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import END_TOKEN, FIRST_TIME
+from support.fakes.proxy_fakes import FakeCluster
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from openai import APIStatusError
 
-from support.fake_workers import data_url, key_of, picture, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import data_url, key_of, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc

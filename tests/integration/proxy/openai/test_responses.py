@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from support.fake_workers import MODEL, data_url, picture, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import MODEL, data_url, picture, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
-from support.fake_workers import choice_text, picture, token_text, user, whole_text
-from support.malformed import chosen, tool
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import choice_text, picture, token_text, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.hostile.malformed import chosen, tool
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2

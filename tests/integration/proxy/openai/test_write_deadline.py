@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from support.fake_workers import MODEL, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import MODEL, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http import exchange

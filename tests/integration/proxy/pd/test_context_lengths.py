@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from support.fake_workers import MODEL, ROWS, picture, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import MODEL, ROWS, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.fake_workers import picture, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from openai import InternalServerError
 
-from support.fake_pd import FakePD
-from support.fake_workers import picture, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import pd_pb2

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from support.fake_encoder import FakeEncoder
-from support.fake_pd import FakePD
-from support.fake_workers import MODEL_KEY, NAMESPACE, FakeWorker, picture, user, whole_text
-from support.proxy_fakes import FakeCluster
+from support.fakes.fake_encoder import FakeEncoder
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import MODEL_KEY, NAMESPACE, FakeWorker, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 

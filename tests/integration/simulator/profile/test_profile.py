@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.cli.app import app
 from triptych.errors import ConfigError
 from triptych.simulator.costs.costs import read_costs, read_shape

@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from support.items import make_plan
+from support.data.items import make_plan
 from triptych.ec_connector.base import (
     ECConnectorOutput,
     ECConnectorRole,

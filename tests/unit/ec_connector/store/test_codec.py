@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from support.items import NAMESPACE, make_body, make_plan
+from support.data.items import NAMESPACE, make_body, make_plan
 from triptych.ec_connector.store.codec import (
     ALIGNMENT,
     HEAD_BYTES,

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from support.sounds import audio_file, sound, tone
+from support.data.sounds import audio_file, sound, tone
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio, decode_audio
 from triptych.errors import InvalidRequest, TooLarge
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from support.checkpoints import FAMILIES, build_checkpoint
-from support.reference_attention import NAME
+from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.engine.reference_attention import NAME
 from triptych.errors import InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.checkpoints import build_checkpoint
-from support.encdec_checkpoints import FAMILIES
-from support.encdec_reference import NAME
+from support.data.checkpoints import build_checkpoint
+from support.encdec.checkpoints import FAMILIES
+from support.encdec.reference import NAME
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import Checkpoint

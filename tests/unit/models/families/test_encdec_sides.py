@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_checkpoints import FAMILIES
-from support.encdec_oracle import decoder_logits as whole_logits
-from support.encdec_oracle import encoder_rows, greedy, text_inputs
-from support.encdec_reference import NAME, decoder_logits
+from support.data.checkpoints import build_checkpoint
+from support.encdec.checkpoints import FAMILIES
+from support.encdec.oracle import decoder_logits as whole_logits
+from support.encdec.oracle import encoder_rows, greedy, text_inputs
+from support.encdec.reference import NAME, decoder_logits
 from triptych.errors import TooLarge
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder

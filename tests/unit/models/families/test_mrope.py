@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.models.families.mrope import mrope_positions
 from triptych.types import ItemPlan, MMFeature, Placement
 

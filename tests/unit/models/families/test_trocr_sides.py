@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import VisionEncoderDecoderModel
 
-from support.checkpoints import build_checkpoint
-from support.encdec_reference import NAME, decoder_logits
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.encdec.reference import NAME, decoder_logits
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.registry import load_decoder, load_encoder
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_oracle import audio_inputs, encoder_rows, greedy, model_of, tokenizer_of
-from support.encdec_oracle import decoder_logits as whole_logits
-from support.encdec_reference import NAME, decoder_logits
-from support.sounds import Sound, sound
+from support.data.checkpoints import build_checkpoint
+from support.data.sounds import Sound, sound
+from support.encdec.oracle import audio_inputs, encoder_rows, greedy, model_of, tokenizer_of
+from support.encdec.oracle import decoder_logits as whole_logits
+from support.encdec.reference import NAME, decoder_logits
 from triptych.errors import InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from support.checkpoints import FAMILIES, build_checkpoint
+from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint import Checkpoint

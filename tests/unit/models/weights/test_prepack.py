@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear, can_prepack, prepack

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from support.checkpoints import FAMILIES, build_checkpoint
-from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
-from support.encdec_reference import NAME, decoder_logits
-from support.model_prompts import ModelPrompt, batch_logits
-from support.reference_attention import NAME as DENSE
+from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.data.model_prompts import ModelPrompt, batch_logits
+from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
+from support.encdec.reference import NAME, decoder_logits
+from support.engine.reference_attention import NAME as DENSE
 from triptych.launch.plan.memory import weight_bytes
 from triptych.models.identity import model_identity
 from triptych.models.registry import load_decoder, load_encoder

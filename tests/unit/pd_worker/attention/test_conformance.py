@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from support.reference_attention import written_out
+from support.engine.reference_attention import written_out
 from triptych.config import PDConfig, flags_of
 from triptych.models.base import BiasTable
 from triptych.pd_worker.attention.attention import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.engine_requests import make_cross, make_request
+from support.engine.engine_requests import make_cross, make_request
 from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.flex import paged as flex_paged
 from triptych.pd_worker.attention.flex.kernel import MIN_BATCH

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.engine_requests import make_feature
+from support.engine.engine_requests import make_feature
 from triptych.errors import InvalidRequest
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.engine_requests import WIDTH, ModellessEngine, make_cross, make_feature, make_request, publish
+from support.engine.engine_requests import (
+    WIDTH,
+    ModellessEngine,
+    make_cross,
+    make_feature,
+    make_request,
+    publish,
+)
 from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import InternalError, InvalidRequest
 from triptych.pd_worker.core.encoder_cache import Residency

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from support.engine_requests import make_feature
+from support.engine.engine_requests import make_feature
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
 from triptych.types import ItemPlan
 

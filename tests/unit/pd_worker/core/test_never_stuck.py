@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.engine_requests import finished, make_request
-from support.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests, wide_feature
+from support.engine.engine_requests import finished, make_request
+from support.engine.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests, wide_feature
 from triptych.errors import InvalidRequest
 from triptych.pd_worker.core.admission import Admission
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.micro.queue_load import FullScheduler, item_key
-from support.operations import operations
+from support.hostile.operations import operations
 
 #: The logarithm of the number of requests, and nothing more, may show.
 MOST_GROWTH = 1.5

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.engine_requests import (
+from support.engine.engine_requests import (
     STORE,
     Make,
     ModellessEngine,

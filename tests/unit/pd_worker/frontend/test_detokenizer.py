@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import trained
+from support.data import trained
 from triptych.errors import InvalidRequest
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve

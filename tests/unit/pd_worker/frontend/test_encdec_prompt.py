@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.encdec_tokenizers import bart_tokenizer, t5_tokenizer, whisper_tokenizer
+from support.encdec.tokenizers import bart_tokenizer, t5_tokenizer, whisper_tokenizer
 from triptych.errors import InternalError, InvalidRequest
 from triptych.models.base import PromptDefaults
 from triptych.pd_worker.frontend.encdec_prompt import (

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from support.trained import tokenizer
+from support.data.trained import tokenizer
 from triptych.errors import InvalidRequest
 from triptych.pd_worker.frontend.grammar import GrammarCompiler, GrammarState
 from triptych.types import OutputFormat

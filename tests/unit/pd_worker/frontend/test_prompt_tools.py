@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.trained import tokenizer
+from support.data.trained import tokenizer
 from triptych.errors import InvalidRequest
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.messages import TemplateOptions

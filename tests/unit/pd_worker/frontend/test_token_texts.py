@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.trained import tokenizer
+from support.data.trained import tokenizer
 from triptych.pd_worker.frontend.token_texts import TokenTexts
 
 TEXT = "A naïve café: 你好 🙂🙃 \n\tx = f(1)"

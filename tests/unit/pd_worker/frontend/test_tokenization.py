@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from support import trained
+from support.data import trained
 from triptych.errors import ConfigError
 from triptych.pd_worker.frontend import tokenization
 from triptych.pd_worker.frontend.chat_template import ChatTemplate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from support.engine_requests import make_cross, make_request
+from support.engine.engine_requests import make_cross, make_request
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support.engine_cell import Checkpoint
+from support.engine.engine_cell import Checkpoint
 from triptych.config import CPU_SHARE, GIB, MIB, VIEW_SHARE, PDConfig
 from triptych.errors import ConfigError
 from triptych.machine.device_memory import CpuMemory, memory_of

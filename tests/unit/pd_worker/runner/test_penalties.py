@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from support.engine_requests import greedy
+from support.engine.engine_requests import greedy
 from triptych.pd_worker.runner.sampler import SamplerInput, sample
 
 VOCAB = 50

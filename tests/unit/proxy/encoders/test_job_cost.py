@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.micro.queue_load import FullTable, PlannedTable
-from support.operations import operations
+from support.hostile.operations import operations
 from triptych.proxy.encoders.job import Job
 from triptych.proxy.encoders.job_queue import JobQueue
 

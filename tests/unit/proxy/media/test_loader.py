@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from support.media import content, kept_bytes, media_loader
-from support.web import PNG
+from support.data.media import content, kept_bytes, media_loader
+from support.processes.web import PNG
 from triptych.errors import ConfigError, InvalidRequest, Overloaded, RequestError, TooLarge
 from triptych.proxy.media.fetcher import _redirected
 from triptych.proxy.media.format import image_format

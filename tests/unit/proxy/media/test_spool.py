@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.media import content, kept_bytes
+from support.data.media import content, kept_bytes
 from triptych.errors import ConfigError, InternalError, Overloaded
 from triptych.hashing import framed_digest
 from triptych.metrics import ProxyMetrics

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support.checkpoints import FAMILIES, build_checkpoint
+from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_batches import inputs_of
-from support.encdec_cell import EncDecCheckpoint
-from support.engine_cell import engine_cell
+from support.data.checkpoints import build_checkpoint
+from support.encdec.batches import inputs_of
+from support.encdec.cell import EncDecCheckpoint
+from support.engine.engine_cell import engine_cell
 from triptych.errors import ConfigError
 from triptych.models.support import wanted_by_flex
 from triptych.pd_worker.attention.flex import kernel as flex_kernel

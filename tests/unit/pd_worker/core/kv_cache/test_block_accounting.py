@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
+from support.engine.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
 from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import InternalError
 from triptych.pd_worker.core.kv_cache.cross_manager import TableState

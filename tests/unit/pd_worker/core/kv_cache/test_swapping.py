@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.engine_requests import WIDTH, ModellessEngine, make_cross, make_feature, make_request, publish
+from support.engine.engine_requests import (
+    WIDTH,
+    ModellessEngine,
+    make_cross,
+    make_feature,
+    make_request,
+    publish,
+)
 from triptych.ec_connector.connectors.memory import memory_store
 from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
 from triptych.pd_worker.core.outputs import RequestFinished, SchedulerOutput

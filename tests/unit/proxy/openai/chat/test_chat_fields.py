@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from support.malformed import HELLO, chosen, tool, with_value
+from support.hostile.malformed import HELLO, chosen, tool, with_value
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
 from triptych.proxy.call.tools import CallForm

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
+from support.hostile.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall, TextPart
 from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl

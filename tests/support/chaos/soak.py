@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import openai
 import redis
 
-from support.cluster import PATIENCE, Cluster
-from support.oracle import OracleResult, first_difference
-from support.relay import Relay
-from support.traffic import Case, ask_with, client_of
+from support.data.oracle import OracleResult, first_difference
+from support.data.traffic import Case, ask_with, client_of
+from support.processes.cluster import PATIENCE, Cluster
+from support.processes.relay import Relay
 from support.waiting import within
 from triptych.ec_connector.store.keys import EMBEDDING
 

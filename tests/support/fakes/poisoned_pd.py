@@ -1,7 +1,7 @@
 """A `triptych` command whose PD worker ends, without a word, at prompts that carry a mark.
 
 `poison-prefill` ends it when the prompt is computed, `poison-after-N` when N output tokens are known,
-`poison-door` when the prompt is read. Started as `python -m support.poisoned_pd pd MODEL …`.
+`poison-door` when the prompt is read. Started as `python -m support.fakes.poisoned_pd pd MODEL …`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from support.encdec_oracle import Inputs, encoder_rows
-from support.engine_cell import EngineCell
-from support.engine_requests import CountingText, greedy
+from support.encdec.oracle import Inputs, encoder_rows
+from support.engine.engine_cell import EngineCell
+from support.engine.engine_requests import CountingText, greedy
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, LogitsRule
 from triptych.models.registry import generation_defaults, load_decoder

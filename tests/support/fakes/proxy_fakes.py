@@ -8,9 +8,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from support.fake_encoder import FakeEncoder
-from support.fake_pd import FakePD
-from support.fake_workers import MODEL, TOKEN
+from support.fakes.fake_encoder import FakeEncoder
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import MODEL, TOKEN
 from support.waiting import until, within
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry.registry import Registry

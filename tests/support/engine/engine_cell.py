@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from support.checkpoints import build_checkpoint
-from support.engine_requests import CountingText, greedy
-from support.oracle import OracleResult, oracle
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import OracleResult, oracle
+from support.data.pictures import picture
+from support.engine.engine_requests import CountingText, greedy
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory import memory_store

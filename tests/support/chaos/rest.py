@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.cluster import Cluster, wait_for
+from support.processes.cluster import Cluster, wait_for
 
 GAUGES = {
     "proxy": (

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from support.cluster import Cluster, scrape
-from support.traffic import Case
+from support.data.traffic import Case
+from support.processes.cluster import Cluster, scrape
 from support.waiting import within
 
 _BATCH = 500

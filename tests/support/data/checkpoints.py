@@ -40,10 +40,11 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from support import encdec_checkpoints, encdec_tokenizers
-from support import tokenizers as styles
-from support.encdec_checkpoints import FAMILIES as ENCDEC_FAMILIES
-from support.encdec_checkpoints import Parts
+from support.data import tokenizers as styles
+from support.encdec import checkpoints as encdec_checkpoints
+from support.encdec import tokenizers as encdec_tokenizers
+from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
+from support.encdec.checkpoints import Parts
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
 TRAITS = frozenset({"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary"})

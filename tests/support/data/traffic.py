@@ -13,7 +13,7 @@ import numpy as np
 from openai import AsyncOpenAI
 from PIL import Image
 
-from support.cluster import PATIENCE, data_url
+from support.processes.cluster import PATIENCE, data_url
 from support.waiting import within
 
 WORDS = ("import", "os", "return", "self", "value", "name", "list", "while", "print", "class", "open")
@@ -152,7 +152,7 @@ async def ask_all(
 
 def expected(path: Path, cases: Sequence[Case], tokens: int) -> list[Any]:
     """The oracle's answers."""
-    from support.oracle import oracle
+    from support.data.oracle import oracle
 
     return [
         oracle(

@@ -11,10 +11,10 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.cluster import PATIENCE, Cluster, wait_for
-from support.encoder_bench import png
-from support.pictures import picture
-from support.rest import assert_at_rest
+from support.chaos.rest import assert_at_rest
+from support.data.pictures import picture
+from support.engine.encoder_bench import png
+from support.processes.cluster import PATIENCE, Cluster, wait_for
 
 MODEL = "attacked"
 PROCESSES = ("proxy", "encoder-0", "pd-0", "store")

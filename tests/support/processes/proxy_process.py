@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.fake_encoder import FakeEncoder
-from support.fake_pd import FakePD
-from support.fake_workers import TOKEN
+from support.fakes.fake_encoder import FakeEncoder
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import TOKEN
 from support.waiting import until
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from support.cluster import Cluster
+from support.processes.cluster import Cluster
 
 #: As `engine_faults/sitecustomize.py` knows them.
 FAULTS = ("dies", "hangs", "holds_the_interpreter", "loses_the_device")
 #: Seconds after which an engine in these clusters counts as hung.
 STALL = 8.0
 
-_PATCH = Path(__file__).parent / "engine_faults"
+_PATCH = Path(__file__).parents[1] / "engine_faults"
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from support.cluster import free_port
+from support.processes.cluster import free_port
 from support.waiting import within
 from triptych.launch.children import Child
 
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 _ENVIRONMENT = {"PYTHONPATH": f"{_TESTS.parent}{os.pathsep}{_TESTS}"}
 
 
@@ -63,7 +63,7 @@ async def poisoned_fleet(
 def _worker(name: str, model: Path, store_url: str, pids: set[int]) -> Child:
     words = ("pd", str(model), "--store", store_url, "--port", "0", "--metrics-port", "0")
     sizes = ("--kv-memory", "32MiB", "--threads", "1", "--max-num-batched-tokens", "64")
-    command = (sys.executable, "-m", "support.poisoned_pd", *words, *sizes)
+    command = (sys.executable, "-m", "support.fakes.poisoned_pd", *words, *sizes)
 
     def note() -> None:
         if child.pid is not None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.encdec_cell import EncDecCheckpoint
-from support.encdec_oracle import Inputs, audio_inputs, image_inputs
-from support.encdec_oracle import greedy as oracle
-from support.engine_cell import engine_cell
-from support.oracle import MIN_DISTINCT, OracleResult, assert_exact
-from support.pictures import picture
-from support.sounds import sound
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import MIN_DISTINCT, OracleResult, assert_exact
+from support.data.pictures import picture
+from support.data.sounds import sound
+from support.encdec.cell import EncDecCheckpoint
+from support.encdec.oracle import Inputs, audio_inputs, image_inputs
+from support.encdec.oracle import greedy as oracle
+from support.engine.engine_cell import engine_cell
 from triptych.config import PDConfig
 from triptych.pd_worker.attention.flex.start import prepare
 

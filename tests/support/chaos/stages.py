@@ -19,8 +19,8 @@ from typing import Any
 
 import redis
 
-from support.cluster import PATIENCE, Cluster
-from support.streams import Streams
+from support.chaos.streams import Streams
+from support.processes.cluster import PATIENCE, Cluster
 from triptych.ec_connector.store import keys
 
 #: Requests that must be unfinished when something is killed.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from support.checkpoints import build_checkpoint
-from support.pd_client import PDClient
-from support.pd_serving import tiny_model
-from support.pictures import picture
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.engine.pd_serving import tiny_model
+from support.fakes.pd_client import PDClient
 from triptych.hashing import framed_digest
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.service import LoadedModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.engine_cell import EngineCell, engine_cell
+from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.pd_worker.core.capacity import block_bytes
 from triptych.pd_worker.runner import model_runner
 

@@ -24,7 +24,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from support import encdec_tokenizers as styles
+from support.encdec import tokenizers as styles
 
 HIDDEN = 64
 

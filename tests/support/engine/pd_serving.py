@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from support.checkpoints import build_checkpoint
-from support.pd_client import PDClient
+from support.data.checkpoints import build_checkpoint
+from support.fakes.pd_client import PDClient
 from triptych.config import PDConfig
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.service import LoadedModel, PDWorker, load_model

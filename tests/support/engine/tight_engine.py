@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from support.engine_requests import ModellessEngine, make_feature, make_request
+from support.engine.engine_requests import ModellessEngine, make_feature, make_request
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import HostMemory

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
-from support.traffic import Answer, ask
+from support.data.traffic import Answer, ask
 from support.waiting import within
 
 
 class Streams:
     """Every case once for each salt; the salts make prompts and pictures new to the cluster.
 
-    `asker` sends a case, `ask` of `support.traffic` or one that takes the same words. Leaving the
+    `asker` sends a case, `ask` of `support.data.traffic` or one that takes the same words. Leaving the
     `async with` cancels what is still under way.
     """
 

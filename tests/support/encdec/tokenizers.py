@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, WhisperTokenizer
 
-from support.tokenizers import PIECES, byte_alphabet, learnt
+from support.data.tokenizers import PIECES, byte_alphabet, learnt
 
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")

@@ -6,7 +6,7 @@ import functools
 
 from transformers import PreTrainedTokenizerFast
 
-from support import tokenizers as styles
+from support.data import tokenizers as styles
 
 VOCAB_SIZE = 600
 

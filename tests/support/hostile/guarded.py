@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.checkpoints import build_checkpoint
-from support.cluster import Cluster, free_port, start_cluster
+from support.data.checkpoints import build_checkpoint
+from support.processes.cluster import Cluster, free_port, start_cluster
 from triptych.proxy.auth.keys import new_key
 
 #: Names in the key file; `limited` may send two requests in a minute.

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from openai import AsyncOpenAI
 from PIL import Image
 
-from support.cluster import data_url
-from support.encdec_oracle import Inputs, audio_inputs, greedy, image_inputs, text_inputs
-from support.oracle import OracleResult
-from support.sounds import audio_file, sound
-from support.traffic import Answer, client_of
+from support.data.oracle import OracleResult
+from support.data.sounds import audio_file, sound
+from support.data.traffic import Answer, client_of
+from support.encdec.oracle import Inputs, audio_inputs, greedy, image_inputs, text_inputs
+from support.processes.cluster import data_url
 from support.waiting import within
 
 
@@ -62,7 +62,7 @@ def expected(path: Path, cases: Sequence[EncDecCase], tokens: int) -> list[Oracl
 async def ask(
     url: str, case: EncDecCase, tokens: int, model: str = "", into: Answer | None = None, **extra: Any
 ) -> Answer:
-    """Streams one greedy answer of exactly `tokens` tokens; see `support.traffic.ask`."""
+    """Streams one greedy answer of exactly `tokens` tokens; see `support.data.traffic.ask`."""
     answer = Answer() if into is None else into
     async with client_of(url) as client:
         await within("a whole answer", _stream(client, case, tokens, model, answer, extra))
