@@ -37,7 +37,7 @@ from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.watchdog import EngineBeat
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Longest sleep of an idle engine, should a wake-up ever be lost.
 _LONGEST_SLEEP = 1.0
@@ -187,7 +187,7 @@ class Engine:
                 busy = self._step(commands)
             except Exception as error:
                 check_device(error, self._device)
-                log.exception("the engine failed; all its requests end")
+                logger.exception("the engine failed; all its requests end")
                 self._end_all(self.scheduler.reset(InternalError("the engine failed")))
                 busy = False
         for command in self._take_inbox(sleep=False):
@@ -247,4 +247,4 @@ class Engine:
         try:
             self._emit(events)
         except Exception:
-            log.exception("events of a step were not taken")
+            logger.exception("events of a step were not taken")

@@ -22,7 +22,7 @@ from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
 from triptych.rpc.channels import INCARNATION_HEADER
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -96,10 +96,10 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         try:
             await self._take(request)
         except RequestError as error:
-            log.info("request %s refused: %s %s", _name(request), error.code, error.param or "")
+            logger.info("request %s refused: %s %s", _name(request), error.code, error.param or "")
             return _refused(error)
         except Exception:
-            log.exception("request %s failed at the door", _name(request))
+            logger.exception("request %s failed at the door", _name(request))
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
@@ -201,7 +201,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         except RequestError:
             raise
         except Exception as error:
-            log.exception("%s failed", type(message).__name__)
+            logger.exception("%s failed", type(message).__name__)
             raise InternalError("an unexpected error in the PD worker") from error
         finally:
             self._open_queries -= 1
@@ -285,5 +285,5 @@ def _key(mm_hash: str) -> str:
     try:
         return check_mm_hash(mm_hash)
     except InvalidRequest:
-        log.warning("a notice names a key that is none")
+        logger.warning("a notice names a key that is none")
         return ""

@@ -53,7 +53,7 @@ from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds that the requests held get after SIGTERM; what is left then goes on at another worker.
 DRAIN_SECONDS = 30.0
@@ -120,9 +120,9 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
                 await server.start()
                 await health.serving()
                 heartbeat.start()
-                log.info("ready: pd %s %s", address, model.name)
+                logger.info("ready: pd %s %s", address, model.name)
                 await stop.wait()
-                log.info("draining: %d requests", worker.outbox.unfinished)
+                logger.info("draining: %d requests", worker.outbox.unfinished)
                 await heartbeat.stop()
                 await health.leaving()
                 await worker.drain(DRAIN_SECONDS)
@@ -286,10 +286,10 @@ def _own_core(config: PDConfig, model: LoadedModel) -> OwnCore | None:
     if not (config.keep_core and config.core_page) or torch_threads(config, model.decoder) != 1:
         return None
     if not may_claim_cores():
-        log.info("keeps to no core: others may claim the same one, or a quota limits time and not cores")
+        logger.info("keeps to no core: others may claim the same one, or a quota limits time and not cores")
         return None
     core = claim_core(os.sched_getaffinity(0))
-    log.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
+    logger.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
     return core
 
 
@@ -339,7 +339,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     num_kv_blocks(config, decoder.geometry, dtype)
     longest = max_model_len(config, decoder.geometry, dtype)
     if not config.max_model_len and longest < decoder.geometry.max_position_embeddings:
-        log.info(
+        logger.info(
             "requests have up to %d of the checkpoint's %d tokens: --max-model-len, --kv-memory",
             longest,
             decoder.geometry.max_position_embeddings,
@@ -349,7 +349,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
         path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
     )
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
-    log.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
+    logger.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     name = config.served_model_name or path.resolve().name
     return LoadedModel(
         path,
@@ -369,5 +369,5 @@ def _sized(config: PDConfig, decoder: DecoderSide, other_peak: int) -> PDConfig:
     if config.kv_memory and decoder.device.type == "cpu":
         return config
     plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
-    log.info("memory of %s:\n%s", decoder.device, plan.table())
+    logger.info("memory of %s:\n%s", decoder.device, plan.table())
     return replace(config, kv_memory=plan.kv_memory, encoder_cache_memory=plan.needs.embeddings)

@@ -37,7 +37,7 @@ from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycl
 from triptych.proxy.splitter import split
 from triptych.types import ItemPlan
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STORE_RETRY_SECONDS = 0.25
 BIND_POLL_SECONDS = 0.1
@@ -130,8 +130,6 @@ class Dispatcher:
         await self._router.close()
         self.media.close()
 
-    # -- one request -------------------------------------------------------------------------------
-
     async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
         """The request's output in batches, the last one ending with Done; RequestError when it fails.
 
@@ -190,7 +188,7 @@ class Dispatcher:
         self._metrics.duration.observe(seconds)
         if choices.first_token is not None:
             self._metrics.time_to_first_token.observe(choices.first_token - choices.started)
-        log.info(
+        logger.info(
             "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, "
             "%d choices, %.3f s, tenant %s",
             first.name,
@@ -245,8 +243,6 @@ class Dispatcher:
         elif machine.phase is Phase.RUN and len(machine.ready) < len(machine.plans):
             machine.lacking = "" if self._pool.serving("encoder") else "encoder worker"
         self._carry_out(flow, machine.deadline())
-
-    # -- instructions ------------------------------------------------------------------------------
 
     def _carry_out(self, flow: Flow, instructions: Iterable[Instruction]) -> None:
         for order in instructions:
@@ -337,8 +333,6 @@ class Dispatcher:
         self._router.withdraw(flow)
         self.jobs.leave(flow.request_id)
 
-    # -- events ------------------------------------------------------------------------------------
-
     def _job_planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
         if flow := self._flows.get(request_id):
             self._carry_out(flow, flow.lifecycle.planned(mm_hash, plan))
@@ -382,5 +376,5 @@ class Dispatcher:
         try:
             await work
         except Exception:
-            log.exception("request %s", flow.name)
+            logger.exception("request %s", flow.name)
             self._carry_out(flow, flow.lifecycle.fail(InternalError("an unexpected error in the proxy")))

@@ -26,7 +26,7 @@ from triptych.rpc.channels import make_channel
 from triptych.rpc.proofs import InternalKey
 from triptych.types import WorkerInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 HEALTH_INTERVAL = 1.0
@@ -140,8 +140,6 @@ class WorkerPool:
         await asyncio.gather(*(worker.channel.close() for worker in self.workers.values()))
         self.workers.clear()
 
-    # -- questions ---------------------------------------------------------------------------------
-
     def serving(self, pool: str) -> list[Worker]:
         """Workers of "encoder" or "pd" that may get new work."""
         return [w for w in self.workers.values() if w.info.pool == pool and w.alive and w.serving]
@@ -197,15 +195,13 @@ class WorkerPool:
         infos = [worker.info for worker in self.workers.values() if worker.info.pool == "pd"]
         return [info.capacity.get("max_model_len", 0) for info in infos if info.model_key == model_key]
 
-    # -- upkeep ------------------------------------------------------------------------------------
-
     async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
                 await self.poll()
             except Exception:
-                log.exception("a look at the registry failed; the next one follows")
+                logger.exception("a look at the registry failed; the next one follows")
 
     async def poll(self) -> None:
         """One look at the registry. Never raises: a store that is down leaves the workers as they are."""
@@ -214,13 +210,13 @@ class WorkerPool:
                 look = await self._registry.look(self._proxy_id, PROXY_TERM, mark=self._mark)
         except (TriptychError, TimeoutError) as error:
             if self.store_ok:
-                log.warning("the store does not answer: %s", error)
+                logger.warning("the store does not answer: %s", error)
                 for worker in self.workers.values():
                     worker.doubt.set()
             self.store_ok = False
             return
         if not self.store_ok:
-            log.info("the store answers")
+            logger.info("the store answers")
         self.store_ok = True
         self.epoch = look.epoch
         changed = self.proxies != (proxies := max(look.proxies, 1))
@@ -268,7 +264,7 @@ class WorkerPool:
             if len(self._forged) >= MAX_FORGED:
                 self._forged.clear()
             self._forged.add(who)
-            log.warning(
+            logger.warning(
                 "a registration of %.32r worker %.64r is ignored: its proof is not made with our "
                 "--internal-token",
                 info.pool,
@@ -277,7 +273,7 @@ class WorkerPool:
         return False
 
     def _add(self, info: WorkerInfo) -> None:
-        log.info("%s worker %s (%s) is here", info.pool, info.address, info.model)
+        logger.info("%s worker %s (%s) is here", info.pool, info.address, info.model)
         session = WorkerSession(self._token, info) if self._token else None
         worker = Worker(info, make_channel(info.address, session), session)
         self.workers[info.pool, info.address] = worker
@@ -285,7 +281,7 @@ class WorkerPool:
 
     def _renew(self, worker: Worker, info: WorkerInfo) -> bool:
         if worker.info.incarnation != info.incarnation:
-            log.info("%s worker %s was started again", info.pool, info.address)
+            logger.info("%s worker %s was started again", info.pool, info.address)
             worker.alive = worker.serving = worker.restarted = True
             worker.doubt.set()
             if worker.session is not None:
@@ -294,7 +290,7 @@ class WorkerPool:
         return True
 
     def _remove(self, worker: Worker) -> None:
-        log.info("%s worker %s is gone", worker.info.pool, worker.info.address)
+        logger.info("%s worker %s is gone", worker.info.pool, worker.info.address)
         key = (worker.info.pool, worker.info.address)
         del self.workers[key]
         self._unregistered.pop(key, None)
@@ -317,7 +313,7 @@ class WorkerPool:
             try:
                 await self._look_at(worker, stub)
             except Exception:
-                log.exception("%s worker %s could not be checked", worker.info.pool, worker.info.address)
+                logger.exception("%s worker %s could not be checked", worker.info.pool, worker.info.address)
             await self._pause(worker)
 
     async def _look_at(self, worker: Worker, stub: health_pb2_grpc.HealthStub) -> None:
@@ -335,7 +331,7 @@ class WorkerPool:
             lost = worker.alive and not alive
             worker.alive, worker.serving = alive, serving
             if lost:
-                log.warning("%s worker %s does not answer", worker.info.pool, worker.info.address)
+                logger.warning("%s worker %s does not answer", worker.info.pool, worker.info.address)
                 self.on_lost(worker)
             self.on_change()
 

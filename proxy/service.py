@@ -47,7 +47,7 @@ from triptych.rpc.channels import make_server
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import metrics_server
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STORE_SECONDS = 30.0
 DRAIN_SECONDS = 30.0
@@ -86,7 +86,7 @@ def _key_ring(config: ProxyConfig) -> KeyRing:
     )
     keys = KeyRing(config.api_key, config.api_key_file, limits)
     if not keys.in_use and not is_loopback(config.host):
-        log.warning("%s is reachable from other machines and asks for no API key (--no-auth)", config.host)
+        logger.warning("%s is reachable from other machines and asks for no API key (--no-auth)", config.host)
     return keys
 
 
@@ -151,7 +151,7 @@ async def _serve(
     http_task = await http.start()
     stack.push_async_callback(http.stop, http_task)
     host, port = listener.getsockname()[:2]
-    log.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
+    logger.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
     return dispatcher, http_task
 
 
@@ -237,7 +237,7 @@ async def _until_stopped(http_task: asyncio.Task[None]) -> None:
 async def _drain(dispatcher: Dispatcher) -> None:
     """What is in flight gets up to 30 s."""
     deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
-    log.info("draining %d requests", dispatcher.in_flight)
+    logger.info("draining %d requests", dispatcher.in_flight)
     while dispatcher.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from triptych.errors import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The exit code of a process whose engine has died or stood still.
 ENGINE_EXIT = 70
@@ -116,7 +116,7 @@ class EngineBeat:
             loop()
         except BaseException:
             # Not only Exception: panics of Rust extensions and SystemExit end a thread too.
-            log.critical("the %s has died", self.name, exc_info=True)
+            logger.critical("the %s has died", self.name, exc_info=True)
         self._ended = True
         if self.dead:
             self.on_death()
@@ -223,7 +223,7 @@ class Watchdog:
             life = judge(still, self._limit * beat.patience, dead=beat.dead)
             healthy &= life is Life.FRESH
             if life is Life.STALE and self._healthy:
-                log.warning("the %s has stood still for %.0f s: nothing new is taken", beat.name, still)
+                logger.warning("the %s has stood still for %.0f s: nothing new is taken", beat.name, still)
             elif life is Life.STALLED:
                 reason = reason or f"the {beat.name} has stood still for {still:.0f} s"
             elif life is Life.DEAD:
@@ -249,7 +249,7 @@ class Watchdog:
 
 def end_process(reason: str) -> None:
     """Ends the process at once, without any clean-up, and says where all its threads stand."""
-    log.critical("%s: this process ends, its requests go on elsewhere", reason)
+    logger.critical("%s: this process ends, its requests go on elsewhere", reason)
     if sys.__stderr__ is not None:
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
     os._exit(ENGINE_EXIT)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -53,6 +53,6 @@ class LoopThread:
         try:
             done.result(_JOIN_SECONDS)
         except TimeoutError:
-            log.warning("transfers did not end in %g s", _JOIN_SECONDS)
+            logger.warning("transfers did not end in %g s", _JOIN_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_JOIN_SECONDS)

@@ -22,7 +22,7 @@ from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.log import short
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: One store per `store_url`, shared by all connectors of this process.
 _STORES: dict[str, MemoryStore] = {}
@@ -79,7 +79,7 @@ class MemoryConnectorWorker(ECConnectorWorker):
             try:
                 encoder_cache[copy.mm_hash] = self._on_device(entry)
             except Exception as error:
-                log.exception("copy of %s to the device failed", short(copy.mm_hash))
+                logger.exception("copy of %s to the device failed", short(copy.mm_hash))
                 self._reports.failed(copy, f"copy to the device failed: {error}")
                 return
         self._reports.loaded(copy)

@@ -35,7 +35,7 @@ from triptych.errors import TriptychError
 from triptych.log import short
 from triptych.types import ItemPlan
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RedisConnectorScheduler(TableScheduler):
@@ -177,7 +177,7 @@ class RedisConnectorWorker(ECConnectorWorker):
         except TimeoutError:
             return self._fail(load, f"no value within {self.config.load_timeout:g} s")
         except Exception as error:
-            log.exception("load of %s failed", short(load.plan.mm_hash))
+            logger.exception("load of %s failed", short(load.plan.mm_hash))
             return self._fail(load, f"unexpected: {error!r}")
         if isinstance(result, Missing):
             return self._fail(load, result.reason, result.damaged_digest)
@@ -193,7 +193,7 @@ class RedisConnectorWorker(ECConnectorWorker):
             if self._loads.get(load.plan.mm_hash) is not load:
                 return False
             del self._loads[load.plan.mm_hash]
-        log.info("load of %s failed: %s", short(load.plan.mm_hash), reason)
+        logger.info("load of %s failed: %s", short(load.plan.mm_hash), reason)
         self._reports.failed(load.copy, reason, damaged_digest)
         return False
 
@@ -237,7 +237,7 @@ class RedisConnectorWorker(ECConnectorWorker):
             self._moved(load)
 
     def _not_moved(self, load: _Load, error: Exception) -> None:
-        log.error("copy of %s to the device failed", short(load.plan.mm_hash), exc_info=error)
+        logger.error("copy of %s to the device failed", short(load.plan.mm_hash), exc_info=error)
         self._reports.failed(load.copy, f"copy to the device failed: {error}")
 
     def _moved(self, load: _Load) -> None:
@@ -257,7 +257,7 @@ class RedisConnectorWorker(ECConnectorWorker):
             try:
                 host = self._copier.to_host(entry.data)
             except Exception as error:
-                log.exception("copy of %s to the host failed", short(mm_hash))
+                logger.exception("copy of %s to the host failed", short(mm_hash))
                 self._reports.unsaved(mm_hash, f"copy to the host failed: {error}")
                 return
             saving = self._submit(self._save(entry, host, damaged_digest))
@@ -283,7 +283,7 @@ class RedisConnectorWorker(ECConnectorWorker):
         except TriptychError as error:
             self._unsaved(mm_hash, str(error))
         except Exception as error:
-            log.exception("save of %s failed", short(mm_hash))
+            logger.exception("save of %s failed", short(mm_hash))
             self._unsaved(mm_hash, f"unexpected: {error!r}")
         else:
             self._forget_save(mm_hash)
@@ -291,7 +291,7 @@ class RedisConnectorWorker(ECConnectorWorker):
 
     def _unsaved(self, mm_hash: str, reason: str) -> None:
         self._forget_save(mm_hash)
-        log.warning("%s is not saved: %s", short(mm_hash), reason)
+        logger.warning("%s is not saved: %s", short(mm_hash), reason)
         self._reports.unsaved(mm_hash, reason)
 
     async def _connected(self) -> EmbeddingStore:

@@ -11,7 +11,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import StoreUnavailable
 from triptych.types import WorkerInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
@@ -55,7 +55,7 @@ class Heartbeat:
             try:
                 await self._registry.withdraw(self.info)
             except StoreUnavailable as error:
-                log.warning("not withdrawn, the registration ends by itself: %s", error)
+                logger.warning("not withdrawn, the registration ends by itself: %s", error)
 
     async def _beat(self) -> None:
         while not self._stopping:
@@ -64,7 +64,7 @@ class Heartbeat:
                     await self._register()
                 except Exception:
                     # The next one may succeed; without any, new proxies would never see this worker.
-                    log.exception("a registration failed")
+                    logger.exception("a registration failed")
             await asyncio.sleep(self._interval)
 
     async def _register(self) -> None:
@@ -72,9 +72,9 @@ class Heartbeat:
             await self._registry.register(self.info)
         except StoreUnavailable as error:
             if self._reachable:
-                log.warning("cannot register, will go on trying: %s", error)
+                logger.warning("cannot register, will go on trying: %s", error)
             self._reachable = False
         else:
             if not self._reachable:
-                log.info("registered again as %s %s", self.info.pool, self.info.address)
+                logger.info("registered again as %s %s", self.info.pool, self.info.address)
             self._reachable = True

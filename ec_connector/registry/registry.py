@@ -19,7 +19,7 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.server_time import NOW
 from triptych.types import WorkerInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds that a registration lasts unless it is renewed.
 TERM = 5.0
@@ -185,7 +185,7 @@ def _unpack(raw: bytes) -> WorkerInfo | None:
         )
         info = WorkerInfo(**{**fields, "namespaces": tuple(fields["namespaces"])})
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
-        log.warning("a registration of %d bytes cannot be read", len(raw))
+        logger.warning("a registration of %d bytes cannot be read", len(raw))
         return None
     texts = (info.address, info.pool, info.incarnation, info.model_key, info.model, info.modality)
     numbers = info.capacity.values() if isinstance(info.capacity, Mapping) else (None,)
@@ -193,5 +193,5 @@ def _unpack(raw: bytes) -> WorkerInfo | None:
         isinstance(n, int) for n in numbers
     ):
         return info
-    log.warning("a registration has fields of the wrong kind")
+    logger.warning("a registration has fields of the wrong kind")
     return None

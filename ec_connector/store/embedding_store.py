@@ -45,7 +45,7 @@ __all__ = [
     "connect_configured",
 ]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 C = TypeVar("C", BulkReader, BulkWriter)
@@ -169,10 +169,10 @@ class EmbeddingStore:
         try:
             policy = (await self.memory()).policy
         except StoreUnavailable:
-            log.info("store %s does not tell its memory policy", self.address.label)
+            logger.info("store %s does not tell its memory policy", self.address.label)
             return
         if policy != _POLICY:
-            log.warning(
+            logger.warning(
                 "store %s evicts by %s: set maxmemory-policy %s, or leases and registrations may be lost "
                 "and writes refused",
                 self.address.label,
@@ -338,7 +338,7 @@ class EmbeddingStore:
         try:
             raw = await self.control.execute("GETRANGE", key, 0, codec.HEAD_BYTES - 1)
         except StoreUnavailable as error:
-            log.warning("a damaged value cannot be named: %s", error)
+            logger.warning("a damaged value cannot be named: %s", error)
             return ""
         return codec.damage_digest(raw) if raw else ""
 
@@ -385,7 +385,7 @@ def _fitting(plan: ItemPlan, head: Head | Damage) -> Head | Damage:
     if isinstance(head, Damage):
         return head
     if head.plan != plan:
-        log.warning("item %s is stored with another plan than asked for", short(plan.mm_hash))
+        logger.warning("item %s is stored with another plan than asked for", short(plan.mm_hash))
         return Damage("stored with another shape, dtype or grid than planned")
     return head
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from triptych.errors import InternalError, RequestError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Command:
         try:
             self.run()
         except Exception:
-            log.exception("a command failed; only whom it concerns is harmed")
+            logger.exception("a command failed; only whom it concerns is harmed")
             try:
                 self.failed(InternalError("the engine failed on a command for this request"))
             except Exception:
-                log.exception("nor could those be told")
+                logger.exception("nor could those be told")

@@ -33,7 +33,7 @@ from triptych.types import FinishReason
 
 __all__ = ["CrossLimits", "Latencies", "Scheduler", "SchedulerLimits"]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -455,7 +455,7 @@ class Scheduler:
         try:
             text, reason = state.request.output.append(token)
         except Exception:
-            log.exception("request %s: its output text failed", state.request.name)
+            logger.exception("request %s: its output text failed", state.request.name)
             self._finish(state, FinishReason.ERROR, InternalError("the output could not be turned into text"))
             return
         state.request.output_token_ids.append(token)

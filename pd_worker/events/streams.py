@@ -14,7 +14,7 @@ from triptych.pd_worker.events.history import RequestHistory
 from triptych.pd_worker.frontend.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A proxy without a stream keeps its requests for as long.
 KEEP_DETACHED_SECONDS = 2.0
@@ -104,7 +104,7 @@ class EventStream:
         try:
             return history.take(self._clock())
         except Exception:
-            log.exception("request %s: its events cannot be sent", history.request_id)
+            logger.exception("request %s: its events cannot be sent", history.request_id)
             history.fail(InternalError("the request's output could not be sent"))
             return history.take_end(self._clock())
 
@@ -176,7 +176,7 @@ class Outbox:
         try:
             self._loop.call_soon_threadsafe(self.deliver, events)
         except RuntimeError:
-            log.warning("%d events came after the end of the event loop", len(events))
+            logger.warning("%d events came after the end of the event loop", len(events))
 
     def deliver(self, events: Iterable[EngineEvent]) -> None:
         """Files the events and wakes the streams; events of requests given up are dropped."""
@@ -190,7 +190,7 @@ class Outbox:
             try:
                 history.add(event)
             except Exception:
-                log.exception("request %s: an event of it cannot be filed", event.request_id)
+                logger.exception("request %s: an event of it cannot be filed", event.request_id)
                 history.fail(InternalError("the request's output could not be sent"))
                 self._cancel([event.request_id], event.proxy_id)
             if proxy.stream is not None:
@@ -226,7 +226,7 @@ class Outbox:
         for request_id in known:
             self._drop(proxy, request_id)
         if running:
-            log.info("%d requests of proxy %s are given up", len(running), proxy_id)
+            logger.info("%d requests of proxy %s are given up", len(running), proxy_id)
             self._cancel(running, proxy_id)
 
     def items_ready(self, proxy_id: str, mm_hashes: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triptych.errors import ConfigError, InvalidRequest
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: What a template gets from us alone.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -73,7 +73,7 @@ class ChatTemplate:
             raise
         except Exception as error:
             # Templates are code of the checkpoint's author: whatever they trip over is this request's end.
-            log.warning("the chat template failed with %s", type(error).__name__)
+            logger.warning("the chat template failed with %s", type(error).__name__)
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages ({type(error).__name__}): "
                 "check roles, their order and the kinds of content",

@@ -22,7 +22,7 @@ from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.runner.logprobs import raw_logprobs
 from triptych.pd_worker.runner.sampler import SamplerInput, sample
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner(ECConnectorModelRunnerMixin):
@@ -104,7 +104,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
                 self._compute(chunks, output)
         except Exception as error:
             check_device(error, self._decoder.device)
-            log.exception("step %d failed", scheduled.step)
+            logger.exception("step %d failed", scheduled.step)
             output.error = error
         if scheduled.swap_out:
             output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
@@ -129,7 +129,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             work()
         except Exception as error:
             check_device(error, self._decoder.device)
-            log.exception("%s failed", what)
+            logger.exception("%s failed", what)
             return False
         return True
 
@@ -185,7 +185,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         """Takes these chunks out of the cache, and out of `hidden`, from which all are sampled."""
         slots = torch.split(batch.attention.slots, [chunk.count for chunk in ordered])
         for index in spoiled:
-            log.warning(
+            logger.warning(
                 "request %s: the model's output is no number; where that comes of large values, a wider "
                 "--dtype helps",
                 ordered[index].state.request.name,
@@ -237,7 +237,7 @@ def _add_errors(
         if grammar is not None and grammar.error is not None:
             output.errors[place] = grammar.error
         elif token is None:
-            log.warning("request %s: its logits leave no token", chunk.state.request.request_id)
+            logger.warning("request %s: its logits leave no token", chunk.state.request.request_id)
             output.errors[place] = InternalError(
                 "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
             )

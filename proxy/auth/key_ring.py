@@ -11,7 +11,7 @@ from pathlib import Path
 from triptych.errors import ConfigError
 from triptych.proxy.auth.keys import KeyLimits, KeyTable, Principal, parse_key_lines, parse_plain_keys
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A changed file counts after so long at the latest.
 LOOK_SECONDS = 1.0
@@ -63,12 +63,12 @@ class KeyRing:
         try:
             if _stamp(self._path) != self._stamp:
                 self._read(self._path)
-                log.info("the key file has changed: %d keys are in use", len(self._table))
+                logger.info("the key file has changed: %d keys are in use", len(self._table))
         except (OSError, ConfigError) as error:
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        log.error("the key file cannot be used, the keys read last stay in use: %s", error)
+        logger.error("the key file cannot be used, the keys read last stay in use: %s", error)
 
     def _read(self, path: Path) -> None:
         try:

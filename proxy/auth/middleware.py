@@ -15,7 +15,7 @@ from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.openai.chat.replies import error_body
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: What answers without a key: whether the process lives and serves, and nothing else.
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -52,7 +52,7 @@ class Door:
         """One line of log and one count for a request above its key's limits."""
         limit = error.message.partition(":")[0]
         self._metrics.refusals.labels(limit).inc()
-        log.info("a request of %s was refused: %s", principal.id, limit)
+        logger.info("a request of %s was refused: %s", principal.id, limit)
 
 
 class HttpDoor:

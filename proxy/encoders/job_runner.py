@@ -24,7 +24,7 @@ from triptych.proxy.pool import WorkerPool
 from triptych.proxy.routing import WorkModel
 from triptych.types import ItemPlan
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 #: Tries after which an item that makes workers fail is answered with their error.
@@ -202,8 +202,6 @@ class JobRunner:
             for worker in self._pool.serving("encoder")
         ]
 
-    # -- one try -----------------------------------------------------------------------------------
-
     def _open(self, job: Job) -> None:
         source = self._sources[job.mm_hash]
         remaining = max(source.deadline - asyncio.get_running_loop().time(), 1.0)
@@ -245,7 +243,7 @@ class JobRunner:
         except TriptychError as error:
             self._retry(job, try_id, str(error))
         except Exception:
-            log.exception("job %s", try_id)
+            logger.exception("job %s", try_id)
             self._retry(job, try_id, "an unexpected error")
         else:
             if isinstance(end, JobReady):
@@ -301,7 +299,7 @@ class JobRunner:
         if job.losses < MAX_LOSSES:
             self._tell(address, why)
             return
-        log.warning("item %s is given up: %d encoder workers ended at it", short(job.mm_hash), job.losses)
+        logger.warning("item %s is given up: %d encoder workers ended at it", short(job.mm_hash), job.losses)
         self._give_up(job, _poison)
 
     def _retry(self, job: Job, try_id: str, why: str, owner: str = "", token: str = "") -> None:
@@ -320,7 +318,7 @@ class JobRunner:
 
     def _tell_all(self) -> None:
         for (address, why), count in self._untold.items():
-            log.info("items that go on elsewhere than at %s: %d (%s)", address, count, why)
+            logger.info("items that go on elsewhere than at %s: %d (%s)", address, count, why)
         self._untold.clear()
 
     def _let_go(self, mm_hash: str) -> None:

@@ -119,8 +119,6 @@ class JobTable:
                 self._by_namespace.setdefault(namespace, []).append(slot)
         self._forget_owners()
 
-    # -- events ------------------------------------------------------------------------------------
-
     def want(
         self,
         mm_hash: str,
@@ -257,8 +255,6 @@ class JobTable:
         job.losses += job.state in AT_WORK
         return self.failed(try_id, mm_hash, now, retryable=job.losses < MAX_LOSSES)
 
-    # -- decisions ---------------------------------------------------------------------------------
-
     def pump(self, now: float) -> list[StartJob | RunJob]:
         """Everything that may start now, in order; the table counts it as started."""
         while self._timers and self._timers[0][0] <= now:
@@ -336,8 +332,6 @@ class JobTable:
 
     def _able(self, namespace: str) -> list[EncoderSlot]:
         return self._by_namespace.get(namespace, [])
-
-    # -- where a job stands ------------------------------------------------------------------------
 
     def _settle(self, job: Job, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""

@@ -22,7 +22,7 @@ from triptych.proxy.auth.middleware import Door
 from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
 from triptych.proxy.http.body_shape import check_fields
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds in which a call's message has to come.
 MESSAGE_SECONDS = 60.0

@@ -20,7 +20,7 @@ from triptych.proxy.grpc.generate import generate_call
 from triptych.proxy.grpc.request import call_of
 from triptych.proxy.pool import WorkerPool
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -63,7 +63,7 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         except RequestError:
             raise
         except Exception:
-            log.exception("gRPC chat")
+            logger.exception("gRPC chat")
             raise InternalError("an unexpected error in the proxy") from None
 
     async def Generate(
@@ -81,7 +81,7 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         except RequestError:
             raise
         except Exception:
-            log.exception("gRPC generate")
+            logger.exception("gRPC generate")
             raise InternalError("an unexpected error in the proxy") from None
 
     async def ListModels(

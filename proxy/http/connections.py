@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
 from triptych.proxy.openai.chat.replies import error_json
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: More files than this are never asked for.
 MOST_FILES = 65536
@@ -55,7 +55,7 @@ def raise_file_limit() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        log.warning("the limit of open files stays at %d: %s", soft, error)
+        logger.warning("the limit of open files stays at %d: %s", soft, error)
         return soft
     return wanted
 

@@ -17,7 +17,7 @@ from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.proxy.openai.chat.replies import DONE, error_event, error_json, retry_after
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A client that takes nothing for so long is given up.
 WRITE_SECONDS = 60.0
@@ -67,12 +67,12 @@ class JsonEndpoint(ABC, Generic[P]):
         try:
             await self._serve(await self._request(headers, receive, request_id), receive, reply)
         except ClientGone:
-            log.info("request %s: the client has gone", request_id)
+            logger.info("request %s: the client has gone", request_id)
         except RequestError as error:
             error.let_go()
             await reply.error(error)
         except Exception:
-            log.exception("request %s", request_id)
+            logger.exception("request %s", request_id)
             await reply.error(InternalError("an unexpected error in the proxy"))
 
     async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
@@ -193,7 +193,7 @@ class Reply:
                 else:
                     await self.whole(error_json(error), status or error.status, extra)
         except (TimeoutError, ClientGone):
-            log.info("request %s: the client has not taken its error", self._request_id)
+            logger.info("request %s: the client has not taken its error", self._request_id)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._begun = True

@@ -19,7 +19,7 @@ from triptych.proxy.media.response import FetchFailed, MediaTooLarge, check_head
 from triptych.proxy.media.source import WebUrl, parse_web_url
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -81,7 +81,7 @@ class MediaFetcher:
                 self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
                 self._metrics.media_fetches.labels(result).inc()
                 if result != "ok":
-                    log.info("a picture from %s: %s", source.url.raw_host, result)
+                    logger.info("a picture from %s: %s", source.url.raw_host, result)
 
     async def _with_retries(self, url: URL) -> SpooledMedia:
         backoff = FIRST_BACKOFF

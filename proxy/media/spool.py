@@ -18,7 +18,7 @@ from triptych.errors import ConfigError, InternalError, Overloaded
 from triptych.metrics import ProxyMetrics
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Items above this go to disk.
 MEMORY_ITEM_BYTES = 1 << 20
@@ -142,7 +142,7 @@ class SpoolWriter:
                 self._file = SpooledMedia(self._spool, descriptor=self._spool.open_file())
             await self._file.append(data)
         except OSError as error:
-            log.error("media cannot be spooled: %s", error.strerror)
+            logger.error("media cannot be spooled: %s", error.strerror)
             raise InternalError("the proxy cannot keep the request's media") from None
         self._spool.reserve(memory=-self._pending)
         self._pieces, self._pending = [], 0

@@ -16,7 +16,7 @@ from triptych.proxy.requests.flow import Flow
 from triptych.proxy.requests.lifecycle import Instruction
 from triptych.types import Usage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class PDNews:
@@ -70,7 +70,7 @@ class PDNews:
         """The request was alone when a PD worker ended, and present twice before: it is not tried again."""
         if flow := self._flows.get(request_id):
             error_id = secrets.token_hex(8)
-            log.error("request %s ended %d PD workers, error id %s", flow.name, MAX_LOSSES, error_id)
+            logger.error("request %s ended %d PD workers, error id %s", flow.name, MAX_LOSSES, error_id)
             message = (
                 f"{MAX_LOSSES} PD workers ended while the request was at work in them, the last one with "
                 f"nothing else; it is not tried again (error id {error_id})"
@@ -79,7 +79,7 @@ class PDNews:
 
     def _end(self, flow: Flow, error: Exception) -> None:
         """What makes no sense ends its request, and not the stream that all requests share."""
-        log.warning("request %s: its PD worker's event makes no sense: %r", flow.name, error)
+        logger.warning("request %s: its PD worker's event makes no sense: %r", flow.name, error)
         self._carry_out(flow, flow.lifecycle.fail(InternalError("the PD worker's answer makes no sense")))
 
     def _event(self, flow: Flow, event: pd_pb2.RequestEvent) -> None:

@@ -17,7 +17,7 @@ from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.rpc.channels import INCARNATION_HEADER
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A PD worker keeps the requests of a proxy without a stream for as long.
 REATTACH_SECONDS = 2.0
@@ -129,13 +129,11 @@ class PDLink:
             return False
         self.set_aside = stalled
         if stalled:
-            log.warning("PD worker %s stands still: its requests go on elsewhere", self.address)
+            logger.warning("PD worker %s stands still: its requests go on elsewhere", self.address)
             self.give_up()
         else:
-            log.info("PD worker %s moves again", self.address)
+            logger.info("PD worker %s moves again", self.address)
         return True
-
-    # -- out ---------------------------------------------------------------------------------------
 
     def track(self, request_id: str, attempt: int, position: Callable[[], int]) -> None:
         """From now on the link tells the request's events; `position` counts the output tokens received."""
@@ -154,10 +152,10 @@ class PDLink:
         try:
             reply: pd_pb2.SetApartReply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
         except aio.AioRpcError as error:
-            log.info("PD worker %s is not set apart: %s", self.address, error.code().name)
+            logger.info("PD worker %s is not set apart: %s", self.address, error.code().name)
             return False
         if reply.HasField("error"):
-            log.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
+            logger.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
             return False
         return self.attached
 
@@ -198,17 +196,17 @@ class PDLink:
                         self._notices.pop(mm_hash, None)
             except aio.AioRpcError as error:
                 if asyncio.get_running_loop().time() - started > REATTACH_SECONDS:
-                    log.warning("PD worker %s took no notices: %s", self.address, error.code().name)
+                    logger.warning("PD worker %s took no notices: %s", self.address, error.code().name)
                     self.give_up()
                     return
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:
-                log.exception("PD worker %s was sent no notices; its requests go on elsewhere", self.address)
+                logger.exception(
+                    "PD worker %s was sent no notices; its requests go on elsewhere", self.address
+                )
                 self.reattach()
                 self._lose_all(ours=True)
                 return
-
-    # -- back --------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s.
@@ -224,15 +222,17 @@ class PDLink:
                 failures = 0
             except (aio.AioRpcError, TimeoutError) as error:
                 failures = 0
-                log.debug("no stream of PD worker %s: %s", self.address, error)
+                logger.debug("no stream of PD worker %s: %s", self.address, error)
             except Exception:
                 failures += 1
-                log.exception("the stream of PD worker %s failed; its requests go on elsewhere", self.address)
+                logger.exception(
+                    "the stream of PD worker %s failed; its requests go on elsewhere", self.address
+                )
                 self.attached = False
                 self._lose_all(ours=True)
             if self.attached:
                 broken_at = loop.time()
-                log.info("the stream of PD worker %s broke", self.address)
+                logger.info("the stream of PD worker %s broke", self.address)
             self.attached = False
             self._cancels.clear()
             self._named.clear()
@@ -300,7 +300,7 @@ class PDLink:
                 await self._identify(call)
                 known = True
         except TimeoutError:
-            log.debug("PD worker %s sends no initial metadata", self.address)
+            logger.debug("PD worker %s sends no initial metadata", self.address)
         if call.done():
             code = await call.code()
             if code is not grpc.StatusCode.OK:
@@ -327,4 +327,4 @@ class PDLink:
             try:
                 self._sink.lost(request_id, tracked.attempt)
             except Exception:  # of one request: the others are lost all the same
-                log.exception("request %s of PD worker %s", request_id, self.address)
+                logger.exception("request %s of PD worker %s", request_id, self.address)

@@ -30,7 +30,7 @@ from triptych.proxy.requests.flow import Flow
 from triptych.proxy.requests.lifecycle import Submit
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long a worker that refused a request, or failed to take it, is left in peace by it.
 REFUSAL_SECONDS = 0.5
@@ -105,7 +105,7 @@ class PDRouter:
                     if link.look(loop.time()):
                         self.pump()
                 except Exception:
-                    log.exception("PD worker %s could not be looked at", link.address)
+                    logger.exception("PD worker %s could not be looked at", link.address)
 
     def lose(self, address: str) -> None:
         """The worker has stalled or gone; its requests are told as lost."""
@@ -185,8 +185,6 @@ class PDRouter:
         link.track(flow.request_id, order.attempt, flow.lifecycle.output_token_ids.__len__)
         self._spawn(self._hand_over(flow, order, link))
 
-    # -- suspects ----------------------------------------------------------------------------------
-
     def _place(self, flow: Flow, order: Submit) -> None:
         """Has a worker set apart for the suspect, if it is its turn. It waits until that is so."""
         assert flow.binding is not None
@@ -201,7 +199,7 @@ class PDRouter:
         try:
             taken = await link.set_apart(request_id, CLEARING_TOKENS)
         except Exception:
-            log.exception("request %s", flow.name)
+            logger.exception("request %s", flow.name)
         if self._waiting.get(request_id, (flow, None))[1] is not order:
             link.cancel(request_id)  # it has ended meanwhile
             return
@@ -210,7 +208,7 @@ class PDRouter:
             self.suspects.retreat(request_id)
             self.pump()
             return
-        log.info("request %s runs alone at PD worker %s", flow.name, link.address)
+        logger.info("request %s runs alone at PD worker %s", flow.name, link.address)
         self.suspects.alone(request_id, len(flow.lifecycle.output_token_ids))
         self._alone[request_id] = flow
         self._send(flow, order, link)
@@ -219,7 +217,7 @@ class PDRouter:
         self._sink.events(events)
         for request_id, flow in list(self._alone.items()):
             if self.suspects.progress(request_id, len(flow.lifecycle.output_token_ids)):
-                log.info("request %s is cleared", flow.name)
+                logger.info("request %s is cleared", flow.name)
                 del self._alone[request_id]
                 self.pump()
 
@@ -230,12 +228,10 @@ class PDRouter:
 
     def _ended(self, end: ProcessEnd) -> None:
         """A worker is lost: what it had, and has not had alone, is at most a suspect."""
-        log.warning("PD worker %s is lost with %d requests", end.address, len(end.requests))
+        logger.warning("PD worker %s is lost with %d requests", end.address, len(end.requests))
         for request_id in self.suspects.lost(end.address, end.incarnation, end.requests, final=end.final):
             self._sink.poison(request_id)
         asyncio.get_running_loop().call_soon(self.pump)
-
-    # -- one request -------------------------------------------------------------------------------
 
     def _candidates(self, flow: Flow) -> list[PDLoad]:
         assert flow.binding is not None
@@ -265,7 +261,7 @@ class PDRouter:
             message = self._message(flow, order)
             reply = await link.submit(message)
         except aio.AioRpcError as error:
-            log.info("PD worker %s did not take a request: %s", link.address, error.code().name)
+            logger.info("PD worker %s did not take a request: %s", link.address, error.code().name)
             self._leave_in_peace(flow, link)
             if error.code() in _OUR_FAULT:
                 reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
@@ -274,7 +270,7 @@ class PDRouter:
                 link.reattach()  # and hear what became of it, and of the worker
             return
         except Exception:
-            log.exception("request %s", flow.name)
+            logger.exception("request %s", flow.name)
             self._sink.refused(flow, order.attempt, InternalError("an unexpected error in the proxy"))
             return
         if machine.attempt != order.attempt:

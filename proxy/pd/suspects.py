@@ -67,8 +67,6 @@ class Suspects:
         """Whether it has, or is being given, a worker of its own."""
         return self._trial(request_id) is not None
 
-    # -- events ------------------------------------------------------------------------------------
-
     def lost(self, address: str, incarnation: str, requests: Iterable[str], *, final: bool) -> list[str]:
         """A worker is lost with these requests. Returns those that ended it: they were alone there."""
         guilty = []

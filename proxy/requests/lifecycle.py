@@ -147,8 +147,6 @@ class Lifecycle:
         """Whether it waits at, or for, a PD worker with an item that is not in the store."""
         return self.phase in (Phase.SUBMIT, Phase.RUN, Phase.WAIT) and len(self.ready) < len(self._params)
 
-    # -- before the PD worker ----------------------------------------------------------------------
-
     def begin(self) -> list[Instruction]:
         if not self._params:
             return self._submit()
@@ -207,8 +205,6 @@ class Lifecycle:
         param = self._params.get(mm_hash)
         message = f"{param}: {_plain(error)}" if param else error.message
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
-
-    # -- at the PD worker --------------------------------------------------------------------------
 
     def accepted(self, attempt: int) -> list[Instruction]:
         """The worker has taken the request. Items that became ready meanwhile are told now."""
@@ -294,8 +290,6 @@ class Lifecycle:
         if attempt != self.attempt or self.phase not in (Phase.SUBMIT, Phase.RUN):
             return []
         return [EndAttempt(cancel=cancel), *self._submit()]
-
-    # -- ends --------------------------------------------------------------------------------------
 
     def client_gone(self) -> list[Instruction]:
         return [] if self.ended else self._end()

@@ -32,7 +32,7 @@ from triptych.types import WorkerInfo
 from triptych.watchdog import EngineBeat, check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds that the requests held get after SIGTERM; what is left then goes on at another replica.
 DRAIN_SECONDS = 30.0
@@ -96,9 +96,9 @@ async def _serve(
                 await health.serving()
                 for beat in beats:
                     beat.start()
-                log.info("ready: colocated %s %s", address, model.decoder.name)
+                logger.info("ready: colocated %s %s", address, model.decoder.name)
                 await stop.wait()
-                log.info(
+                logger.info(
                     "draining: %d requests, %d jobs", replica.pd.outbox.unfinished, len(replica.encoder.jobs)
                 )
                 for beat in beats:

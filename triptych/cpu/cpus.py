@@ -17,7 +17,7 @@ from triptych.errors import ConfigError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SPAN = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
@@ -103,7 +103,7 @@ class OwnCore:
                     os.sched_setaffinity(int(thread), cores)
         except OSError as error:
             self._given_up = True
-            log.warning("core %d is given up: %s", self.core, error.strerror)
+            logger.warning("core %d is given up: %s", self.core, error.strerror)
 
 
 def claim_core(cores: Collection[int]) -> OwnCore | None:

@@ -13,7 +13,7 @@ from triptych.launch.fork.zygote import ForkedProcess, Zygote
 from triptych.launch.parent import PARENT_VARIABLE
 from triptych.launch.secrets.handed_down import VARIABLE, hand_down
 
-log = logging.getLogger("launch")
+logger = logging.getLogger("launch")
 
 #: A process that lived this long may restart at once; before that, waiting doubles.
 STABLE_SECONDS = 30.0
@@ -74,7 +74,7 @@ class Child:
             if code == CONFIG_EXIT:
                 return code
             failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures + 1
-            log.warning(
+            logger.warning(
                 "%s ended with %s; it starts again in %.1f s", self.name, _told(code), backoff(failures)
             )
         return 0
@@ -117,7 +117,7 @@ class Child:
         try:
             await asyncio.wait_for(process.wait(), grace)
         except TimeoutError:
-            log.warning("%s did not end within %.0f s; it is killed", self.name, grace)
+            logger.warning("%s did not end within %.0f s; it is killed", self.name, grace)
             process.kill()
             await process.wait()
 

@@ -21,7 +21,7 @@ from triptych.launch.children import CONFIG_EXIT, Child
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.fork.zygote import Zygote
 
-log = logging.getLogger("launch")
+logger = logging.getLogger("launch")
 
 #: Seconds that a service gets to finish what it holds.
 GRACE_SECONDS = 35.0
@@ -86,7 +86,7 @@ class Supervisor:
             await self._end(watches)
 
     async def _end(self, watches: Sequence[asyncio.Task[int]]) -> None:
-        log.info("stopping")
+        logger.info("stopping")
         await self._proxy.end(GRACE_SECONDS)
         await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
         if self._zygote is not None:
@@ -100,7 +100,7 @@ class Supervisor:
             self._plan.store.stop()
         with contextlib.suppress(FileNotFoundError):
             (self._plan.run_dir / "cluster.json").unlink()
-        log.info("stopped")
+        logger.info("stopped")
 
     async def _announce(self) -> None:
         """Says once that the cluster answers; the store and the zygote do not tell when they start again."""
@@ -116,7 +116,7 @@ class Supervisor:
             self._write_processes()
             counts = await self._registered()
             if counts != waited:
-                log.info(
+                logger.info(
                     "%s", ", ".join(f"{counts.get(p, 0)} of {n} {p}" for p, n in self._plan.pools.items())
                 )
                 waited = counts
@@ -145,7 +145,7 @@ class Supervisor:
         try:
             self._write_processes()
         except OSError as error:
-            log.warning("cluster.json is out of date: %s", error)
+            logger.warning("cluster.json is out of date: %s", error)
 
     def _write_processes(self) -> None:
         """Brings cluster.json up to date."""
@@ -168,11 +168,11 @@ class Supervisor:
         while store is not None:
             await asyncio.sleep(STORE_CHECK_SECONDS)
             if not store.running:
-                log.warning("the embedding store is gone; it starts again, empty")
+                logger.warning("the embedding store is gone; it starts again, empty")
                 try:
                     await asyncio.to_thread(store.start)
                 except TriptychError as error:
-                    log.error("%s", error)
+                    logger.error("%s", error)
 
 
 async def _answers_ready(host: str, port: int) -> bool:

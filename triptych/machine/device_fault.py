@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: cudaError_t values that leave the process's context unusable: every later call returns them too.
 _STICKY_CODES = frozenset({46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999})
@@ -46,7 +46,7 @@ def check_device(error: BaseException | None, device: torch.device) -> None:
     try:
         probe(device)
     except torch.OutOfMemoryError:
-        log.warning("%s has no memory left for a test", device)
+        logger.warning("%s has no memory left for a test", device)
     except Exception as failure:
         raise DeviceLost(f"{device} fails a test: {failure}") from failure
 

@@ -21,7 +21,7 @@ from triptych.models.checkpoint import read_config, safetensors_files
 from triptych.models.registry import family_of
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Changes when stored rows or KV blocks come to mean something else.
 LAYOUT_VERSION = 1
@@ -211,7 +211,7 @@ def _recall(sidecar: Path, stamps: list[list[Any]]) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.info("weights are digested again: %s cannot be read (%s)", sidecar, error)
+        logger.info("weights are digested again: %s cannot be read (%s)", sidecar, error)
     return ""
 
 
@@ -223,4 +223,4 @@ def _remember(sidecar: Path, stamps: list[list[Any]], digest: str) -> None:
         aside.write_text(text, encoding="utf-8")
         aside.replace(sidecar)
     except OSError as error:
-        log.info("the digest of the weights is not kept: %s cannot be written (%s)", sidecar, error)
+        logger.info("the digest of the weights is not kept: %s cannot be written (%s)", sidecar, error)

@@ -20,7 +20,7 @@ from grpc import aio
 from triptych.rpc.proofs import SIZE, InternalKey, age_of, client_nonce, identity_of, worker_nonce
 from triptych.types import WorkerInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A client's proof is accepted for so long after the worker's nonce was drawn, and renewed after half of it.
 SESSION_SECONDS = 600.0
@@ -198,7 +198,7 @@ class WorkerSession:
     def _impostor(self, why: str) -> aio.AioRpcError:
         words = f"the process at {self._address} does not prove to be the worker that is registered there"
         if not self._suspected:
-            log.warning("%s (%s): it is sent nothing", words, why)
+            logger.warning("%s (%s): it is sent nothing", words, why)
         self._suspected = True
         return _unavailable(words)
 

@@ -117,8 +117,6 @@ class SimulatedEncoder:
         """Seconds to the store and back."""
         return 0.0 if self._in_memory else self._hops.store_trip()
 
-    # -- what the streams say ----------------------------------------------------------------------
-
     def open(self, stream: JobStream) -> None:
         """A try begins, its media with it."""
         key = stream.item.plan.mm_hash
@@ -176,8 +174,6 @@ class SimulatedEncoder:
         elif job.media:
             self.scheduler.media_arrived(key)
         self._pump()
-
-    # -- decisions, carried out --------------------------------------------------------------------
 
     def _pump(self) -> None:
         scheduler = self.scheduler
@@ -298,8 +294,6 @@ class SimulatedEncoder:
             return
         seconds = self._costs.save(plan.nbytes)
         self._cpu.start(seconds, saved, threads=place.threads, weight=place.weight, owner="save")
-
-    # -- ends --------------------------------------------------------------------------------------
 
     def _ready(self, job: _Job, end: Ready) -> None:
         if job.stream is not None:

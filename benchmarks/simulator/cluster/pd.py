@@ -130,8 +130,6 @@ class SimulatedPD:
         """Requests that have not ended."""
         return self.scheduler.num_waiting + self.scheduler.num_running + len(self._taking)
 
-    # -- messages ----------------------------------------------------------------------------------
-
     def submit(
         self,
         request: Request,
@@ -213,8 +211,6 @@ class SimulatedPD:
         elif not self._awake:
             self._awake = True
             self._clock.at(self._clock.now, self._loop)
-
-    # -- the loop ----------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         self._awake = False
@@ -343,8 +339,6 @@ class SimulatedPD:
             self._cores.watch(self, None)
             self._begun = self._clock.now
             self._loop()
-
-    # -- runs of decode steps ----------------------------------------------------------------------
 
     def _run_on(self) -> bool:
         running = self.scheduler.running

@@ -149,8 +149,6 @@ class SimulatedProxy:
     def in_flight(self) -> int:
         return len(self._flows)
 
-    # -- one request -------------------------------------------------------------------------------
-
     def arrive(self, request: Request, planned: float, *, warm_up: bool = False) -> None:
         """A client sends it now."""
         now, patience = self._clock.now, self._limits.client_timeout
@@ -227,8 +225,6 @@ class SimulatedProxy:
         self._flows.pop(flow.name, None)
         self._ended(flow, error)
 
-    # -- instructions ------------------------------------------------------------------------------
-
     def _carry_out(self, flow: Flow, instructions: Iterable[Instruction]) -> None:
         for order in instructions:
             self._handlers[type(order)](flow, order)
@@ -263,8 +259,6 @@ class SimulatedProxy:
 
     def _leave(self, flow: Flow, order: do.Leave) -> None:
         self.jobs.leave(flow.name)
-
-    # -- events ------------------------------------------------------------------------------------
 
     def relay(self, load: Task | None, tokens: int, seconds: float) -> Task | None:
         """Work on a worker's tokens in place of `load`, the one until now."""

@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention as flex
 from triptych.models.base import BiasTable
 from triptych.pd_worker.attention.key_ranges import BLOCK, KeyRanges
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The fewest sequences of a batch: torch compiles a size of 1 on its own.
 MIN_BATCH = 2
@@ -57,7 +57,7 @@ def attend(call: FlexCall) -> torch.Tensor:
         return _run(compiled(), call)
     except FailOnRecompileLimitHit:
         # No model takes so many programs, so that this should not be; the answer is right all the same.
-        log.warning("FlexAttention runs uncompiled: torch compiles no more programs of it", exc_info=True)
+        logger.warning("FlexAttention runs uncompiled: torch compiles no more programs of it", exc_info=True)
         return _uncompiled(call)
 
 

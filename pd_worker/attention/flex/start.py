@@ -16,7 +16,7 @@ from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, 
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.watchdog import EngineBeat
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Sizes of which no two are alike once they are multiples: the compiler takes equal ones for one.
 _DECODES, _LENGTH, _CHUNK, _START = 5, 700, 300, 600
@@ -33,9 +33,9 @@ def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
         warm_up(decoder, block_size)
     except Exception:
         # Torch has errors of many kinds for a compiler, a driver or a chip that will not do.
-        log.exception("FlexAttention could not be compiled on %s", device)
+        logger.exception("FlexAttention could not be compiled on %s", device)
         check_supported(path, ["flex_compile"])
-    log.info("compiled FlexAttention in %.1f s", time.monotonic() - began)
+    logger.info("compiled FlexAttention in %.1f s", time.monotonic() - began)
 
 
 def slow_while_compiling(beat: EngineBeat) -> None:

@@ -46,7 +46,7 @@ from triptych.log import setup_logging
 from triptych.machine.resources import cpu_quota, may_claim_cores, numa_nodes, usable_cpus
 from triptych.models.support import check_supported, wanted_by_flags
 
-log = logging.getLogger("launch")
+logger = logging.getLogger("launch")
 
 
 def serve_cluster(values: dict[str, Any]) -> None:

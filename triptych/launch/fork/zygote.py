@@ -19,7 +19,7 @@ from typing import Any
 
 from triptych.launch.parent import PARENT_VARIABLE, adopt_orphans
 
-log = logging.getLogger("launch")
+logger = logging.getLogger("launch")
 
 #: Seconds for the imports; a busy machine may take a minute.
 PRELOAD_SECONDS = 180.0
@@ -113,10 +113,12 @@ class Zygote:
                 said = await self._said(FORK_SECONDS)
                 if "pid" in said:
                     return ForkedProcess(int(said["pid"]))
-                log.warning("%s cannot be forked (%s); it starts by itself", name, said.get("error"))
+                logger.warning("%s cannot be forked (%s); it starts by itself", name, said.get("error"))
             except (OSError, ValueError, TimeoutError) as error:
                 if not self._ending:
-                    log.warning("workers start by themselves from now on: %s %s", type(error).__name__, error)
+                    logger.warning(
+                        "workers start by themselves from now on: %s %s", type(error).__name__, error
+                    )
                 await self._give_up()
         return None
 

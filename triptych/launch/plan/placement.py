@@ -19,7 +19,7 @@ from triptych.launch.plan.memory import (
 from triptych.launch.plan.shape import ClusterShape, shape_of
 from triptych.machine.resources import available_memory
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Of a GPU, before it is measured: what a step takes above the weights, and the least KV cache of use.
 _ACTIVATION_BYTES = GIB
@@ -65,7 +65,7 @@ def place_on_gpus(
     devices = find(values["device"])
     needs = gpu_needs(weight_bytes(path, values["dtype"], values["quantization"]), values)
     shares = place_workers(devices, needs)
-    log.info("memory of the GPUs:\n%s", share_table(devices, shares))
+    logger.info("memory of the GPUs:\n%s", share_table(devices, shares))
     return {share.worker: {"device": share.device, "device_memory": share.nbytes} for share in shares}
 
 
