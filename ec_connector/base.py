@@ -122,11 +122,12 @@ class ECConnectorOutput:
 
 @dataclass(frozen=True, slots=True)
 class ECTransferConfig:
-    """Which connector, and where its store is.
+    """A connector's configuration: which one, and where its store is.
 
-    `connector` is a registered name or `module.path:Class`. `extra` goes to the connector unread.
-    `host_buffer_bytes` bounds the host copies of a consumer. `ec_role`: a "producer" never loads, a
-    "consumer" never saves, "both" is for engines that have both sides; ValueError for another.
+    `connector` is a registered name or `module.path:Name`. A store that is a server is at `store_url`; one in
+    this process is the object `store`, which belongs to its maker. `host_buffer_bytes` bounds the host copies
+    of a consumer. `ec_role`: a "producer" never loads, a "consumer" never saves, "both" is for engines that
+    have both sides; ValueError for another.
     """
 
     connector: str = "redis"
@@ -138,8 +139,8 @@ class ECTransferConfig:
     load_timeout: float = 30.0
     save_timeout: float = 30.0
     ttl: float = 3600.0
-    extra: dict[str, Any] = field(default_factory=dict)
     ec_role: str = "both"
+    store: object | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.ec_role not in EC_ROLES:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from triptych.ec_connector.base import (
     ECConnectorMetadata,
@@ -31,18 +31,13 @@ class ECConnectorModelRunnerMixin:
 
     def ensure_ec_transfer_initialized(
         self,
-        config: ECTransferConfig | None,
+        config: ECTransferConfig,
+        role: Literal[ECConnectorRole.WORKER],
         on_progress: Callable[[], None] | None = None,
-        connector: ECConnectorWorker | None = None,
-    ) -> ECConnectorWorker | None:
-        """This runner's connector: at the first call `connector`, or one made from `config`, or None.
-
-        Later calls return the same one, whatever they are given.
-        """
-        if self._ec_connector is None and config is not None and connector is None:
-            connector = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER, on_progress)
+    ) -> ECConnectorWorker:
+        """This runner's connector, made by the factory at the first call; later calls return the same one."""
         if self._ec_connector is None:
-            self._ec_connector = connector
+            self._ec_connector = ECConnectorFactory.create_connector(config, role, on_progress)
         return self._ec_connector
 
     def is_ec_transfer_instance(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
+from triptych.ec_connector.base import ECConnectorOutput, ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 
@@ -28,7 +28,7 @@ class ConnectorSaver(ECConnectorModelRunnerMixin):
 
     def __init__(self, config: ECTransferConfig) -> None:
         self._tell: Callable[[], None] = lambda: None
-        self.ensure_ec_transfer_initialized(config, self._on_finished)
+        self.ensure_ec_transfer_initialized(config, ECConnectorRole.WORKER, self._on_finished)
 
     def _on_finished(self) -> None:
         self._tell()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triptych.config import MIB, EncoderConfig
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
@@ -79,7 +79,7 @@ class EncoderWorker:
     ) -> None:
         transfer = transfer or transfer_config(config, identity)
         self._own_saver = ConnectorSaver(transfer) if saver is None else None
-        memory = memory_store(transfer.store_url) if transfer.connector == "memory" else None
+        memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
         self._preparer = Preparer(
             encoder,

@@ -11,7 +11,8 @@ from functools import partial
 
 from triptych.config import PDConfig
 from triptych.cpu.cpus import in_passing_thread
-from triptych.ec_connector.base import ECConnectorScheduler, ECConnectorWorker
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
+from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.errors import InternalError, Unavailable
 from triptych.machine.device_fault import check_device
 from triptych.metrics import PDMetrics
@@ -46,8 +47,8 @@ _LONGEST_SLEEP = 1.0
 class Engine:
     """`submit`, `items_ready` and `cancel` come from any thread; `emit` is called from the engine's.
 
-    `emit` gets all events of one step at once, in order, and must not block. `connector_worker` has to be
-    made with an `on_progress` that calls `wake`. `turn` is held while the decoder computes, where others use
+    `emit` gets all events of one step at once, in order, and must not block. `transfer` says where
+    embeddings are loaded from. `turn` is held while the decoder computes, where others use
     the same device; `rest` is called between two steps, with the number of requests that wait for embeddings
     for each one that runs.
 
@@ -58,8 +59,7 @@ class Engine:
         self,
         config: PDConfig,
         decoder: DecoderSide,
-        connector_scheduler: ECConnectorScheduler,
-        connector_worker: ECConnectorWorker,
+        transfer: ECTransferConfig,
         emit: Callable[[list[EngineEvent]], None],
         metrics: PDMetrics,
         *,
@@ -69,6 +69,7 @@ class Engine:
     ) -> None:
         self.max_model_len = max_model_len(config, decoder.geometry, decoder.dtype)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
+        self._connector = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
         kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
         host_blocks = num_host_blocks(config, decoder.geometry, decoder.dtype)
         swap = SwapManager(host_blocks) if host_blocks else None
@@ -76,7 +77,7 @@ class Engine:
         items = ItemTracker(
             EncoderCache(config.embedding_memory),
             Admission(config.embedding_memory),
-            connector_scheduler,
+            self._connector,
             None if cross is None else CrossKVManager(kv.pool, config.block_size, swap),
         )
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len)
@@ -88,13 +89,13 @@ class Engine:
         self.runner = in_passing_thread(
             ModelRunner,
             decoder,
-            connector_worker,
             num_blocks=num_blocks,
             block_size=config.block_size,
             backend=config.attention_backend,
             num_host_blocks=host_blocks,
             view_memory=view_memory(config, decoder.device),
         )
+        self.runner.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, self.wake)
         self.beat = EngineBeat("PD engine")
         self._device = decoder.device
         self._warm = False
@@ -113,13 +114,18 @@ class Engine:
         self._thread.start()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the thread after its step; requests that are left end with Unavailable. Idempotent."""
+        """Ends the thread after its step, and the connector; requests that are left end with Unavailable.
+
+        Idempotent.
+        """
         self.beat.stop()
         with self._condition:
             self._stopping = True
             self._condition.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
+        self.runner.shutdown_ec_transfer()
+        self._connector.shutdown()
 
     def submit(self, request: EngineRequest) -> None:
         """Takes a request; everything else comes by `emit`. InvalidRequest for what can never run."""

@@ -20,8 +20,7 @@ from triptych.config import PDConfig, check_advertise, check_bind, format_size
 from triptych.cpu.core_page import CorePage
 from triptych.cpu.cpus import OwnCore, claim_core, in_passing_thread
 from triptych.cpu.torch_threads import use_threads
-from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
-from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
@@ -158,9 +157,6 @@ class PDWorker:
         )
         self._config = config
         self._model = model
-        transfer = transfer or transfer_config(config, model.identity)
-        self._planner = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
-        self._mover = ECConnectorFactory.create_connector(transfer, ECConnectorRole.WORKER, self._progress)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, thread_name_prefix="intake")
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
         self._upkeep: list[asyncio.Task[None]] = []
@@ -169,8 +165,7 @@ class PDWorker:
         self.engine = Engine(
             config,
             model.decoder,
-            self._planner,
-            self._mover,
+            transfer or transfer_config(config, model.identity),
             self.outbox.emit,
             metrics,
             model_name=model.name,
@@ -246,8 +241,6 @@ class PDWorker:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         await asyncio.to_thread(self.engine.stop)
-        await asyncio.to_thread(self._mover.shutdown)
-        self._planner.shutdown()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._queries.shutdown(wait=False, cancel_futures=True)
 
@@ -262,10 +255,6 @@ class PDWorker:
             # A dead engine's count stands still.
             self.outbox.beat(beat.count, beat.patience)
             await asyncio.sleep(BEAT_SECONDS)
-
-    def _progress(self) -> None:
-        """A transfer has ended: an idle engine goes on at once."""
-        self.engine.wake()
 
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
         # An engine that is stopping ends all its requests anyway.

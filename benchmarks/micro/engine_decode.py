@@ -26,7 +26,7 @@ from transformers import AutoModelForImageTextToText
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.goodput.report.machine import chip
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
@@ -73,15 +73,14 @@ def make_engine(
     decoder = decoder or load_decoder(
         path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME
     )
-    transfers = ECTransferConfig(connector="memory", store_url="memory://bench")
+    transfers = ECTransferConfig(connector="memory", store=MemoryStore())
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
     return Engine(
         config,
         decoder,
-        MemoryConnectorScheduler(transfers),
-        MemoryConnectorWorker(transfers),
+        transfers,
         lambda events: None,
         PDMetrics("bench"),
     )

@@ -140,7 +140,7 @@ class FullScheduler:
     def __init__(self, requests: int, *, stored: bool, reserve: int | None = None) -> None:
         room = requests if reserve is None else reserve
         capacity = room * ITEMS_OF_A_REQUEST * _plan("", ROWS).nbytes
-        self.connector = MemoryConnectorScheduler(ECTransferConfig(connector="memory", store_url="memory://"))
+        self.connector = MemoryConnectorScheduler(ECTransferConfig(connector="memory"))
         items = ItemTracker(EncoderCache(capacity), Admission(capacity), self.connector)
         limits = SchedulerLimits(SEQUENCES, 4096, 1 << 20)
         self.scheduler = Scheduler(limits, KVCacheManager(1 << 15, 16), items)

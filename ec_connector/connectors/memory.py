@@ -16,7 +16,7 @@ from triptych.ec_connector.base import (
     EncoderOutput,
 )
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
-from triptych.ec_connector.connectors.memory_store import DEFAULT_BYTES, MemoryStore
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
@@ -24,25 +24,22 @@ from triptych.log import short
 
 logger = logging.getLogger(__name__)
 
-#: One store per `store_url`, shared by all connectors of this process.
-_STORES: dict[str, MemoryStore] = {}
-
-
-def memory_store(url: str, max_bytes: int = DEFAULT_BYTES) -> MemoryStore:
-    """What connectors with this `store_url` share; `max_bytes` counts for the first who asks."""
-    return _STORES.setdefault(url, MemoryStore(max_bytes))
-
 
 class MemoryConnectorScheduler(TableScheduler):
     """As with any store."""
 
 
 class MemoryConnectorWorker(ECConnectorWorker):
-    """Every transfer has finished when its call returns. On a CPU nothing is copied."""
+    """Transfers to and from the `MemoryStore` of its config; ValueError for a config without one.
+
+    Every transfer has finished when its call returns. On a CPU nothing is copied.
+    """
 
     def __init__(self, config: ECTransferConfig, on_progress: Callable[[], None] | None = None) -> None:
         super().__init__(config, on_progress)
-        self._store = memory_store(config.store_url)
+        if not isinstance(config.store, MemoryStore):
+            raise ValueError("the memory connector needs a store: ECTransferConfig(store=MemoryStore())")
+        self._store = config.store
         self._reports = Reports(self.on_progress)
         self._copies: dict[HostCopy, EncoderOutput] = {}
         self._copier = DeviceCopier(config.device)

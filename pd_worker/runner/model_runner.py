@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from triptych.ec_connector.base import ECConnectorWorker, EncoderOutput
+from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.errors import InternalError
 from triptych.machine.device_fault import check_device
@@ -31,7 +31,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     def __init__(
         self,
         decoder: DecoderSide,
-        connector: ECConnectorWorker,
         *,
         num_blocks: int,
         block_size: int,
@@ -41,7 +40,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     ) -> None:
         geometry = decoder.geometry
         self._decoder = decoder
-        self.ensure_ec_transfer_initialized(None, connector=connector)
         self.encoder_cache: dict[str, EncoderOutput] = {}
         sizes = {
             "num_layers": geometry.num_layers,

@@ -13,7 +13,7 @@ from triptych.config import ColocatedConfig, check_advertise, check_bind
 from triptych.cpu.cpus import in_passing_thread
 from triptych.cpu.torch_threads import use_threads
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that the requests held get after SIGTERM; what is left then goes on at another replica.
 DRAIN_SECONDS = 30.0
-MEMORY_URL = "memory://replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +177,6 @@ def _transfers(
     )
     if config.connector == "redis":
         return both
-    memory_store(MEMORY_URL, config.store_memory)
-    saving, loading = (replace(one, connector=config.connector, store_url=MEMORY_URL) for one in both)
+    memory = MemoryStore(config.store_memory)
+    saving, loading = (replace(one, connector=config.connector, store=memory) for one in both)
     return saving, loading

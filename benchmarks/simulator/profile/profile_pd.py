@@ -16,7 +16,7 @@ from typing import Any
 from triptych.config import PDConfig
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.loop_thread import LoopThread
-from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.registry import generation_defaults
@@ -106,13 +106,12 @@ class StepBench:
     def __init__(
         self, config: PDConfig, decoder: DecoderSide, tokenizer: Any, defaults: GenerationDefaults
     ) -> None:
-        transfers = ECTransferConfig(connector="memory", store_url="memory://profile")
+        transfers = ECTransferConfig(connector="memory", store=MemoryStore())
         metrics = PDMetrics("profile")
         self._engine = Engine(
             config,
             decoder,
-            MemoryConnectorScheduler(transfers),
-            MemoryConnectorWorker(transfers),
+            transfers,
             lambda events: None,
             metrics,
         )

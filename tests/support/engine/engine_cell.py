@@ -20,9 +20,8 @@ from support.data.oracle import OracleResult, oracle
 from support.data.pictures import picture
 from support.engine.engine_requests import CountingText, greedy
 from triptych.config import MIB, PDConfig
-from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory import memory_store
-from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
@@ -204,36 +203,30 @@ class EngineCell:
 
 @contextmanager
 def engine_cell(
-    checkpoint: Checkpoint, url: str = "memory://cell", connector: str = "memory", **flags: Any
+    checkpoint: Checkpoint, url: str = "", connector: str = "memory", **flags: Any
 ) -> Iterator[EngineCell]:
     """A running engine; with the "memory" connector it has a store of its own."""
     values: dict[str, Any] = {
         "max_model_len": 512, "kv_memory": 4 * MIB, "encoder_cache_memory": 8 * MIB, **flags
     }  # fmt: skip
     config = PDConfig(model=str(checkpoint.path), device=str(checkpoint.decoder.device), **values)
+    store = MemoryStore()
     transfers = ECTransferConfig(
-        connector, url, device=config.device, host_buffer_bytes=config.embedding_memory
+        connector, url, device=config.device, host_buffer_bytes=config.embedding_memory, store=store
     )
-    memory_store(url).clear()
     metrics = PDMetrics(MODEL_NAME)
-    worker = ECConnectorFactory.create_connector(
-        transfers, ECConnectorRole.WORKER, lambda: cell.engine.wake()
-    )
     cell: EngineCell
     engine = Engine(
         config,
         checkpoint.decoder,
-        ECConnectorFactory.create_connector(transfers, ECConnectorRole.SCHEDULER),
-        worker,
+        transfers,
         lambda events: cell.take(events),
         metrics,
         model_name=MODEL_NAME,
     )
-    cell = EngineCell(checkpoint, engine, metrics, memory_store(url))
+    cell = EngineCell(checkpoint, engine, metrics, store)
     engine.start()
     try:
         yield cell
     finally:
         engine.stop()
-        worker.shutdown()
-        memory_store(url).clear()

@@ -16,6 +16,7 @@ from triptych.ec_connector.base import (
     EncoderOutput,
 )
 from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
@@ -39,7 +40,7 @@ from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 WIDTH = 4
 FAR = 1e9
 #: The store of the fixture `make`, in this process.
-STORE = "memory://modelless"
+STORE = MemoryStore()
 
 
 @dataclass
@@ -123,7 +124,7 @@ def make_request(
 class ModellessEngine:
     """A scheduler, an in-process connector and no model: every sampled token is `token`."""
 
-    store: str
+    store: MemoryStore
     num_blocks: int = 64
     block_size: int = 4
     budget: int = 16
@@ -147,7 +148,7 @@ class ModellessEngine:
     host: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        config = ECTransferConfig(connector="memory", store_url=self.store)
+        config = ECTransferConfig(connector="memory", store=self.store)
         self.connector = MemoryConnectorScheduler(config)
         self.worker = MemoryConnectorWorker(config)
         self.kv = KVCacheManager(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)

@@ -7,6 +7,7 @@ import pytest
 
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 
 
@@ -15,7 +16,7 @@ def test_roles_have_the_numbers_that_peers_use() -> None:
 
 
 def test_a_registered_name_makes_both_roles() -> None:
-    config = ECTransferConfig(connector="memory")
+    config = ECTransferConfig(connector="memory", store=MemoryStore())
     scheduler = ECConnectorFactory.create_connector(config, ECConnectorRole.SCHEDULER)
     worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
     assert isinstance(scheduler, MemoryConnectorScheduler)
@@ -35,6 +36,11 @@ def test_a_module_path_makes_a_connector_too() -> None:
 def test_an_unknown_connector_is_a_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="connector"):
         ECConnectorFactory.create_connector(ECTransferConfig(connector=name), ECConnectorRole.WORKER)
+
+
+def test_the_memory_connector_has_no_store_of_its_own() -> None:
+    with pytest.raises(ValueError, match="needs a store"):
+        ECConnectorFactory.create_connector(ECTransferConfig(connector="memory"), ECConnectorRole.WORKER)
 
 
 def test_a_name_is_registered_once() -> None:

@@ -8,17 +8,20 @@ import torch
 
 from support.data.items import make_plan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory import memory_store
-from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin as Runner
 
-CONFIG = ECTransferConfig(connector="memory", store_url="memory://mixin")
+WORKER = ECConnectorRole.WORKER
+
+
+@pytest.fixture
+def config() -> ECTransferConfig:
+    return ECTransferConfig(connector="memory", store=MemoryStore())
 
 
 @pytest.fixture
 def runner() -> Iterator[Runner]:
-    memory_store(CONFIG.store_url).clear()
     runner = Runner()
     yield runner
     runner.shutdown_ec_transfer()
@@ -29,35 +32,32 @@ def entry() -> EncoderOutput:
     return EncoderOutput(plan, torch.ones(plan.rows, plan.width))
 
 
-def test_without_a_config_there_is_no_connector(runner: Runner) -> None:
-    assert runner.ensure_ec_transfer_initialized(None) is None
+def test_before_it_is_initialized_a_runner_has_no_connector(runner: Runner) -> None:
     assert not runner.is_ec_transfer_instance()
     with pytest.raises(RuntimeError, match="not initialized"):
         runner.get_ec_transfer()
 
 
-def test_a_runner_has_one_connector_and_after_a_shutdown_another(runner: Runner) -> None:
-    first = runner.ensure_ec_transfer_initialized(CONFIG)
-    assert first is not None
-    assert runner.ensure_ec_transfer_initialized(CONFIG) is first is runner.get_ec_transfer()
+def test_a_runner_has_one_connector_and_after_a_shutdown_another(
+    runner: Runner, config: ECTransferConfig
+) -> None:
+    first = runner.ensure_ec_transfer_initialized(config, WORKER)
+    assert first.role is WORKER
+    assert runner.ensure_ec_transfer_initialized(config, WORKER) is first is runner.get_ec_transfer()
     runner.shutdown_ec_transfer()
     runner.shutdown_ec_transfer()
     assert not runner.is_ec_transfer_instance()
-    assert runner.ensure_ec_transfer_initialized(CONFIG) is not first
+    assert runner.ensure_ec_transfer_initialized(config, WORKER) is not first
 
 
-def test_two_runners_of_one_process_have_connectors_of_their_own(runner: Runner) -> None:
+def test_two_runners_of_one_process_have_connectors_of_their_own(
+    runner: Runner, config: ECTransferConfig
+) -> None:
     other = Runner()
-    first = runner.ensure_ec_transfer_initialized(CONFIG)
-    assert other.ensure_ec_transfer_initialized(CONFIG) is not first
+    first = runner.ensure_ec_transfer_initialized(config, WORKER)
+    assert other.ensure_ec_transfer_initialized(config, WORKER) is not first
     other.shutdown_ec_transfer()
     assert runner.get_ec_transfer() is first
-
-
-def test_a_connector_that_is_there_already_is_taken_over(runner: Runner) -> None:
-    connector = ECConnectorFactory.create_connector(CONFIG, ECConnectorRole.WORKER)
-    assert runner.ensure_ec_transfer_initialized(None, connector=connector) is connector
-    assert runner.ensure_ec_transfer_initialized(CONFIG) is connector
 
 
 def test_without_a_connector_both_calls_do_nothing(runner: Runner) -> None:
@@ -66,8 +66,10 @@ def test_without_a_connector_both_calls_do_nothing(runner: Runner) -> None:
         assert output is None
 
 
-def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body(runner: Runner) -> None:
-    runner.ensure_ec_transfer_initialized(CONFIG)
+def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body(
+    runner: Runner, config: ECTransferConfig
+) -> None:
+    runner.ensure_ec_transfer_initialized(config, WORKER)
     item = entry()
     key = item.plan.mm_hash
     runner.maybe_save_ec_to_connector({key: item}, key)
@@ -82,8 +84,8 @@ def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body
     assert runner.get_ec_transfer().metadata is None
 
 
-def test_the_metadata_is_cleared_when_the_body_raises(runner: Runner) -> None:
-    runner.ensure_ec_transfer_initialized(CONFIG)
+def test_the_metadata_is_cleared_when_the_body_raises(runner: Runner, config: ECTransferConfig) -> None:
+    runner.ensure_ec_transfer_initialized(config, WORKER)
     step = SimpleNamespace(ec_connector_metadata=TransferMetadata(1))
     with pytest.raises(KeyError), runner.maybe_get_ec_connector_output(step, {}):
         raise KeyError
@@ -91,9 +93,9 @@ def test_the_metadata_is_cleared_when_the_body_raises(runner: Runner) -> None:
 
 
 def test_transfers_that_cannot_be_started_fail_their_loads_and_not_the_step(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
+    runner: Runner, config: ECTransferConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connector = runner.ensure_ec_transfer_initialized(CONFIG)
+    connector = runner.ensure_ec_transfer_initialized(config, WORKER)
     item = entry()
     key = item.plan.mm_hash
     orders = TransferMetadata(1, fetches=(Fetch(item.plan, 7),))

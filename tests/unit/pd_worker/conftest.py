@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from support.engine.engine_requests import STORE, Make, ModellessEngine
-from triptych.ec_connector.connectors.memory import memory_store
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """An engine without a model over an empty store."""
-    memory_store(STORE).clear()
+    STORE.clear()
     yield lambda **options: ModellessEngine(STORE, **options)
-    memory_store(STORE).clear()
+    STORE.clear()

@@ -129,13 +129,12 @@ def checkpoint() -> Checkpoint:
 @contextmanager
 def cell_of(checkpoint: Checkpoint, connector: str, store_url: str) -> Iterator[EngineCell]:
     """An engine whose losses are made good at once, as by a proxy and an encoder."""
-    url = store_url if connector == "redis" else "memory://failing"
     # The memory of the largest request's items, to the last byte: what is not given back is missed.
     features = checkpoint.features(
         reference(checkpoint.path, PROMPTS[1], TOKENS).prompt_token_ids, PROMPTS[1]
     )
     total = sum(feature.plan.nbytes for feature in features)
-    with engine_cell(checkpoint, url=url, connector=connector, encoder_cache_memory=total) as cell:
+    with engine_cell(checkpoint, url=store_url, connector=connector, encoder_cache_memory=total) as cell:
         take = cell.take
 
         def answer_losses(events: list[EngineEvent]) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import torch
 
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory import memory_store
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
@@ -85,7 +84,8 @@ async def test_a_look_up_tells_plans_and_keeps_what_it_has_found():
 
 
 def test_from_save_to_cache_a_value_is_the_same_tensor():
-    config = ECTransferConfig(connector="memory", store_url="memory://same-tensor")
+    store = MemoryStore()
+    config = ECTransferConfig(connector="memory", store=store)
     worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
     made, cache = output("a" * 64), {}
     worker.save_caches({made.plan.mm_hash: made}, made.plan.mm_hash)
@@ -93,6 +93,6 @@ def test_from_save_to_cache_a_value_is_the_same_tensor():
     worker.start_load_caches(TransferMetadata(1, (Fetch(made.plan, 1),), (copy,)), cache)
     assert cache[made.plan.mm_hash].data is made.data
     assert worker.get_finished().loaded == [made.plan.mm_hash]
-    memory_store(config.store_url).clear()
-    assert memory_store(config.store_url).awaited_bytes == 0
+    store.clear()
+    assert store.awaited_bytes == 0
     worker.shutdown()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, Presence
-from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, TransferMetadata
 from triptych.types import ItemPlan, MMFeature, Placement
@@ -23,11 +23,10 @@ class Request:
 @pytest.fixture(params=["memory", "redis"])
 def config(request, tmp_path):
     """A transfer config; its store does not answer, for nobody should ask it."""
-    url = "memory://roles" if request.param == "memory" else f"unix://{tmp_path}/no.sock"
-    memory_store(url).clear()
+    url, store = f"unix://{tmp_path}/no.sock", MemoryStore()
 
     def make(ec_role):
-        return ECTransferConfig(connector=request.param, store_url=url, ec_role=ec_role)
+        return ECTransferConfig(connector=request.param, store_url=url, store=store, ec_role=ec_role)
 
     return make
 
@@ -50,7 +49,7 @@ def test_the_scheduler_of_a_producer_orders_no_load(config, ec_role, loads):
 def test_a_load_ordered_of_a_producer_fails_and_says_why(config):
     worker = ECConnectorFactory.create_connector(config("producer"), ECConnectorRole.WORKER)
     cache = {}
-    memory_store(worker.config.store_url).update(entry())
+    worker.config.store.update(entry())
     worker.start_load_caches(TransferMetadata(1, (Fetch(PLAN, 1),), (), ()), cache)
     (failure,) = worker.get_finished().failed
     assert failure.mm_hash == PLAN.mm_hash
@@ -65,7 +64,7 @@ def test_a_save_asked_of_a_consumer_does_not_happen_and_says_why(config):
     output = worker.get_finished()
     assert output.saved == []
     assert "consumer" in output.unsaved[PLAN.mm_hash]
-    assert memory_store(worker.config.store_url) == {}
+    assert worker.config.store == {}
     worker.shutdown()
 
 

@@ -17,28 +17,28 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
-from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.errors import InternalError, InvalidRequest
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.kv_cache.cross_manager import TableState
 from triptych.pd_worker.core.outputs import ItemLoaded, ItemMissing, NewTokens, RequestFinished
 from triptych.types import FinishReason, MMFeature
 
-STORE = "memory://cross"
+STORE = MemoryStore()
 Make = Callable[..., ModellessEngine]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """An encoder-decoder engine without a model over an empty store."""
-    memory_store(STORE).clear()
+    STORE.clear()
     yield lambda **options: ModellessEngine(STORE, cross=True, **options)
-    memory_store(STORE).clear()
+    STORE.clear()
 
 
 def stored(name: str, rows: int) -> MMFeature:
     feature = make_cross(name, rows)
-    publish(memory_store(STORE), feature)
+    publish(STORE, feature)
     return feature
 
 
@@ -93,7 +93,7 @@ def test_a_table_in_use_needs_neither_store_nor_room(make: Make) -> None:
     engine, text = make(capacity=9 * WIDTH * 4), stored("text", 9)
     engine.add(make_request("a", [2, 0], [text], max_tokens=30))
     steps_to_chunks(engine)
-    memory_store(STORE).clear()
+    STORE.clear()
     other = make_cross("other", 9)
     engine.add(make_request("full", [2], [other], arrival=1.0, ready=[]))
     engine.step()
@@ -107,7 +107,7 @@ def test_a_table_that_nobody_uses_is_found_again(make: Make) -> None:
     engine, text = make(), stored("text", 9)
     engine.add(make_request("a", [2, 0], [text]))
     engine.run_out()
-    memory_store(STORE).clear()
+    STORE.clear()
     engine.add(make_request("b", [2, 5], [text], ready=[], arrival=1.0))
     outputs = engine.run_out()
     assert len(outputs) == 1 and outputs[0].projections == []
@@ -238,7 +238,7 @@ def test_a_decoder_only_model_takes_no_cross_item() -> None:
 @given(st.integers(0, 1 << 30))
 def test_blocks_are_conserved_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
-    memory_store(STORE).clear()
+    STORE.clear()
     engine = ModellessEngine(
         STORE,
         cross=True,
@@ -249,7 +249,7 @@ def test_blocks_are_conserved_whatever_happens(seed: int) -> None:
         prefix_caching=rng.random() < 0.7,
     )
     texts = [make_cross(f"text {i}", rng.randint(1, 20)) for i in range(3)]
-    publish(memory_store(STORE), *texts)
+    publish(STORE, *texts)
     alive: list[str] = []
     for number in range(rng.randint(1, 12)):
         name = f"r{number}"

@@ -17,7 +17,6 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
-from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker.core.outputs import (
     ItemLoaded,
@@ -37,7 +36,7 @@ def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(m
     engine.add(make_request("a", 4, max_tokens=9), make_request("b", [9] * 4, max_tokens=9))
     engine.step()
     assert engine.scheduler.item_pressure == 1.5
-    publish(memory_store(STORE), *images)
+    publish(STORE, *images)
     engine.scheduler.mark_ready([image.mm_hash for image in images], engine.now)
     engine.step()
     engine.step()
@@ -46,7 +45,7 @@ def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(m
 
 def test_an_item_in_the_store_is_loaded_then_consumed_then_released(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 10, [image], max_tokens=2))
     engine.run_out()
     assert names(engine.of(RequestAdmitted)) == ["a"]
@@ -61,7 +60,7 @@ def test_a_request_waits_for_its_item_while_text_behind_it_runs(make: Make) -> N
     engine.add(make_request("b", [3] * 4, arrival=1.0))
     assert shares(engine.step()) == [("b", 0, 4)]
     assert shares(engine.step()) == []
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert set(finished(engine)) == {"a", "b"}
@@ -69,7 +68,7 @@ def test_a_request_waits_for_its_item_while_text_behind_it_runs(make: Make) -> N
 
 def test_a_ready_mark_may_overtake_its_request(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.now = 2.0
     engine.add(make_request("a", 10, [image], ready=[]))
@@ -89,7 +88,7 @@ def test_an_old_ready_mark_says_nothing(make: Make) -> None:
 
 def test_a_chunk_may_end_and_begin_inside_an_image(make: Make) -> None:
     engine, image = make(budget=5), make_feature("cat", 2, 12)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 16, [image]))
     rows = [
         [(part.first, part.count, part.at) for part in chunk.rows]
@@ -102,10 +101,10 @@ def test_a_chunk_may_end_and_begin_inside_an_image(make: Make) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20), st.sampled_from([None, ((1, 2), (5, 3)), ((0, 1), (9, 1))]))
 def test_the_rows_of_all_chunks_are_the_rows_of_the_whole(budget: int, runs: object) -> None:
-    memory_store(STORE).clear()
+    STORE.clear()
     engine = ModellessEngine(STORE, budget=budget, max_num_seqs=1)
     image = make_feature("cat", 3, 10, runs=runs)  # type: ignore[arg-type]
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 20, [image]))
     gathered = [
         (part.first + i, chunk.start + part.at + i)
@@ -121,7 +120,7 @@ def test_the_rows_of_all_chunks_are_the_rows_of_the_whole(budget: int, runs: obj
 def test_a_chunk_of_special_tokens_alone_needs_no_embedding(make: Make) -> None:
     engine = make(budget=12)
     video = make_feature("film", 0, 20, runs=((12, 8),))
-    publish(memory_store(STORE), video)
+    publish(STORE, video)
     engine.add(make_request("a", 24, [video]))
     first = next(output for output in engine.run_out() if output.chunks)
     assert shares(first) == [("a", 0, 12)]
@@ -130,7 +129,7 @@ def test_a_chunk_of_special_tokens_alone_needs_no_embedding(make: Make) -> None:
 
 def test_an_atomic_span_enters_whole(make: Make) -> None:
     engine, image = make(budget=12), make_feature("cat", 4, 10, atomic=True)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 18, [image]))
     assert [shares(output) for output in engine.run_out() if output.chunks] == [
         [("a", 0, 4)], [("a", 4, 12)], [("a", 16, 2)],
@@ -139,7 +138,7 @@ def test_an_atomic_span_enters_whole(make: Make) -> None:
 
 def test_an_atomic_span_is_not_kept_out_by_text_that_decodes(make: Make) -> None:
     engine, image = make(budget=12), make_feature("cat", 0, 12, atomic=True)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("text", 4, max_tokens=30))
     engine.step()
     engine.add(make_request("a", [8] * 14, [image], arrival=1.0))
@@ -169,7 +168,7 @@ def test_rows_that_do_not_fit_the_placeholders_are_refused(make: Make) -> None:
 
 def test_a_request_that_lies_about_a_resident_item_ends_alone(make: Make) -> None:
     engine, image, larger = make(), make_feature("cat", 0, 4), make_feature("cat", 0, 9)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 12, [image], max_tokens=6))
     engine.step()
     engine.step()
@@ -188,7 +187,7 @@ def test_a_request_that_lies_about_an_item_first_fails_no_other_load(make: Make)
     engine.step()
     assert isinstance(finished(engine)["a"].error, Unavailable)
     engine.scheduler.cancel(["liar"], "proxy")
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 12, [image], arrival=2.0, attempt=2))
     engine.run_out()
     assert finished(engine)["a"].error is None
@@ -198,7 +197,7 @@ def test_a_request_that_lies_about_an_item_first_fails_no_other_load(make: Make)
 def test_a_request_that_waits_for_blocks_keeps_no_embedding_from_others_for_ever(make: Make) -> None:
     engine = make(num_blocks=8, block_size=4, max_model_len=32, prefix_caching=False, capacity=16 * 8)
     images = [make_feature(name, 0, 4) for name in ("x", "y", "z")]
-    publish(memory_store(STORE), *images)
+    publish(STORE, *images)
     engine.add(make_request("text", 16, max_tokens=8))
     for index, image in enumerate(images):
         engine.add(make_request(f"m{index}", [index] * 20, [image], arrival=1.0 + index, max_tokens=3))
@@ -226,7 +225,7 @@ def test_media_wait_for_room_in_order_and_text_passes_them(make: Make) -> None:
 def test_two_adjacent_items_enter_a_cache_that_holds_just_them(make: Make) -> None:
     engine = make(capacity=16 * 8, budget=6)
     items = [make_feature("x", 0, 4), make_feature("y", 4, 4)]
-    publish(memory_store(STORE), *items)
+    publish(STORE, *items)
     engine.add(make_request("a", 9, items), make_request("b", 9, items, arrival=1.0))
     engine.run_out()
     assert set(finished(engine)) == {"a", "b"}
@@ -239,7 +238,7 @@ def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) ->
     for _ in range(5):
         engine.step()
     assert names(engine.of(ItemMissing)) == ["a", "b"]
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
@@ -256,7 +255,7 @@ def test_a_request_that_knows_of_a_loss_is_not_told_again_for_others_that_come_w
         for _ in range(4):
             engine.step()
     assert names(engine.of(ItemMissing)) == ["a", "b", "c", "d"]
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
@@ -283,7 +282,7 @@ def test_a_mark_is_worth_nothing_once_the_item_is_lost(make: Make) -> None:
     for _ in range(4):
         engine.step()
     assert names(engine.of(ItemMissing)) == ["a"]
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     engine.assert_at_rest()
@@ -291,10 +290,10 @@ def test_a_mark_is_worth_nothing_once_the_item_is_lost(make: Make) -> None:
 
 def test_an_item_that_another_request_made_resident_costs_no_load(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 10, [image]))
     engine.run_out()
-    memory_store(STORE).clear()
+    STORE.clear()
     engine.add(make_request("b", [4, 4, *range(8)], [image]))
     engine.run_out()
     assert finished(engine)["b"].error is None
@@ -303,15 +302,15 @@ def test_an_item_that_another_request_made_resident_costs_no_load(make: Make) ->
 
 def test_a_prefix_hit_over_a_whole_item_needs_no_embedding(make: Make) -> None:
     engine, image = make(capacity=16 * 6), make_feature("cat", 2, 6)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 12, [image]))
     engine.run_out()
     other = make_feature("dog", 0, 6)
-    publish(memory_store(STORE), other)
+    publish(STORE, other)
     engine.add(make_request("evictor", [1] * 8, [other]))
     engine.run_out()
     assert image.mm_hash not in engine.resident
-    memory_store(STORE).clear()
+    STORE.clear()
     engine.add(make_request("b", 12, [image], ready=[]))
     engine.run_out()
     assert finished(engine)["b"].usage.cached_tokens == 8

@@ -16,7 +16,6 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
-from triptych.ec_connector.connectors.memory import memory_store
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.pd_worker.core.outputs import (
     ItemMissing,
@@ -79,7 +78,7 @@ def test_the_latest_request_gives_way_and_all_end(make: Make) -> None:
 def test_a_preempted_request_gets_its_items_again(make: Make) -> None:
     engine = make(num_blocks=8, block_size=4, max_model_len=32, prefix_caching=False, capacity=16 * 6)
     image = make_feature("cat", 0, 6)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 6, max_tokens=24))
     engine.add(make_request("b", [3] * 8, [image], max_tokens=16, arrival=1.0))
     outputs = engine.run_out()
@@ -103,7 +102,7 @@ def test_a_request_past_its_deadline_ends_with_an_error_wherever_it_stands(make:
 @pytest.mark.parametrize("steps", range(6))
 def test_cancel_in_every_state_frees_everything(make: Make, steps: int) -> None:
     engine, image = make(budget=4), make_feature("cat", 2, 6)
-    publish(memory_store(STORE), image)
+    publish(STORE, image)
     engine.add(make_request("a", 12, [image], max_tokens=50))
     for _ in range(steps):
         engine.step()
@@ -175,8 +174,7 @@ def test_the_output_ends_where_the_model_ends(make: Make) -> None:
 def test_every_request_ends_and_nothing_is_kept(seed: int) -> None:
     """Random traffic over few blocks and little room: loss in the store, failed steps, cancels."""
     rng = random.Random(seed)
-    store = memory_store(STORE)
-    store.clear()
+    STORE.clear()
     engine = ModellessEngine(
         STORE,
         num_blocks=rng.randint(8, 20),
@@ -216,12 +214,12 @@ def _random_request(rng: random.Random, pool: list[str], name: str):  # type: ig
 
 def _disturb(rng: random.Random, engine: ModellessEngine) -> None:
     if rng.random() < 0.3:
-        memory_store(STORE).clear()
+        STORE.clear()
     if rng.random() < 0.05:
         engine.scheduler.cancel([f"r{rng.randint(0, 11)}"], "proxy")
 
 
 def _publish_again(engine: ModellessEngine, key: str) -> None:
     index = next(i for i in range(4) if make_feature(f"i{i}", 0, 3 + i).mm_hash == key)
-    publish(memory_store(STORE), make_feature(f"i{index}", 0, 3 + index))
+    publish(STORE, make_feature(f"i{index}", 0, 3 + index))
     engine.scheduler.mark_ready([key], engine.now)

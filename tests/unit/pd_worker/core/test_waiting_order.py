@@ -20,7 +20,6 @@ from support.engine.engine_requests import (
     names,
     publish,
 )
-from triptych.ec_connector.connectors.memory import memory_store
 from triptych.pd_worker.core.outputs import RequestAdmitted, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.scheduler import Scheduler
@@ -122,7 +121,7 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
     outcomes = []
     for kind in (Scheduler, LooksAtAll):
         rng = random.Random(seed)
-        memory_store(STORE).clear()
+        STORE.clear()
         engine = ModellessEngine(
             STORE,
             num_blocks=rng.randint(10, 16),
@@ -143,10 +142,10 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
             if rng.random() < 0.5:
                 image = _feature(rng.randrange(POOL), cross=cross)
                 if rng.random() < 0.95:
-                    publish(memory_store(STORE), image)
+                    publish(STORE, image)
                 engine.scheduler.mark_ready([image.mm_hash], engine.now)
             if rng.random() < 0.03:
-                memory_store(STORE).clear()
+                STORE.clear()
             if rng.random() < 0.05:
                 engine.scheduler.cancel([f"r{rng.randint(0, 13)}"], "proxy")
             outcome.append(_outcome(engine.step(), engine))
@@ -186,7 +185,7 @@ def test_nothing_is_watched_for_requests_that_have_ended(make: Make) -> None:
 def test_a_waiting_request_whose_prefix_is_evicted_takes_hold_of_the_item_in_it(make: Make) -> None:
     cat, dog = make_feature("cat", 0, 8), make_feature("dog", 12, 4)
     engine = make(num_blocks=8, block_size=4, budget=64)
-    publish(memory_store(STORE), cat)
+    publish(STORE, cat)
     engine.add(make_request("a", 13, [cat]))
     engine.run_out()
     engine.add(make_request("b", 20, [cat, dog], ready=[cat.mm_hash]))

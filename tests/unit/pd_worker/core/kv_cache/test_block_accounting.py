@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
-from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.errors import InternalError
 from triptych.pd_worker.core.kv_cache.cross_manager import TableState
 from triptych.pd_worker.core.outputs import RequestFinished
 
-STORE = "memory://accounting"
+STORE = MemoryStore()
 
 
 @settings(max_examples=60, deadline=None)
@@ -21,9 +21,9 @@ STORE = "memory://accounting"
 def test_users_of_one_output_take_its_table_once_and_their_own_each(
     rows: int, prompt: int, block_size: int, users: int
 ) -> None:
-    memory_store(STORE).clear()
+    STORE.clear()
     text = make_cross("text", rows)
-    publish(memory_store(STORE), text)
+    publish(STORE, text)
     engine = ModellessEngine(
         STORE, cross=True, block_size=block_size, num_blocks=256, budget=512, prefix_caching=False
     )
@@ -49,13 +49,13 @@ def test_users_of_one_output_take_its_table_once_and_their_own_each(
         assert engine.kv.num_used == (cross + left * own if left else 0)
     assert engine.kv.num_free == 256
     engine.assert_at_rest()
-    memory_store(STORE).clear()
+    STORE.clear()
 
 
 def test_a_reset_brings_the_totals_of_both_devices_back() -> None:
-    memory_store(STORE).clear()
+    STORE.clear()
     text = make_cross("text", 6)
-    publish(memory_store(STORE), text)
+    publish(STORE, text)
     engine = ModellessEngine(STORE, cross=True, num_blocks=12, host_blocks=12, max_num_seqs=2, budget=64)
     prompts = [make_request(f"r{i}", [9] * 8, [text], max_tokens=24, arrival=i) for i in range(2)]
     engine.add(*prompts)
@@ -74,4 +74,4 @@ def test_a_reset_brings_the_totals_of_both_devices_back() -> None:
     again = finished(engine)["again"]
     assert again.error is None and again.usage.cached_tokens == 0
     engine.assert_at_rest()
-    memory_store(STORE).clear()
+    STORE.clear()

@@ -18,19 +18,19 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
-from triptych.ec_connector.connectors.memory import memory_store
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
 from triptych.pd_worker.core.outputs import RequestFinished, SchedulerOutput
 from triptych.types import FinishReason, MMFeature
 
-STORE = "memory://swap"
+STORE = MemoryStore()
 
 
 @pytest.fixture(autouse=True)
 def empty_store() -> Iterator[None]:
-    memory_store(STORE).clear()
+    STORE.clear()
     yield
-    memory_store(STORE).clear()
+    STORE.clear()
 
 
 def engine_of(*, cross: bool = False, **options: int) -> ModellessEngine:
@@ -38,7 +38,7 @@ def engine_of(*, cross: bool = False, **options: int) -> ModellessEngine:
 
 
 def stored(feature: MMFeature) -> MMFeature:
-    publish(memory_store(STORE), feature)
+    publish(STORE, feature)
     return feature
 
 
@@ -208,7 +208,7 @@ def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(
 ) -> None:
     n, computed_again = -1, []
     while True:
-        memory_store(STORE).clear()
+        STORE.clear()
         engine = engine_of(
             cross="text" in kind, num_blocks=blocks, host_blocks=8, budget=6, capacity=capacity
         )
@@ -255,7 +255,7 @@ def test_a_request_and_its_table_do_not_come_back_in_the_step_in_which_they_go()
 @given(st.integers(0, 1 << 30))
 def test_blocks_are_conserved_on_both_sides_and_content_comes_back_as_it_went(seed: int) -> None:
     rng = random.Random(seed)
-    memory_store(STORE).clear()
+    STORE.clear()
     cross = rng.random() < 0.6
     engine = ModellessEngine(
         STORE,
