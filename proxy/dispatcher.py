@@ -20,7 +20,7 @@ from triptych.errors import (
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.auth.session import CURRENT
 from triptych.proxy.call.chat import ChatCall, Done, Output
-from triptych.proxy.call.encoder_prompt import name_prompt
+from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.encoders.encoder_client import JobReady
 from triptych.proxy.encoders.job_runner import JobRunner, JobSink

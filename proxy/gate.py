@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triptych.errors import Overloaded, Unavailable
 from triptych.proxy.backpressure import Backpressure
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.encoder_prompt import fit
+from triptych.proxy.call.model_kind import fit
 from triptych.proxy.media.spool import MediaSpool
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.requests.lifecycle import RETRY_AFTER

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
-from triptych.proxy.call.encoder_prompt import ModelKind
+from triptych.proxy.call.model_kind import ModelKind
 from triptych.proxy.requests.lifecycle import RETRY_AFTER
 from triptych.rpc.auth import WorkerSession
 from triptych.rpc.channels import make_channel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.hashing import framed_digest, mm_hash
-from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt, TextPart
+from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_text
 from triptych.proxy.media.hold import together
@@ -105,17 +105,7 @@ async def hashed_item(
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
     """The messages as Submit's JSON: text as it is, an empty slot for every picture."""
-    return msgspec.json.encode([_pd_message(message) for message in messages])
-
-
-def _pd_message(message: ChatMessage) -> dict[str, object]:
-    if isinstance(message.content, str):
-        return {"role": message.role, "content": message.content, **message.extra}
-    parts = [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-        for part in message.content
-    ]
-    return {"role": message.role, "content": parts, **message.extra}
+    return msgspec.json.encode([message.without_media() for message in messages])
 
 
 def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:
@@ -124,7 +114,7 @@ def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:
     last = framed_digest((("salt", call.salt.encode()),))
     keys = iter(items)
     for message in call.messages:
-        fields = [("last", last.encode()), ("message", msgspec.json.encode(_pd_message(message)))]
+        fields = [("last", last.encode()), ("message", msgspec.json.encode(message.without_media()))]
         fields += [("item", next(keys).mm_hash.encode()) for _ in message.images()]
         last = framed_digest(fields)
         chain.append(last)

@@ -4,65 +4,14 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from triptych.chat import MAX_DEPTH, MAX_TOOLS, ItemSlot, Message, MessageToolCall, TextPart
 from triptych.errors import InvalidRequest
 
-_MAX_TOOLS = 128
-#: Nested lists and objects in tools, arguments and variables.
-_MAX_DEPTH = 64
-
 T = TypeVar("T")
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
-    text: str
-
-
-class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """An item slot."""
-
-
-class FunctionCall(msgspec.Struct, frozen=True):
-    """`arguments` as OpenAI has them, a JSON object in a string, or that object."""
-
-    name: str
-    arguments: str | dict[str, Any] = "{}"
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    function: FunctionCall
-    id: str = ""
-    type: Literal["function"] = "function"
-
-
-class Message(msgspec.Struct, frozen=True):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @property
-    def slots(self) -> int:
-        """Items that the message takes."""
-        return sum(isinstance(part, ImagePart) for part in self.content or () if not isinstance(part, str))
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """What the chat template gets beside the messages; `tools` and `variables` are JSON, empty for none.
-
-    `continue_final_message` leaves the last message's turn open, for the model to go on in it.
-    """
-
-    tools: bytes = b""
-    variables: bytes = b""
-    generation_prompt: bool = True
-    continue_final_message: bool = False
 
 
 def parse_messages(raw: bytes) -> list[Message]:
@@ -85,8 +34,8 @@ def parse_tools(raw: bytes) -> list[dict[str, Any]] | None:
     if not raw:
         return None
     tools = _parse(raw, list[dict[str, Any]], "tools")
-    if len(tools) > _MAX_TOOLS:
-        raise InvalidRequest(f"tools takes at most {_MAX_TOOLS}", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools takes at most {MAX_TOOLS}", param="tools")
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
@@ -123,8 +72,8 @@ def for_template(message: Message, index: int, protect: Callable[[str], str]) ->
 
 def protect_json(value: Any, protect: Callable[[str], str], param: str, depth: int = 0) -> Any:
     """`value` with every string in it, keys too, through `protect`."""
-    if depth > _MAX_DEPTH:
-        raise InvalidRequest(f"{param} is nested deeper than {_MAX_DEPTH}", param=param)
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{param} is nested deeper than {MAX_DEPTH}", param=param)
     if isinstance(value, str):
         return protect(value)
     if isinstance(value, dict):
@@ -135,7 +84,7 @@ def protect_json(value: Any, protect: Callable[[str], str], param: str, depth: i
 
 
 def _content(
-    content: str | Sequence[TextPart | ImagePart] | None, protect: Callable[[str], str]
+    content: str | Sequence[TextPart | ItemSlot] | None, protect: Callable[[str], str]
 ) -> str | list[dict[str, str]]:
     if content is None:
         return ""
@@ -147,16 +96,11 @@ def _content(
     ]
 
 
-def _tool_call(call: ToolCall, where: str, protect: Callable[[str], str]) -> dict[str, Any]:
+def _tool_call(call: MessageToolCall, where: str, protect: Callable[[str], str]) -> dict[str, Any]:
     """With its arguments as an object: templates write them as JSON themselves."""
-    arguments: Any = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise InvalidRequest(f"{where}: function.arguments must be a JSON object", param="messages")
+    arguments = call.function.parsed_arguments()
+    if arguments is None:
+        raise InvalidRequest(f"{where}: function.arguments must be a JSON object", param="messages")
     return {
         "id": protect(call.id),
         "type": call.type,

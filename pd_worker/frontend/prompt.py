@@ -10,13 +10,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from triptych.chat import Message, TemplateOptions, TextPart
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
 from triptych.pd_worker.frontend.messages import (
-    Message,
-    TemplateOptions,
-    TextPart,
     for_template,
     parse_messages,
     parse_tools,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triptych.chat import TemplateOptions
 from triptych.errors import InvalidRequest
 from triptych.hashing import MM_HASH
 from triptych.pd_worker.core.outputs import (
@@ -11,7 +12,6 @@ from triptych.pd_worker.core.outputs import (
     RequestAdmitted,
     RequestFinished,
 )
-from triptych.pd_worker.frontend.messages import TemplateOptions
 from triptych.pd_worker.frontend.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto, plan_from_proto

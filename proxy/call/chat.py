@@ -7,24 +7,31 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from triptych.chat import ItemSlot, Message, MessageToolCall, Role, TemplateOptions, TextPart
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.media.hold import MediaHold
 from triptych.proxy.media.source import ImagePart
 from triptych.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
 
-
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    text: str
+#: A client's word for a role, and the one that templates know.
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """`extra` holds what only templates read: `name`, `tool_calls`, `tool_call_id`."""
+    """One message of a conversation with its pictures; `name` and what follows is for chat templates."""
 
-    role: str
+    role: Role
     content: str | tuple[TextPart | ImagePart, ...]
-    extra: Mapping[str, object] = field(default_factory=dict)
+    name: str | None = None
+    tool_calls: tuple[MessageToolCall, ...] = ()
+    tool_call_id: str | None = None
 
     @property
     def text_length(self) -> int:
@@ -38,15 +45,14 @@ class ChatMessage:
             return []
         return [part for part in self.content if isinstance(part, ImagePart)]
 
-
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """What the chat template gets beside the messages; `tools` and `variables` are JSON, empty for none."""
-
-    tools: bytes = b""
-    variables: bytes = b""
-    generation_prompt: bool = True
-    continue_final_message: bool = False
+    def without_media(self) -> Message:
+        """The message as a PD worker gets it: an empty slot for every picture."""
+        content: str | list[TextPart | ItemSlot]
+        if isinstance(self.content, str):
+            content = self.content
+        else:
+            content = [part if isinstance(part, TextPart) else ItemSlot() for part in self.content]
+        return Message(self.role, content, self.name, list(self.tool_calls) or None, self.tool_call_id)
 
 
 #: A prompt that no chat template touches: text, or token ids.

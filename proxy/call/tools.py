@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
+from triptych.chat import MAX_TOOLS
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.output_format import schema_format
 from triptych.proxy.call.validation import check_depth
 from triptych.types import OutputFormat
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANY_OBJECT = {"type": "object"}
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgpack
 import msgspec
 
+from triptych.chat import MAX_DEPTH, TemplateOptions
 from triptych.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatMessage, TemplateOptions
+from triptych.proxy.call.chat import ChatMessage
 from triptych.types import SamplingParams
 
 MAX_STOP_STRINGS = 16
@@ -22,8 +23,6 @@ MAX_BIASES = 1024
 #: Characters of all texts of one request, and token ids of one prompt: above what any model takes.
 MAX_TEXT = 8 << 20
 MAX_TOKEN_IDS = 1 << 18
-#: Nested lists and objects in a field that holds any JSON.
-MAX_DEPTH = 64
 #: Likeliest tokens of one position.
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 24

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
-from triptych.proxy.call.encoder_prompt import AudioFile, EncoderPrompt, Transcription
+from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
 from triptych.proxy.grpc.request import processor_options, sampling_of_message
-from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.proxy.media.source import AudioFile, ImagePart, parse_image_url
 
 
 def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_choices: int) -> ChatCall:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from triptych.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
-from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
 from triptych.proxy.call.tools import ToolUse, tool_use
 from triptych.proxy.call.validation import (
@@ -32,14 +33,6 @@ from triptych.proxy.media.source import ImagePart, parse_image_url
 from triptych.types import OutputFormat, SamplingParams
 
 T = TypeVar("T")
-
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 def call_of(
@@ -67,7 +60,7 @@ def call_of(
         template=template_options(
             messages[-1],
             tools=tools.tools,
-            variables=_json(request.chat_template_kwargs, dict[str, Any], "chat_template_kwargs") or {},
+            variables=_json(request.chat_template_kwargs, dict[str, object], "chat_template_kwargs") or {},
             generation_prompt=False if request.no_generation_prompt else None,
             continue_final_message=request.continue_final_message,
         ),
@@ -78,25 +71,25 @@ def call_of(
     return call, tools
 
 
-def processor_options(text: str) -> Mapping[str, Any]:
+def processor_options(text: str) -> Mapping[str, object]:
     """The options that a JSON object holds; none of an empty text."""
-    return check_options(_json(text, dict[str, Any], "mm_processor_kwargs") or {})
+    return check_options(_json(text, dict[str, object], "mm_processor_kwargs") or {})
 
 
 def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:
     choice: object = tools.choice or None
     if tools.function:
         choice = {"type": "function", "function": {"name": tools.function}}
-    return tool_use(_json(tools.tools, list[Any], "tools"), choice, not tools.single_call)
+    return tool_use(_json(tools.tools, list[object], "tools"), choice, not tools.single_call)
 
 
 def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
     path = f"messages[{index}]"
-    role = _ROLES.get(message.role)
+    role = ROLES.get(message.role)
     if role is None:
-        raise InvalidRequest(f"{path}.role must be one of {', '.join(_ROLES)}", param=f"{path}.role")
-    extra = _extra(message, role, path)
-    if not message.parts and "tool_calls" not in extra:
+        raise InvalidRequest(f"{path}.role must be one of {', '.join(ROLES)}", param=f"{path}.role")
+    calls = _tool_calls(message, role, path)
+    if not message.parts and not calls:
         raise InvalidRequest(f"{path}.parts must hold at least one part", param=f"{path}.parts")
     parts: list[TextPart | ImagePart] = []
     for at, part in enumerate(message.parts):
@@ -104,38 +97,24 @@ def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
         if kind is None:
             raise InvalidRequest(f"{path}.parts[{at}] is empty", param=f"{path}.parts[{at}]")
         parts.append(_part(part, f"{path}.parts[{at}].{kind}"))
+    content: str | tuple[TextPart | ImagePart, ...] = tuple(parts)
     if not parts:
-        return ChatMessage(role, "", extra)
-    if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return ChatMessage(role, parts[0].text, extra)
-    return ChatMessage(role, tuple(parts), extra)
+        content = ""
+    elif len(parts) == 1 and isinstance(parts[0], TextPart):
+        content = parts[0].text
+    return ChatMessage(role, content, message.name or None, calls, message.tool_call_id or None)
 
 
-def _extra(message: proxy_pb2.ChatMessage, role: str, path: str) -> dict[str, object]:
-    """What of a message goes to the chat template beside role and content."""
-    extra: dict[str, object] = {}
-    if message.name:
-        extra["name"] = message.name
-    if message.tool_call_id:
-        extra["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        if role != "assistant":
-            raise InvalidRequest(
-                f"{path}.tool_calls: only assistant messages have them", param=f"{path}.tool_calls"
-            )
-        extra["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": _json(call.arguments, dict[str, Any], f"{path}.tool_calls[{at}].arguments")
-                    or {},
-                },
-            }
-            for at, call in enumerate(message.tool_calls)
-        ]
-    return extra
+def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[MessageToolCall, ...]:
+    """The calls of an earlier answer, their arguments as the objects that chat templates print."""
+    path = f"{path}.tool_calls"
+    if message.tool_calls and role != "assistant":
+        raise InvalidRequest(f"{path}: only assistant messages have them", param=path)
+    calls = []
+    for at, call in enumerate(message.tool_calls):
+        arguments = _json(call.arguments, dict[str, object], f"{path}[{at}].arguments") or {}
+        calls.append(MessageToolCall(FunctionCall(call.name, arguments), call.id))
+    return tuple(calls)
 
 
 def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ImagePart:

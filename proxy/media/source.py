@@ -51,6 +51,13 @@ class ImagePart:
     param: str
 
 
+@dataclass(frozen=True, slots=True)
+class AudioFile:
+    """An encoded audio file: base64 text, or its bytes."""
+
+    source: str | bytes
+
+
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
     """Base64 text of a data: URL, or where else the picture is. InvalidRequest names `param`."""
     scheme = url[:16].split(":", 1)[0].strip().lower()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from triptych.chat import TemplateOptions
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import logprobs_from_proto
-from triptych.proxy.call.chat import Delta, RawPrompt, Started, TemplateOptions
+from triptych.proxy.call.chat import Delta, RawPrompt, Started
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.requests.lifecycle import ResumeState
 from triptych.types import TimestampTokens

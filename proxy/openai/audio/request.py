@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.encoder_prompt import AudioFile, EncoderPrompt, Transcription
+from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
 from triptych.proxy.http.form_body import Form
+from triptych.proxy.media.source import AudioFile
 from triptych.types import SamplingParams
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")

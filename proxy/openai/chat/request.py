@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
+from triptych.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm, tool_use
 from triptych.proxy.call.validation import (
     MAX_TOKENS,
@@ -32,19 +32,11 @@ from triptych.proxy.openai.chat.types import (
     MessageBody,
     RefusalBody,
     TextBody,
-    ToolCallBody,
 )
 from triptych.proxy.openai.fields.sampling import chat_logprobs, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
 
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
+_ROLES: dict[str, Role] = {**ROLES, "function": "tool"}
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
@@ -131,64 +123,51 @@ def call_of(
     return call, options
 
 
-def _message(index: int, value: Any) -> ChatMessage:
+def _message(index: int, value: object) -> ChatMessage:
     path = f"messages[{index}]"
     body = convert_field(value, MessageBody, path)
     role = _ROLES.get(body.role)
     if role is None:
         known = ", ".join(_ROLES)
         raise InvalidRequest(f"{path}.role: {body.role[:40]!r} is none of {known}", param=f"{path}.role")
-    param = f"{path}.content"
-    extra = _extra(body, path)
-    content = body.content
-    if content in (None, []) and role == "assistant" and (body.tool_calls or body.refusal):
-        content = body.refusal or ""
-    if isinstance(content, str):
-        return ChatMessage(role, content, extra)
-    if not isinstance(content, list) or not content:
-        raise InvalidRequest(f"{param} must be a string or a list of parts", param=param)
-    parts = tuple(_part(f"{param}[{at}]", part) for at, part in enumerate(content))
-    return ChatMessage(role, parts, extra)
-
-
-def _extra(body: MessageBody, path: str) -> dict[str, object]:
-    """What of a message goes to the chat template beside role and content."""
     for name, advice in (("function_call", "send tool_calls"), ("audio", "send its text as content")):
         if getattr(body, name) is not None:
             raise InvalidRequest(f"{path}.{name} is not served: {advice}", param=f"{path}.{name}")
-    extra: dict[str, object] = {}
-    if body.name:
-        extra["name"] = body.name
-    if body.tool_call_id:
-        extra["tool_call_id"] = body.tool_call_id
-    if body.tool_calls:
-        if body.role != "assistant":
-            raise InvalidRequest(
-                f"{path}.tool_calls: only assistant messages have them", param=f"{path}.tool_calls"
-            )
-        extra["tool_calls"] = [
-            _tool_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(body.tool_calls)
-        ]
-    return extra
+    calls = _tool_calls(body, path)
+    content = _content(body, f"{path}.content", default=body.refusal or ("" if calls else None))
+    return ChatMessage(role, content, body.name or None, calls, body.tool_call_id or None)
 
 
-def _tool_call(call: ToolCallBody, path: str) -> dict[str, object]:
-    """A call of an earlier answer, its arguments as the object that chat templates print."""
-    arguments: Any = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, dict):
-        param = f"{path}.function.arguments"
-        raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
-    check_depth(arguments, f"{path}.function.arguments")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+def _content(body: MessageBody, path: str, default: str | None) -> str | tuple[TextPart | ImagePart, ...]:
+    """A message's content; an assistant's may be left out where there is a `default` in its place."""
+    content = body.content
+    if content in (None, []) and body.role == "assistant" and default is not None:
+        return default
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise InvalidRequest(f"{path} must be a string or a list of parts", param=path)
+    return tuple(_part(f"{path}[{at}]", part) for at, part in enumerate(content))
 
 
-def _part(path: str, part: Any) -> TextPart | ImagePart:
+def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
+    """The calls of an earlier answer, their arguments as the objects that chat templates print."""
+    if body.tool_calls and body.role != "assistant":
+        raise InvalidRequest(
+            f"{path}.tool_calls: only assistant messages have them", param=f"{path}.tool_calls"
+        )
+    calls = []
+    for at, call in enumerate(body.tool_calls or ()):
+        param = f"{path}.tool_calls[{at}].function.arguments"
+        arguments = call.function.parsed_arguments()
+        if arguments is None:
+            raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
+        check_depth(arguments, param)
+        calls.append(MessageToolCall(FunctionCall(call.function.name, arguments), call.id))
+    return tuple(calls)
+
+
+def _part(path: str, part: object) -> TextPart | ImagePart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         return TextPart(convert_field(part, TextBody, path).text)

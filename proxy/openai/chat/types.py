@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from triptych.chat import MessageToolCall
 from triptych.proxy.openai.fields.sampling import SamplingBody
 
 
@@ -36,25 +37,12 @@ class ChatBody(SamplingBody, kw_only=True):
     triptych_timings: bool | None = None
 
 
-class CalledFunction(msgspec.Struct):
-    """`arguments` is a JSON object in a string, as OpenAI has it, or that object."""
-
-    name: str
-    arguments: str | dict[str, Any] = "{}"
-
-
-class ToolCallBody(msgspec.Struct):
-    function: CalledFunction
-    id: str = ""
-    type: Literal["function"] = "function"
-
-
 class MessageBody(msgspec.Struct):
     role: str
     content: Any = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
     audio: Any = None

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import RawPrompt
-from triptych.proxy.call.encoder_prompt import AudioFile, EncoderPrompt
-from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.proxy.call.encoder_prompt import EncoderPrompt
+from triptych.proxy.media.source import AudioFile, ImagePart, parse_image_url
 
 MEDIA = "multi_modal_data"
 _TEXT, _IDS = "prompt", "prompt_token_ids"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from triptych.chat import MAX_TOOLS
 from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS
-from triptych.proxy.call.tools import MAX_TOOLS
 from triptych.proxy.call.validation import MAX_LOGPROBS, MAX_SALT, MAX_STOP_STRINGS, MAX_TOKEN_IDS, MAX_TOKENS
 from triptych.proxy.openai.completions.request import MAX_PROMPTS
 

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from support.data.media import split_alone
+from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
-from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.splitter import SplitRequest
 from triptych.types import SamplingParams

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 from support.hostile.malformed import HELLO, chosen, tool, with_value
+from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatCall, ChatMessage, TextPart
+from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm
 from triptych.proxy.openai.chat.request import ChatOptions, parse_body
 from triptych.proxy.splitter import pd_messages

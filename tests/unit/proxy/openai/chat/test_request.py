@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from support.hostile.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
+from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatCall, TextPart
+from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
 from triptych.proxy.openai.chat.request import ChatOptions, parse_body
 

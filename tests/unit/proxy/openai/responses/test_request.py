@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
-from triptych.proxy.call.chat import TextPart
 from triptych.proxy.call.tools import CallForm
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.openai.responses.request import ResponsesRequest, parse_responses
@@ -51,8 +51,8 @@ def test_an_earlier_answer_with_its_calls_and_their_outputs_goes_back():
     ]
     user, assistant, first, second = _parsed(input=items, tools=[TOOL]).call.messages
     assert (user.role, assistant.content) == ("user", "I look it up")
-    assert [call["id"] for call in assistant.extra["tool_calls"]] == ["c1", "c2"]
-    assert (first.role, first.content, first.extra["tool_call_id"]) == ("tool", "sunny", "c1")
+    assert [call.id for call in assistant.tool_calls] == ["c1", "c2"]
+    assert (first.role, first.content, first.tool_call_id) == ("tool", "sunny", "c1")
     assert second.content == "wet"
 
 

@@ -1,0 +1,78 @@
+"""A chat as Submit carries it from a proxy to a PD worker: messages with item slots, and template options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+#: Tools of one request.
+MAX_TOOLS = 128
+#: Nested lists and objects in a field that holds any JSON: tools, arguments, variables.
+MAX_DEPTH = 64
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """A text among a message's parts."""
+
+    text: str
+
+
+class ItemSlot(msgspec.Struct, frozen=True, tag="image"):
+    """The place of a multimodal item among a message's parts."""
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function's name and arguments: a JSON object in a string, as OpenAI has it, or that object."""
+
+    name: str
+    arguments: str | dict[str, object] = "{}"
+
+    def parsed_arguments(self) -> dict[str, object] | None:
+        """The arguments as an object; None when they are none."""
+        if not isinstance(self.arguments, str):
+            return self.arguments
+        try:
+            arguments = msgspec.json.decode(self.arguments or "{}")
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) else None
+
+
+class MessageToolCall(msgspec.Struct, frozen=True):
+    """A tool call of an earlier answer, as the conversation repeats it."""
+
+    function: FunctionCall
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation; items are slots in it, filled in order."""
+
+    role: Role
+    content: str | list[TextPart | ItemSlot] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def slots(self) -> int:
+        """Items that the message takes."""
+        return sum(isinstance(part, ItemSlot) for part in self.content or () if not isinstance(part, str))
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What the chat template gets beside the messages; `tools` and `variables` are JSON, empty for none.
+
+    `continue_final_message` leaves the last message's turn open, for the model to go on in it.
+    """
+
+    tools: bytes = b""
+    variables: bytes = b""
+    generation_prompt: bool = True
+    continue_final_message: bool = False
