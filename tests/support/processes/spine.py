@@ -62,7 +62,7 @@ class Record:
     calls: list[tuple[int, int, str, str, str]]
 
     def way(self, package: str, request: int) -> list[str]:
-        """Files of the package as the request enters them, thread by thread; consecutive calls in a file are one.
+        """Files of the package as the request enters them, thread by thread; calls in a row count once.
 
         What runs in idle times is left out, and so are leaves: files that call no other of their package.
         """
