@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from triptych.cli.app import thread_environment
 from triptych.config import EncoderConfig
+from triptych.cpu.threads import thread_environment
 from triptych.errors import ConfigError
 from triptych.goodput.launch import launched, parse_shape
 from triptych.goodput.load.arrivals import Arrivals

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from triptych.cli import main
-from triptych.cli.app import thread_environment
+from triptych.cpu.threads import thread_environment
 from triptych.errors import ConfigError
 from triptych.launch.fork.process import Order, become, serve_orders
 from triptych.launch.parent import die_with_parent

@@ -181,13 +181,13 @@ class _Served:
         """
         import torch
 
-        from triptych.encoder_worker.worker import torch_threads
+        from triptych.cpu.threads import tower_threads
         from triptych.models.registry import load_encoder
         from triptych.simulator.profile.profile_encoder import prepare_samples, tower_samples
 
         say("the encoder: preprocessing and tower")
         encoder = load_encoder(self._options.model, device=self._device, dtype=self._dtype)
-        self._threads[0] = torch_threads(self._encoder)
+        self._threads[0] = tower_threads(self._encoder.threads, self._encoder.cpus)
         torch.set_num_threads(self._threads[0])
         samples["prepare"] = prepare_samples(encoder, self.effort)
         samples["tower"] = tower_samples(encoder, self.effort, self._encoder.batch_patches)
@@ -198,10 +198,10 @@ class _Served:
     ) -> tuple[ModelShape, list[LiveWindow], list[LiveWindow]]:
         import torch
 
+        from triptych.cpu.threads import decoder_threads
         from triptych.models.registry import load_decoder
         from triptych.pd_worker.attention.attention import ATTENTION_NAME
         from triptych.pd_worker.frontend.prompt import open_checkpoint
-        from triptych.pd_worker.service import torch_threads as pd_threads
         from triptych.simulator.costs.checkpoint_shape import shape_of
         from triptych.simulator.profile import profile_pd
         from triptych.simulator.profile.profile_intake import intake_samples
@@ -211,7 +211,7 @@ class _Served:
         decoder = load_decoder(
             path, device=self._device, dtype=self._dtype, attn_implementation=ATTENTION_NAME
         )
-        self._threads[1] = pd_threads(self._pd, decoder)
+        self._threads[1] = decoder_threads(self._pd.threads, decoder.geometry.hidden_size)
         torch.set_num_threads(self._threads[1])
         length = profile_pd.model_len(decoder)
         prompts, tokenizer = open_checkpoint(path, decoder, length)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from triptych.simulator.costs.costs import CoreCosts
 
-#: As `triptych serve` runs towers (--encoder-nice).
 NICE = 10
 #: Cores that are measured: more are not shared otherwise.
 _CORES = 2

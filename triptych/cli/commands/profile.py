@@ -32,7 +32,7 @@ from triptych.cli.options import MODEL_HELP
 )
 @click.option("--quick", is_flag=True, help="a small grid, in 20 seconds instead of three minutes")
 def profile(model: str, device: str, dtype: str, threads: int, output: Path, quick: bool) -> None:
-    from triptych.cli.app import thread_environment
+    from triptych.cpu.threads import thread_environment
     from triptych.errors import ConfigError
     from triptych.launch.model_path import model_name, resolve_model
 

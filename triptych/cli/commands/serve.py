@@ -149,10 +149,9 @@ def _workers(
     check_sharing(
         values["cpu_sharing"], cpus_per_worker=values["cpus_per_worker"], topology=values["topology"]
     )
-    # In the order of importance: decoding goes first where cores are shared.
     kinds: tuple[tuple[str, int, tuple[type[Any], ...], dict[str, Any]], ...] = (
         ("pd", shape.pd_workers, (PDConfig,), _pd_values(values)),
-        ("encoder", shape.encoders, (EncoderConfig,), _encoder_values(values)),
+        ("encoder", shape.encoders, (EncoderConfig,), {"threads": values["encoder_threads"]}),
         ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig), {}),
     )
     cpus = assign_cores(
@@ -162,7 +161,7 @@ def _workers(
         quota=cpu_quota(),
         nodes=numa_nodes(),
     )
-    page = str(run_dir / "cores") if values["cpu_sharing"] in ("turn", "pace") else ""
+    page = str(run_dir / "cores") if values["cpu_sharing"] == "pace" else ""
     workers: list[tuple[str, tuple[str, ...]]] = []
     for kind, count, configs, own in kinds:
         for index in range(count):
@@ -173,16 +172,6 @@ def _workers(
             command = (*_triptych(kind), str(path), *arguments(configs, given, without))
             workers.append((name, command))
     return tuple(workers)
-
-
-def _encoder_values(values: dict[str, Any]) -> dict[str, Any]:
-    """What encoders get otherwise than PD workers."""
-    sharing = values["cpu_sharing"]
-    return {
-        "threads": values["encoder_threads"],
-        "nice": values["encoder_nice"] if sharing in ("nice", "pace") else 0,
-        "give_way": values["give_way"] if sharing == "turn" else 0.0,
-    }
 
 
 def _pd_values(values: dict[str, Any]) -> dict[str, Any]:

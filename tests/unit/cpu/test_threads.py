@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from triptych.cli.app import thread_environment
 from triptych.cli.commands import serve
-from triptych.config import EncoderConfig
 from triptych.cpu.core_page import CorePage
-from triptych.cpu.cpus import claim_core
-from triptych.cpu.torch_threads import use_threads
-from triptych.encoder_worker import worker as encoder_worker
+from triptych.cpu.threads import (
+    decoder_threads,
+    in_short_lived_thread,
+    thread_environment,
+    tower_threads,
+    use_threads,
+)
 from triptych.launch.plan.cores import share_cores
 from triptych.machine import resources as machine
-from triptych.pd_worker import service as pd_service
 
 ROOT = Path(serve.__file__).resolve().parents[3]
 #: Who may ask for cores by their numbers, or hand them on.
 BY_NUMBER = {
     "triptych/machine/resources.py",
-    "triptych/cpu/cpus.py",
+    "triptych/cpu/affinity.py",
     "triptych/cli/commands/serve.py",
-    "pd_worker/service.py",
 }
 
 
@@ -41,9 +43,9 @@ def pod_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("pod_of_four")
 def test_a_pod_of_four_cpus_on_64_cores_computes_with_four_threads(monkeypatch: pytest.MonkeyPatch):
-    assert pd_service.default_threads(4096) == 4
-    assert encoder_worker.torch_threads(EncoderConfig(cpus="0-63")) == 4
-    assert encoder_worker.torch_threads(EncoderConfig()) == 2
+    assert decoder_threads(0, 4096) == 4
+    assert tower_threads(0, "0-63") == 4
+    assert tower_threads(0, "") == 2
     names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     monkeypatch.setattr(os, "environ", {})
     thread_environment()
@@ -65,27 +67,6 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
     assert chosen == share_cores(given, 4)
     page = CorePage(str(tmp_path / "cores"), 0, 4)
     assert page._cores == 4
-
-
-@pytest.mark.usefixtures("pod_of_four")
-def test_a_pd_worker_under_a_quota_keeps_to_no_core(monkeypatch: pytest.MonkeyPatch, caplog):
-    assert not machine.may_claim_cores()
-    monkeypatch.setattr(pd_service, "claim_core", lambda cores: pytest.fail("a core is claimed"))
-    monkeypatch.setattr(pd_service, "torch_threads", lambda config, decoder: 1)
-    config = pd_service.PDConfig(keep_core=True, core_page="cores")
-    with caplog.at_level("INFO"):
-        assert pd_service._own_core(config, type("Model", (), {"decoder": None})()) is None  # type: ignore[arg-type]
-    assert "keeps to no core" in caplog.text
-
-
-def test_a_pd_worker_that_may_claims_a_core(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pd_service, "may_claim_cores", lambda: True)
-    monkeypatch.setattr(pd_service, "torch_threads", lambda config, decoder: 1)
-    monkeypatch.setattr(pd_service, "claim_core", lambda cores: claim_core({6000, 6001}))
-    config = pd_service.PDConfig(keep_core=True, core_page="cores")
-    core = pd_service._own_core(config, type("Model", (), {"decoder": None})())  # type: ignore[arg-type]
-    assert core is not None and core.core == 6001
-    core.release()
 
 
 def test_torch_is_told_both_counts_and_a_second_time_does_no_harm():
@@ -110,3 +91,39 @@ def test_no_service_counts_the_cores_of_the_machine():
         if isinstance(node, ast.Attribute) and node.attr in counting
     }
     assert found <= BY_NUMBER, found - BY_NUMBER
+
+
+_SHORT_LIVED = """
+import os, sys, time, torch
+from triptych.cpu.threads import in_short_lived_thread
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def work():
+    return float(torch.ones(1 << 20).sum())
+
+torch.set_num_threads(2)
+before = threads()
+assert in_short_lived_thread(work) == 1 << 20
+deadline = time.monotonic() + 30
+while threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+after = threads()
+work()
+print(after - before, threads() - after)
+"""
+
+
+def test_a_short_lived_thread_leaves_no_threads_and_one_that_stays_does():
+    run = subprocess.run([sys.executable, "-c", _SHORT_LIVED], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["0", "1"], run.stderr
+
+
+def test_a_short_lived_thread_gives_what_its_work_gives():
+    def failing(word: str, *, times: int) -> str:
+        raise ValueError(word * times)
+
+    assert in_short_lived_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ValueError, match="nono"):
+        in_short_lived_thread(failing, "no", times=2)
