@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import Protocol
 
 from starlette.responses import JSONResponse
@@ -13,12 +12,11 @@ from triptych.errors import RateLimited, RequestError, Unauthorized
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
-from triptych.proxy.openai.chat.replies import error_body
+from triptych.proxy.http.connections import OPEN_PATHS
+from triptych.proxy.http.errors import error_body, retry_after
 
 logger = logging.getLogger(__name__)
 
-#: What answers without a key: whether the process lives and serves, and nothing else.
-OPEN_PATHS = frozenset({"/health", "/ready"})
 _SCHEME = "bearer "
 
 
@@ -93,8 +91,8 @@ def _authorization(scope: Scope) -> bytes:
 
 async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
     headers: dict[str, str] = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(math.ceil(error.retry_after), 1))
+    if wait := retry_after(error):
+        headers["retry-after"] = wait
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     await JSONResponse(error_body(error), status_code=error.status, headers=headers)(scope, receive, send)

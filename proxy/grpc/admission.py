@@ -19,8 +19,8 @@ from grpc import aio
 from triptych.errors import InvalidRequest, Overloaded, RateLimited, RequestError, RequestTimeout
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.middleware import Door
+from triptych.proxy.grpc.message_fields import check_fields
 from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
-from triptych.proxy.http.body_shape import check_fields
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ from triptych.proxy.media.address_rules import parse_rules
 from triptych.proxy.media.connection import MediaConnections
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.file import MediaFolder
-from triptych.proxy.media.format import MAGIC_BYTES, image_format
 from triptych.proxy.media.hold import MediaHold
-from triptych.proxy.media.source import AudioFile, FileUrl, ImagePart, WebUrl
+from triptych.proxy.media.source import MAGIC_BYTES, AudioFile, FileUrl, ImagePart, WebUrl, image_format
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 
 #: What encoder workers take of one item.

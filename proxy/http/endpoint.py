@@ -1,4 +1,4 @@
-"""One HTTP exchange as plain ASGI: a JSON body in, one reply or a stream of events out."""
+"""One POST as plain ASGI: a body in, one reply or a stream of events out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
-from triptych.proxy.openai.chat.replies import DONE, error_event, error_json, retry_after
+from triptych.proxy.http.errors import error_body, error_json, retry_after
+from triptych.proxy.http.sse import DONE, event
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ class ClientGone(Exception):
     """The client has closed its connection."""
 
 
-class JsonEndpoint(ABC, Generic[P]):
-    """A POST of JSON as a plain ASGI application: the token path stays short.
+class PostEndpoint(ABC, Generic[P]):
+    """A POST endpoint as a plain ASGI application: the token path stays short.
 
     A subclass says what a body means and how it is answered; a RequestError of either becomes the reply.
     """
@@ -54,13 +55,13 @@ class JsonEndpoint(ABC, Generic[P]):
         """The request in a body; of a large one in a thread."""
 
     @abstractmethod
-    async def answer(self, request: P, reply: Reply) -> None:
+    async def answer(self, request: P, reply: HttpReply) -> None:
         """Sends the whole reply. Cancelled when the client goes or takes nothing."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        reply = Reply(send, request_id)
+        reply = HttpReply(send, request_id)
         if scope["method"] != "POST":
             await reply.error(NotFound("use POST"), 405)
             return
@@ -105,7 +106,7 @@ class JsonEndpoint(ABC, Generic[P]):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
 
-    async def _serve(self, request: P, receive: Receive, reply: Reply) -> None:
+    async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
 
         One look now and then at the write that is under way costs less than a timer for each write.
@@ -128,7 +129,7 @@ class JsonEndpoint(ABC, Generic[P]):
             del answer, watch, task
 
 
-class Pace:
+class WritePacer:
     """Gathers the tokens of a burst: a write costs more than a token.
 
     Tokens that come no faster than every 10 ms are written as they come, and so are the first and the
@@ -145,7 +146,7 @@ class Pace:
             await asyncio.sleep(BURST_SECONDS)
 
 
-class Reply:
+class HttpReply:
     """One HTTP reply: nothing is sent before the first part, so that errors still have their status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -189,7 +190,7 @@ class Reply:
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 if self._begun:
-                    await self.part(error_event(error) + DONE, last=True)
+                    await self.part(event(error_body(error)) + DONE, last=True)
                 else:
                     await self.whole(error_json(error), status or error.status, extra)
         except (TimeoutError, ClientGone):

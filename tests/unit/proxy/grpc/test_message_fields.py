@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.errors import TooLarge
 from triptych.protos import common_pb2, proxy_pb2
-from triptych.proxy.http import body_shape
-from triptych.proxy.http.body_shape import check_fields, check_values
+from triptych.proxy.grpc import message_fields
+from triptych.proxy.grpc.message_fields import check_fields
 
 CHAT = proxy_pb2.ChatRequest.DESCRIPTOR
 
@@ -21,37 +19,24 @@ def request(messages: int, parts: int) -> bytes:
     return proxy_pb2.ChatRequest(messages=[message] * messages).SerializeToString()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [[{}] * 60, [[]] * 60, {str(n): 1 for n in range(60)}, [[[[[1] * 60]]]], list(range(60))],
-    ids=["objects", "lists", "members", "depth", "numbers"],
-)
-def test_json_is_held_to_its_values(monkeypatch: pytest.MonkeyPatch, body: object) -> None:
-    raw = json.dumps(body).encode()
-    check_values(raw)
-    monkeypatch.setattr(body_shape, "MAX_VALUES", 50)
-    with pytest.raises(TooLarge):
-        check_values(raw)
-
-
 def test_fields_of_messages_in_messages_count_and_those_of_texts_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Of each message: itself, its role and, of each part, the part and its text.
     for messages, parts in ((1, 1), (3, 4), (10, 0)):
         count = messages * (2 + 2 * parts)
-        monkeypatch.setattr(body_shape, "MAX_FIELDS", count)
+        monkeypatch.setattr(message_fields, "MAX_FIELDS", count)
         check_fields(request(messages, parts), CHAT)
-        monkeypatch.setattr(body_shape, "MAX_FIELDS", count - 1)
+        monkeypatch.setattr(message_fields, "MAX_FIELDS", count - 1)
         with pytest.raises(TooLarge):
             check_fields(request(messages, parts), CHAT)
     text = proxy_pb2.ChatRequest(model="\n\x00" * 1000).SerializeToString()
-    monkeypatch.setattr(body_shape, "MAX_FIELDS", 1)
+    monkeypatch.setattr(message_fields, "MAX_FIELDS", 1)
     check_fields(text, CHAT)
 
 
 def test_packed_numbers_are_one_field_and_single_ones_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_shape, "MAX_FIELDS", 10)
+    monkeypatch.setattr(message_fields, "MAX_FIELDS", 10)
     descriptor = common_pb2.TokenIds.DESCRIPTOR
     check_fields(common_pb2.TokenIds(ids=range(1000)).SerializeToString(), descriptor)
     with pytest.raises(TooLarge):
@@ -60,7 +45,6 @@ def test_packed_numbers_are_one_field_and_single_ones_are_many(monkeypatch: pyte
 
 def test_the_largest_request_that_is_served_passes() -> None:
     check_fields(request(2048, 1), CHAT)
-    check_values(json.dumps({"tokens": list(range(1 << 18))}).encode())
 
 
 @given(st.binary(max_size=200))

@@ -1,4 +1,7 @@
-"""How many values a body holds, found before it is parsed: parsed, small ones take 50 times their bytes."""
+"""How many fields a protobuf message holds, counted before it is parsed.
+
+Parsed, small ones take 50 times their bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,9 @@ from typing import Any
 
 from triptych.errors import TooLarge
 
-#: Values of one JSON body; the largest that is of use holds 262,144 token ids.
-MAX_VALUES = 1 << 20
 #: Fields of one protobuf message, those of the messages in it included; numbers of a packed list are one.
 MAX_FIELDS = 1 << 16
 _BYTES = 2
-
-
-def check_values(raw: bytes) -> None:
-    """TooLarge for JSON with too many lists, objects and members. Those within texts count too."""
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
-        raise TooLarge(f"the request body holds more than {MAX_VALUES} values: send less", param="body")
 
 
 def check_fields(raw: bytes, descriptor: Any) -> None:
