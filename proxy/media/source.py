@@ -56,10 +56,11 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioFile:
-    """An encoded audio file: base64 text, or its bytes."""
+class AudioPart:
+    """An encoded audio file: base64 text, or its bytes. `param` is the field's path."""
 
     source: str | bytes
+    param: str
 
 
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
