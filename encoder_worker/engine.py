@@ -257,7 +257,7 @@ class EncoderEngine:
     def _start_save(self, output: EncoderOutput, damaged_digest: str) -> None:
         key = output.plan.mm_hash
         try:
-            self._outputs.hold(key)
+            self._outputs.pin(key)
             self._outputs[key] = output
             self._saver.save(self._outputs, key, damaged_digest)
         except Exception as error:
@@ -274,7 +274,7 @@ class EncoderEngine:
     def _landed(self, event: Saved | Unsaved) -> None:
         """One save's end; whatever fails, those after it are told too."""
         try:
-            self._outputs.let_go(event.mm_hash)
+            self._outputs.unpin(event.mm_hash)
         except Exception:
             logger.exception("an output stays held")
         self._tell(event)

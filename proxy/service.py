@@ -21,7 +21,8 @@ from starlette.types import ASGIApp
 from triptych.config import MIB, ProxyConfig, check_front_door, is_loopback
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc

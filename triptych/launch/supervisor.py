@@ -15,7 +15,8 @@ from pathlib import Path
 
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.address import redacted
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import CONFIG_EXIT, Child
 from triptych.launch.embedded_store import EmbeddedStore

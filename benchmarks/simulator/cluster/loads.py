@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
 from triptych.ec_connector.connectors.reports import Reports
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.hops import Hops
 from triptych.simulator.cluster.processors import Host
@@ -40,8 +40,8 @@ class SimulatedLoads:
         self._reports = reports
         self._hops = hops
         self._in_memory = in_memory
-        self._under_way: dict[HostCopy, Task] = {}
-        self._landed: set[HostCopy] = set()
+        self._under_way: dict[LoadId, Task] = {}
+        self._landed: set[LoadId] = set()
 
     @property
     def held(self) -> int:
@@ -64,7 +64,7 @@ class SimulatedLoads:
                 self._reports.failed(copy, "its host copy is gone")
 
     def _fetch(self, fetch: Fetch) -> None:
-        copy = HostCopy(fetch.plan.mm_hash, fetch.generation)
+        copy = fetch.load_id
         plan = self._store.load(copy.mm_hash)
         if self._in_memory:
             self._land(copy, 0.0, found=plan is not None)
@@ -81,7 +81,7 @@ class SimulatedLoads:
             seconds, done, threads=place.threads, weight=place.weight, owner="load"
         )
 
-    def _land(self, copy: HostCopy, seconds: float, *, found: bool) -> None:
+    def _land(self, copy: LoadId, seconds: float, *, found: bool) -> None:
         if found:
             self._landed.add(copy)
             self._reports.fetched(copy, seconds)

@@ -15,7 +15,7 @@ import torch
 from triptych.config import MIB
 from triptych.ec_connector.base import ECConnectorOutput, ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.simulator.profile.fit import Sample
@@ -62,7 +62,7 @@ class Transfers:
         self._worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
         self._wait(lambda output: key in output.fetched)
         seconds = time.perf_counter() - began
-        self._worker.start_load_caches(TransferMetadata(2, drops=(HostCopy(key, 1),)), {})
+        self._worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
         return seconds
 
     def close(self) -> None:

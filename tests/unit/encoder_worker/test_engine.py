@@ -311,17 +311,17 @@ def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(
     assert any(isinstance(event, Saved) for event in b.take(3))
 
 
-def test_a_save_whose_output_cannot_be_let_go_keeps_no_other_from_its_answer(
+def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(
     b: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_go = b.outputs.let_go
+    unpin = b.outputs.unpin
 
     def fail_on_a(mm_hash: str) -> None:
         if mm_hash == "a":
             raise RuntimeError("it sticks")
-        let_go(mm_hash)
+        unpin(mm_hash)
 
-    monkeypatch.setattr(b.outputs, "let_go", fail_on_a)
+    monkeypatch.setattr(b.outputs, "unpin", fail_on_a)
     b.saver.output.saved += ["a", "b"]
     b.saver.tell()
     assert b.take(2) == [Saved("a"), Saved("b")]

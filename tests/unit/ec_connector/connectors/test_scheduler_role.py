@@ -98,7 +98,7 @@ def test_an_item_goes_from_unknown_over_coming_to_hit() -> None:
     role.add_request(one)
     assert role.has_caches(one) == [Presence.UNKNOWN]
     role.item_ready(A.mm_hash)
-    assert role.has_caches(one) == [Presence.COMING]
+    assert role.has_caches(one) == [Presence.LOADING]
     assert [fetch.plan for fetch in step(role).fetches] == [A]
     role.update_connector_output(fetched(A))
     assert role.has_caches(one) == [Presence.HIT]
@@ -118,7 +118,7 @@ def test_a_miss_is_coming_once_reported_and_is_loaded_again_at_its_next_ready_ma
     role.update_connector_output(failed(A))
     assert role.has_caches(one) == [Presence.MISS]
     role.item_missing_reported(A.mm_hash)
-    assert role.has_caches(one) == [Presence.COMING]
+    assert role.has_caches(one) == [Presence.LOADING]
     assert step(role).fetches == ()
     role.item_ready(A.mm_hash)
     (again,) = step(role).fetches
@@ -134,7 +134,7 @@ def test_a_failure_of_a_load_that_began_before_the_last_ready_mark_is_no_miss() 
     role.item_ready(A.mm_hash)
     assert step(role).fetches == ()
     role.update_connector_output(failed(A, first.generation))
-    assert role.has_caches(one) == [Presence.COMING]
+    assert role.has_caches(one) == [Presence.LOADING]
     (second,) = step(role).fetches
     role.update_connector_output(failed(A, second.generation))
     assert role.has_caches(one) == [Presence.MISS]
@@ -149,10 +149,10 @@ def test_late_reports_of_an_earlier_load_are_ignored() -> None:
     role.add_request(two)
     role.item_ready(A.mm_hash)
     role.update_connector_output(fetched(A, old.generation))
-    assert role.has_caches(two) == [Presence.COMING]
+    assert role.has_caches(two) == [Presence.LOADING]
     (new,) = step(role).fetches
     role.update_connector_output(failed(A, old.generation))
-    assert role.has_caches(two) == [Presence.COMING]
+    assert role.has_caches(two) == [Presence.LOADING]
     role.update_connector_output(fetched(A, new.generation))
     role.update_connector_output(failed(A, old.generation))
     assert role.has_caches(two) == [Presence.HIT]
