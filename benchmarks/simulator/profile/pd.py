@@ -1,7 +1,8 @@
-"""Times of a PD worker's steps: the real scheduler, runner, sampler, text and outbox, over many batches."""
+"""Times of a PD worker: steps of the real scheduler, runner, sampler, text and outbox, and its intake."""
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import sys
@@ -27,19 +28,20 @@ from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.streams import EventStream, Outbox
 from triptych.pd_worker.frontend.detokenizer import OutputText
+from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.simulator.costs.costs import chunk_context
-from triptych.simulator.profile.fit import TERMS, Fit, Sample
-from triptych.simulator.profile.timing import Deadline, Effort
+from triptych.simulator.profile.fit import TERMS, Sample
+from triptych.simulator.profile.timing import Deadline, Effort, timed
 from triptych.types import SamplingParams
 
 _PROXY = "profile"
 #: Decode steps of one batch: each is measured.
 _DECODE_STEPS = 6
-#: So many of the smallest batches are enough to say how fast steps are; each is measured so often.
-_ALONE, _ALONE_ROUNDS = 4, 3
 _MODEL_LEN = 4096
 _FAR = 1e9
+#: Words of the prompts whose intake is measured.
+_LENGTHS = (1, 512, 64, 256, 16, 1024, 128, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,6 @@ def scenarios(
         for count in _distinct((1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), config.max_num_seqs):
             found.append(Scenario(count, context, joining))
     return sorted((s for s in found if s.tokens <= most_tokens), key=lambda scenario: scenario.tokens)
-
-
-def smallest(grid: Sequence[Scenario]) -> list[Scenario]:
-    """Those that say how fast steps are now."""
-    return [replace(scenario, prefills=()) for scenario in grid if scenario.decodes][:_ALONE]
 
 
 def _distinct(values: Sequence[int], most: int) -> tuple[int, ...]:
@@ -288,23 +285,27 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
     return [_sample(steps) for steps in found.values()]
 
 
-def alone(bench: StepBench, grid: Sequence[Scenario], fit: Fit) -> float:
-    """What decode steps take now, next to the fit of `step_samples`: the median over the smallest batches."""
-    found: list[float] = []
-
-    def note(phase: str, terms: dict[str, float], seconds: float) -> None:
-        found.append(seconds / fit.seconds(terms))
-
-    for scenario in smallest(grid):
-        # As in `step_samples` the first round only warms up: caches have been another process's meanwhile.
-        bench.run(scenario, lambda phase, terms, seconds: None)
-        for _ in range(_ALONE_ROUNDS):
-            bench.run(scenario, note)
-    return statistics.median(found)
-
-
 def _sample(steps: Sequence[tuple[dict[str, float], float]]) -> Sample:
     """The median of alike steps; their contexts differ by a few tokens."""
     terms = {name: statistics.fmean(terms[name] for terms, _ in steps) for name in TERMS["step"]}
     seconds = [taken for _, taken in steps]
     return Sample(terms, statistics.median(seconds), tuple(seconds))
+
+
+def intake_samples(prompts: PromptBuilder, decoder: DecoderSide, effort: Effort) -> list[Sample]:
+    """Chat prompts of text; their tokens, template included, are counted after they are made."""
+    deadline = Deadline(effort.stage_seconds)
+    samples: list[Sample] = []
+    for words in _LENGTHS:
+        text = " ".join(f"word{index % 10}" for index in range(words))
+        messages = json.dumps([{"role": "user", "content": text}]).encode()
+
+        def work(messages: bytes = messages) -> None:
+            prompt = prompts.build(messages, [])
+            decoder.positions(prompt.token_ids, prompt.features)
+
+        tokens = len(prompts.build(messages, []).token_ids)
+        samples.append(timed(work, {"take_request": 1, "take_token": tokens}, effort))
+        if deadline.over and len(samples) >= 4:
+            break
+    return samples
