@@ -1,4 +1,4 @@
-"""Forks workers from a process that has imported torch and transformers already.
+"""The supervisor's side of the fork server.
 
 The first start pays for the imports once, whatever the number of workers; a worker that was killed is back in
 a second; the imported code is in memory once. Whatever goes wrong here, workers are started by exec instead.
@@ -15,8 +15,9 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
 
+from triptych.launch.fork.server import ForkReply, ForkRequest
 from triptych.launch.parent import PARENT_VARIABLE, adopt_orphans
 
 logger = logging.getLogger("launch")
@@ -28,7 +29,7 @@ _END_SECONDS = 5.0
 
 
 class ForkedProcess:
-    """A child of this process that somebody else forked; the part of asyncio's Process that is needed."""
+    """A child of this process that the fork server forked; the part of asyncio's Process that is needed."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -60,15 +61,15 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class Zygote:
-    """The process with the imports. `command` gets the number of its control socket as its last word."""
+class ForkServer:
+    """The fork server as a child of this process. `command` gets its socket's number as its last word."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._ready = False
         self._ending = False
 
@@ -90,7 +91,7 @@ class Zygote:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 str(theirs.fileno()),
-                env=os.environ | {"TRIPTYCH_SERVICE": "zygote", PARENT_VARIABLE: str(os.getpid())},
+                env=os.environ | {"TRIPTYCH_SERVICE": "fork-server", PARENT_VARIABLE: str(os.getpid())},
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -100,43 +101,41 @@ class Zygote:
     async def fork(
         self, name: str, words: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """A `triptych` process with these words; None when it has to be started by exec."""
-        async with self._turn:
+        """A new `triptych` process with these words; None when it has to be started by exec."""
+        async with self._lock:
             if self._writer is None:
                 return None
             try:
                 if not self._ready:
-                    await self._said(PRELOAD_SECONDS)
+                    await self._read_reply(PRELOAD_SECONDS)
                     self._ready = True
-                order = {"name": name, "words": list(words), "environment": dict(environment)}
-                self._writer.write(json.dumps(order).encode() + b"\n")
-                said = await self._said(FORK_SECONDS)
-                if "pid" in said:
-                    return ForkedProcess(int(said["pid"]))
-                logger.warning("%s cannot be forked (%s); it starts by itself", name, said.get("error"))
+                request = ForkRequest(name, list(words), dict(environment))
+                self._writer.write(json.dumps(asdict(request)).encode() + b"\n")
+                reply = await self._read_reply(FORK_SECONDS)
+                if "pid" in reply:
+                    return ForkedProcess(reply["pid"])
+                logger.warning("%s cannot be forked (%s): it starts by exec", name, reply.get("error"))
             except (OSError, ValueError, TimeoutError) as error:
                 if not self._ending:
-                    logger.warning(
-                        "workers start by themselves from now on: %s %s", type(error).__name__, error
-                    )
+                    logger.warning("workers start by exec from now on: %s %s", type(error).__name__, error)
                 await self._give_up()
         return None
 
-    async def _said(self, seconds: float) -> dict[str, Any]:
+    async def _read_reply(self, seconds: float) -> ForkReply:
         assert self._reader is not None
         async with asyncio.timeout(seconds):
             line = await self._reader.readline()
         if not line:
-            raise ConnectionError("the process with the imports is gone")
-        said: dict[str, Any] = json.loads(line)
-        return said
+            raise ConnectionError("the fork server is gone")
+        reply: ForkReply = json.loads(line)
+        return reply
 
     async def end(self) -> None:
         """Ends the process, and with it a wait for its imports; the workers live on."""
         self._ending = True
         if not self._ready and self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
-        async with self._turn:
+        async with self._lock:
             await self._give_up()
 
     async def _give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Workers forked from a process with their imports: as good as fresh ones; the zygote may die."""
+"""Workers forked from a process with their imports: as good as fresh ones; the fork server may die."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from triptych.launch.children import Child
-from triptych.launch.fork.zygote import ForkedProcess, Zygote
+from triptych.launch.fork.client import ForkedProcess, ForkServer
 from triptych.launch.parent import PARENT_VARIABLE
 
 PATIENCE = 60.0
-#: A zygote without torch; its workers do what their first word says.
-_ZYGOTE = """
+#: A fork server without torch; its workers do what their first word says.
+_SERVER = """
 import json, os, socket, sys, time
 from pathlib import Path
 from triptych.launch.parent import die_with_parent
-from triptych.launch.fork.process import become, serve_orders
+from triptych.launch.fork.server import become, serve_requests
 
 die_with_parent()
 {preload}
-become(serve_orders(socket.socket(fileno=int(sys.argv[1]))))
+become(serve_requests(socket.socket(fileno=int(sys.argv[1]))))
 die_with_parent()
 if sys.argv[1] == "exit":
     sys.exit(int(sys.argv[2]))
@@ -36,27 +36,27 @@ time.sleep(600)
 """
 _EXEC = [sys.executable, "-c"]
 
-Start = Callable[..., Awaitable[Zygote]]
+Start = Callable[..., Awaitable[ForkServer]]
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    started: list[Zygote] = []
+    started: list[ForkServer] = []
 
-    async def make(preload: str = "") -> Zygote:
-        zygote = Zygote([*_EXEC, _ZYGOTE.format(preload=preload)])
-        await zygote.start()
-        started.append(zygote)
-        return zygote
+    async def make(preload: str = "") -> ForkServer:
+        server = ForkServer([*_EXEC, _SERVER.format(preload=preload)])
+        await server.start()
+        started.append(server)
+        return server
 
     yield make
-    for zygote in started:
-        await zygote.end()
+    for server in started:
+        await server.end()
 
 
-async def _fork(zygote: Zygote, *words: object) -> ForkedProcess | None:
+async def _fork(server: ForkServer, *words: object) -> ForkedProcess | None:
     own = {"TRIPTYCH_SERVICE": "pd-7", PARENT_VARIABLE: str(os.getpid())}
-    return await zygote.fork("pd-7", [str(word) for word in words], own)
+    return await server.fork("pd-7", [str(word) for word in words], own)
 
 
 async def _told(path: Path) -> dict[str, object]:
@@ -96,15 +96,15 @@ async def test_the_exit_code_of_a_forked_worker_is_seen(start):
     assert process.returncode == 2
 
 
-async def test_workers_outlive_the_zygote_and_the_next_one_must_start_by_itself(start, tmp_path, caplog):
-    zygote = await start()
-    process = await _fork(zygote, tmp_path / "told")
+async def test_workers_outlive_the_fork_server_and_the_next_one_must_start_by_exec(start, tmp_path, caplog):
+    server = await start()
+    process = await _fork(server, tmp_path / "told")
     await _told(tmp_path / "told")
-    os.kill(zygote.pid, signal.SIGKILL)
-    assert await _fork(zygote, tmp_path / "other") is None
-    # Noticed by the hang-up, not by waiting: no worker holds the zygote's end.
-    assert "by themselves" in caplog.text and "TimeoutError" not in caplog.text
-    assert zygote.pid is None
+    os.kill(server.pid, signal.SIGKILL)
+    assert await _fork(server, tmp_path / "other") is None
+    # Noticed by the hang-up, not by waiting: no worker holds the fork server's end.
+    assert "by exec from now on" in caplog.text and "TimeoutError" not in caplog.text
+    assert server.pid is None
     assert process.returncode is None
     assert await _end(process) == -signal.SIGKILL
 
@@ -118,25 +118,25 @@ async def test_workers_outlive_the_zygote_and_the_next_one_must_start_by_itself(
     ],
     ids=["it ends", "it has threads", "it has gRPC"],
 )
-async def test_a_zygote_that_cannot_fork_safely_forks_nothing(start, preload):
-    zygote = await start(preload)
-    assert await _fork(zygote, "exit", 0) is None
-    assert zygote.pid is None
+async def test_a_fork_server_that_cannot_fork_safely_forks_nothing(start, preload):
+    server = await start(preload)
+    assert await _fork(server, "exit", 0) is None
+    assert server.pid is None
 
 
 async def test_the_end_does_not_wait_for_imports(start):
-    zygote = await start("time.sleep(600)")
-    waiting = asyncio.create_task(_fork(zygote, "exit", 0))
+    server = await start("time.sleep(600)")
+    waiting = asyncio.create_task(_fork(server, "exit", 0))
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE):
-        await zygote.end()
+        await server.end()
         assert await waiting is None
 
 
-async def test_a_child_starts_again_by_itself_when_its_zygote_is_gone(start, tmp_path):
-    zygote = await start()
+async def test_a_child_starts_again_by_exec_when_its_fork_server_is_gone(start, tmp_path):
+    server = await start()
     write = "import os, sys, time; open(sys.argv[1] + '.exec', 'w').write(str(os.getpid())); time.sleep(600)"
-    child = Child("pd-7", [*_EXEC, write, str(tmp_path / "told")], zygote=zygote)
+    child = Child("pd-7", [*_EXEC, write, str(tmp_path / "told")], fork_server=server)
     watch = asyncio.create_task(child.watch())
     try:
         forked = await _told(tmp_path / "told")
@@ -144,10 +144,10 @@ async def test_a_child_starts_again_by_itself_when_its_zygote_is_gone(start, tmp
             while child.pid is None:
                 await asyncio.sleep(0.01)
         assert forked["pid"] == child.pid
-        os.kill(zygote.pid, signal.SIGKILL)
+        os.kill(server.pid, signal.SIGKILL)
         os.kill(child.pid, signal.SIGKILL)
         assert await _told(tmp_path / "told.exec")
-        assert zygote.pid is None
+        assert server.pid is None
     finally:
         await child.end(PATIENCE)
         assert await watch == 0
