@@ -30,7 +30,7 @@ from triptych.config import (
 from triptych.ec_connector.store.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.fork.zygote import Zygote
+from triptych.launch.fork.client import ForkServer
 from triptych.launch.model_path import (
     AUDIO_DEMO_MODEL,
     DEMO_MODEL,
@@ -134,7 +134,7 @@ def plan_cluster(
         run_dir=run_dir,
         store_url=url,
         store=store,
-        zygote=_zygote(path) if Zygote.possible(values["device"]) else (),
+        fork_server=_fork_server(path) if ForkServer.possible(values["device"]) else (),
     )
 
 
@@ -190,8 +190,8 @@ def _triptych(command: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "triptych.cli", command)
 
 
-def _zygote(path: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "triptych.cli.zygote", str(path))
+def _fork_server(path: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.launch.fork.server", str(path))
 
 
 def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:
