@@ -18,15 +18,17 @@ from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.errors import RequestError
 from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.decode_runs import CountedOutput, DecodeRuns
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
-from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
-from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.limits import SchedulerLimits
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.scheduler import SchedulerLimits
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.simulator.cluster.clock import Clock, Timer
 from triptych.simulator.cluster.cores import SharedCores
-from triptych.simulator.cluster.decode_runs import LengthText, RunningScheduler, RunTokens
 from triptych.simulator.cluster.hops import Hops
 from triptych.simulator.cluster.loads import SimulatedLoads
 from triptych.simulator.cluster.processors import Host, Turn
@@ -46,7 +48,7 @@ class TokenSink(Protocol):
     """Who hears of a worker's steps, at the worker's own moment."""
 
     def events(self, events: list[EngineEvent], tokens: int) -> None: ...
-    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None: ...
+    def run(self, told: list[NewTokens], ends: Sequence[float]) -> None: ...
     def streams(self, tokens: int, prefill: int, seconds: float) -> None: ...
     def riders(self) -> Mapping[str, float]: ...
 
@@ -90,7 +92,8 @@ class SimulatedPD:
         self.connector = TableScheduler(ECTransferConfig(ec_role="consumer"))
         items = ItemTracker(self.cache, self.admission, self.connector)
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
-        self.scheduler = RunningScheduler(limits, self.kv, items, quick=jumps)
+        self.scheduler = Scheduler(limits, self.kv, items, count_only=jumps)
+        self._runs = DecodeRuns(self.scheduler)
         self.loads = SimulatedLoads(
             clock,
             costs,
@@ -170,7 +173,7 @@ class SimulatedPD:
     def _take(
         self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
     ) -> None:
-        output = LengthText(request.output_tokens, request.output_token)
+        output = CountedOutput(request.output_tokens, request.output_token)
         taken = EngineRequest(
             request_id=request.name,
             attempt=attempt,
@@ -287,8 +290,8 @@ class SimulatedPD:
         chunks: list[Any] = output.chunks
         tokens = [chunk.state.request.output.token for chunk in chunks if chunk.samples]
         moved, events = self._update(output, tokens)
-        plain = not moved and self.scheduler.quiet(output, events)
-        self._next(self._jumps and not self._inbox and (plain or self.scheduler.alone))
+        plain = not moved and self._runs.was_plain(output, events)
+        self._next(self._jumps and not self._inbox and (plain or self._runs.only_decodes))
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> tuple[bool, list[EngineEvent]]:
         """Whether transfers or, in a step without tokens, anything else has moved; and the step's events."""
@@ -346,7 +349,7 @@ class SimulatedPD:
         context = sum(state.num_tokens for state in running)
         share, tell = self._share(), self._costs.tell(count)
         first = share * (self._costs.step_seconds(0, count, context, 0.0) + tell)
-        steps = self.scheduler.room(lambda step: now + step * first)
+        steps = self._runs.steps_left(lambda step: now + step * first)
         if steps < 1:
             return False
         self._tell_streams(count, 0, first)
@@ -382,7 +385,7 @@ class SimulatedPD:
         if self._interval:
             self._begun = ends[-2] if run.steps > 1 else run.started
             self._cores.watch(self, None)
-        self._sink.run(self.scheduler.run_on(run.steps, now), ends)
+        self._sink.run(self._runs.advance(run.steps, now), ends)
         self._update(SchedulerOutput(0), [])
         self._next(False)
 
