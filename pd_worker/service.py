@@ -30,15 +30,15 @@ from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
 from triptych.models.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.attention.flex.start import prepare, slow_while_compiling
-from triptych.pd_worker.core.capacity import max_model_len, num_kv_blocks
+from triptych.pd_worker.attention.flex_start import prepare, slow_while_compiling
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.streams import Outbox
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.input_processor import Intake
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
-from triptych.pd_worker.frontend.token_texts import TokenTexts
+from triptych.pd_worker.runner.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.protos import pd_pb2_grpc

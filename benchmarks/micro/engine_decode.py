@@ -32,7 +32,7 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.attention.flex.start import prepare
+from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine

@@ -23,7 +23,7 @@ from triptych.models.base import EncoderSide
 from triptych.models.families.layers import before_each_layer
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker import service as pd_service
-from triptych.pd_worker.attention.flex.start import slow_while_compiling
+from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.auth import WorkerDoor
 from triptych.rpc.channels import make_server

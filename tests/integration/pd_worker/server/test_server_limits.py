@@ -17,7 +17,7 @@ from support.fakes.pd_client import PDClient
 from support.waiting import until
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker import server as pd_server
-from triptych.pd_worker.core.outputs import NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 from triptych.pd_worker.events.streams import Outbox
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych.pd_worker.attention import key_ranges
-from triptych.pd_worker.attention.flex.kernel import MIN_BATCH, FlexCall, attend
+from triptych.pd_worker.attention.flex_kernel import MIN_BATCH, FlexCall, attend
 from triptych.pd_worker.attention.key_ranges import BLOCK, KeyRanges, whole_blocks
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, PrefillSpan
 

@@ -7,7 +7,7 @@ import torch
 from triptych.config import VIEW_SHARE, PDConfig, format_size
 from triptych.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry
-from triptych.pd_worker.core.request_check import CrossLimits
+from triptych.pd_worker.core.limits import CrossLimits
 
 #: Above this a default would ask for more memory than most machines give.
 _DEFAULT_MAX_MODEL_LEN = 32768

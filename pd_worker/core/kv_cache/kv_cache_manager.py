@@ -1,4 +1,4 @@
-"""KV blocks: who holds which, and which full blocks can serve another request's prefix."""
+"""Block tables of requests, and the prefix cache of their full blocks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 @dataclass(slots=True)
 class _Table:
     blocks: list[int] = field(default_factory=list)
-    #: Blocks at the front of the table that the prefix cache knows.
+    #: Blocks at the front of the table that are in the prefix cache.
     registered: int = 0
 
 
 class KVCacheManager:
-    """The requests' own tables: blocks of `block_size` tokens from a pool of `num_blocks`."""
+    """Allocates the requests' block tables: blocks of `block_size` tokens from a pool of `num_blocks`."""
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -27,7 +27,7 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request holds."""
+        """Blocks without references."""
         return self.pool.num_free
 
     @property
@@ -57,14 +57,14 @@ class KVCacheManager:
             found.append(block)
         return found
 
-    def prefix_contents(self, chain: PrefixChain, prefix: list[int], num_tokens: int) -> list[bytes]:
-        """What `find_prefix` has found, and the next content that it has looked for in vain."""
+    def prefix_digests(self, chain: PrefixChain, prefix: list[int], num_tokens: int) -> list[bytes]:
+        """The digests of what `find_prefix` has found, and the first one that it has not found."""
         if not self.prefix_caching:
             return []
         return chain.digests(min(len(prefix) + 1, (num_tokens - 1) // self.block_size))
 
     def allocate(self, request_id: str, prefix: list[int], num_tokens: int, *, spare: int = 0) -> bool:
-        """Gives a request that holds nothing `prefix` and new blocks for the rest of `num_tokens`.
+        """Allocates `prefix` and new blocks for the rest of `num_tokens` to a request without a table.
 
         False, and nothing changed, when that would leave fewer than `spare` free blocks.
         """
@@ -74,8 +74,8 @@ class KVCacheManager:
         if new + revived + spare > self.pool.num_free:
             return False
         for block in prefix:
-            self.pool.refer(block)
-        blocks = prefix + [self.pool.take() for _ in range(new)]
+            self.pool.add_reference(block)
+        blocks = prefix + [self.pool.allocate() for _ in range(new)]
         self._tables[request_id] = _Table(blocks, registered=len(prefix))
         return True
 
@@ -87,7 +87,7 @@ class KVCacheManager:
             return True
         if new > self.pool.num_free:
             return False
-        table.blocks.extend(self.pool.take() for _ in range(new))
+        table.blocks.extend(self.pool.allocate() for _ in range(new))
         return True
 
     def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:
@@ -103,16 +103,20 @@ class KVCacheManager:
             self.pool.label(table.blocks[index], digests[index])
         table.registered = full
 
+    def drain_changes(self) -> set[bytes]:
+        """Digests of blocks that were cached or evicted since the last call."""
+        return self.pool.drain_changes()
+
     def reset(self) -> None:
-        """Takes all tables back, frees all blocks and forgets every prefix."""
+        """Frees all tables and blocks, and empties the prefix cache."""
         self._tables.clear()
         self.pool.reset()
 
     def free(self, request_id: str) -> None:
-        """Takes the request's references back. Idempotent."""
+        """Releases the request's blocks. Idempotent."""
         table = self._tables.pop(request_id, None)
         if table is None:
             return
-        # The end of a prefix goes first: a chain without its head is of no use.
+        # The end of a prefix is evicted first: a chain without its head is of no use.
         for block in reversed(table.blocks):
             self.pool.release(block)

@@ -6,7 +6,8 @@ import bisect
 from array import array
 
 from triptych.errors import RequestError
-from triptych.pd_worker.core.outputs import (
+from triptych.pd_worker.core.outputs import RawLogprobs
+from triptych.pd_worker.core.request_events import (
     EngineEvent,
     ItemLoaded,
     ItemMissing,
@@ -14,14 +15,7 @@ from triptych.pd_worker.core.outputs import (
     RequestAdmitted,
     RequestFinished,
 )
-from triptych.pd_worker.frontend.token_texts import TokenTexts
-from triptych.pd_worker.frontend.wire import (
-    admitted_to_proto,
-    finished_to_proto,
-    loaded_to_proto,
-    logprobs_to_proto,
-    missing_to_proto,
-)
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.types import FinishReason
@@ -193,3 +187,46 @@ class RequestHistory:
             tokens=tokens,
             finished=finished,
         )
+
+
+def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
+    return pd_pb2.Admitted(
+        prompt_token_ids=event.prompt_token_ids,
+        placements=[
+            pd_pb2.ItemPlacement(offset=place.offset, length=place.length) for place in event.placements
+        ],
+        encoder_prompt_token_ids=event.encoder_prompt_token_ids,
+        timestamps=None
+        if event.timestamps is None
+        else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
+    )
+
+
+def loaded_to_proto(event: ItemLoaded) -> pd_pb2.ItemLoaded:
+    return pd_pb2.ItemLoaded(mm_hash=event.mm_hash, seconds=event.seconds)
+
+
+def missing_to_proto(event: ItemMissing) -> pd_pb2.ItemMissing:
+    return pd_pb2.ItemMissing(mm_hash=event.mm_hash, damaged_digest=event.damaged_digest)
+
+
+def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.PositionLogprobs:
+    def token(token_id: int, logprob: float) -> common_pb2.TokenLogprob:
+        text, utf8 = texts[token_id]
+        return common_pb2.TokenLogprob(token_id=token_id, logprob=logprob, text=text, utf8=utf8)
+
+    return common_pb2.PositionLogprobs(chosen=token(*raw.chosen), top=[token(*pair) for pair in raw.top])
+
+
+def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
+    return pd_pb2.Finished(
+        reason=event.reason.value,
+        error=error_to_proto(event.error) if event.error else None,
+        prompt_tokens=event.usage.prompt_tokens,
+        completion_tokens=event.usage.completion_tokens,
+        cached_tokens=event.usage.cached_tokens,
+        queue_seconds=event.timings.queue,
+        load_seconds=event.timings.load,
+        prefill_seconds=event.timings.prefill,
+        decode_seconds=event.timings.decode,
+    )

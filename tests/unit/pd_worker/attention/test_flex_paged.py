@@ -16,9 +16,9 @@ from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import engine_cell
 from triptych.errors import ConfigError
 from triptych.models.support import wanted_by_flex
-from triptych.pd_worker.attention.flex import kernel as flex_kernel
-from triptych.pd_worker.attention.flex import start as flex_start
-from triptych.pd_worker.attention.flex.start import prepare, slow_while_compiling, warm_up
+from triptych.pd_worker.attention import flex_kernel as flex_kernel
+from triptych.pd_worker.attention import flex_start as flex_start
+from triptych.pd_worker.attention.flex_start import prepare, slow_while_compiling, warm_up
 from triptych.pd_worker.attention.metadata import AttentionMetadata
 from triptych.watchdog import SLOW_FACTOR, EngineBeat
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_compiled_is_refused_at_the_start(
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(flex_start, "is_compiled", lambda device: True)
-    monkeypatch.setattr("triptych.pd_worker.attention.flex.paged.attend", no_compiler)
+    monkeypatch.setattr("triptych.pd_worker.attention.flex_paged.attend", no_compiler)
     with pytest.raises(ConfigError, match="cannot be served: give --attention-backend sdpa"):
         prepare(t5.path, t5.decoder, 16)
 

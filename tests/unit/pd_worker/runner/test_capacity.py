@@ -6,7 +6,7 @@ import torch
 from triptych.config import MIB, PDConfig
 from triptych.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry
-from triptych.pd_worker.core.capacity import (
+from triptych.pd_worker.runner.capacity import (
     block_bytes,
     cross_limits_of,
     max_model_len,

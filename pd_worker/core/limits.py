@@ -1,4 +1,4 @@
-"""What could never run is refused before it waits."""
+"""The limits of the scheduler, and the check of requests against them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ from dataclasses import dataclass
 
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.scheduler_limits import SchedulerLimits
 from triptych.types import MMFeature
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The limits of PDConfig; `max_num_batched_tokens` is the token budget of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @property
+    def prefill_cap(self) -> int:
+        """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
+        return max(1, self.max_num_batched_tokens // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +37,9 @@ class CrossLimits:
 
 
 def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossLimits | None) -> None:
-    """InvalidRequest for a request that these limits can never serve; `cross` None: a decoder-only model."""
+    """Raises InvalidRequest for a request that can never run; `cross` is None for a decoder-only model."""
     room = limits.max_model_len - request.num_tokens
-    # A resumed request may have filled it: then its output has ended, and only that is still to be told.
+    # A resumed request may have filled it: then its output has ended, and only its end is still to be sent.
     if room < 0 or (room == 0 and request.output.finished is None):
         raise ContextTooLong(
             f"the prompt has {request.num_tokens} tokens, but the model takes "

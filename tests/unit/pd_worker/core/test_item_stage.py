@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.pd_worker.core.ready_marks import MARK_SECONDS, ReadyMarks
+from triptych.pd_worker.core.item_stage import MARK_SECONDS, ReadyMarks
 
 
 def test_a_mark_counts_until_its_seconds_are_over():
@@ -20,7 +20,7 @@ def test_a_key_that_is_marked_again_counts_from_then_and_older_ones_are_forgotte
     marks.add(["c"], 100.0 + MARK_SECONDS * 1.2)
     later = 100.0 + MARK_SECONDS * 1.3
     assert [marks.has(key, later) for key in "abc"] == [True, False, True]
-    assert marks.kept == 2
+    assert len(marks) == 2
 
 
 def test_a_dropped_mark_counts_no_more():
