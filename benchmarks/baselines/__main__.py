@@ -18,7 +18,7 @@ from benchmarks.baselines.cell import chosen, plan_cells
 from benchmarks.baselines.cell_files import CellFiles
 from benchmarks.baselines.matrix import read_matrix
 from benchmarks.baselines.pace import seconds_left, told
-from benchmarks.baselines.runner import Options, Run
+from benchmarks.baselines.runner import MatrixRun, Options
 from triptych.errors import ConfigError
 from triptych.goodput.report.display import Display
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         told_ = Options(
             options.minutes, options.restart_each, options.retry_failed, options.lock, options.want
         )
-        return 0 if Run(matrix, cells, files, told_, display).run(everything) else 1
+        return 0 if MatrixRun(matrix, cells, files, told_, display).run(everything) else 1
     except ConfigError as error:
         display.warn(str(error))
         return 2

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.baselines.shelf import Shelf
 from benchmarks.baselines.tables import number
+from triptych.goodput.measure.slo import parse_slo
 from triptych.goodput.report.plots import COLOURS
-from triptych.goodput.slo import parse_slo
 
 #: Bars whose neighbour is so many times as high would be invisible on a linear axis.
 _LINEAR_RANGE = 20.0

@@ -15,12 +15,12 @@ from benchmarks.baselines.servers import Server
 from triptych.errors import TriptychError
 from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
-from triptych.goodput.load.presets import preset
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.search import SearchLimits
+from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.result import search_fields, window_fields
 from triptych.goodput.run import Bench, ready
-from triptych.goodput.search import SearchLimits
-from triptych.goodput.settings import Settings
 
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12
@@ -49,9 +49,9 @@ class Measured:
     others_share: float = 0.0
 
 
-def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: float | None) -> Settings:
+def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: float | None) -> RunSettings:
     """Of the cell's windows; `rate` is that of the fixed window, or the first of the search."""
-    base = Settings(
+    base = RunSettings(
         target=target,
         workload=preset(cell.load).workload,
         workload_name=cell.load,
@@ -94,7 +94,7 @@ def settle(server: Server, display: Display) -> None:
     """A short closed loop with pictures that nobody counts."""
     load = "images-4"
     asked = ready(
-        Settings(
+        RunSettings(
             target=Target(server.url, ""),
             workload=preset(load).workload,
             workload_name=load,

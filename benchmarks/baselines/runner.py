@@ -36,7 +36,7 @@ class Options:
     want: Path | None = None
 
 
-class Run:
+class MatrixRun:
     """Measures the cells that are left, in their order."""
 
     def __init__(

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from benchmarks.baselines.shelf import Shelf
 from triptych.goodput.load.reply import STAGES
-from triptych.goodput.report.figures import percentile
+from triptych.goodput.measure.figures import percentile
 
 #: What a first token waits for; `decode` is what follows.
 BEFORE_FIRST_TOKEN = tuple(stage for stage in STAGES if stage != "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RatioTarget:
     """A ratio of `ours` over the system in the role `against`; `{tail}` in the title is the matrix's.
 
     At least `need`; at most, where less is better.
@@ -30,9 +30,9 @@ class Target:
 
 
 TARGETS = (
-    Target("goodput with half of the pictures seen before", "goodput", "reuse-50", "other", 2.0),
-    Target("P{tail} TPOT of text streams in the mix", "text_tpot", "mix", "colocated", 0.5),
-    Target("goodput with 4 pictures", "goodput", "images-4", "colocated", 1.5),
+    RatioTarget("goodput with half of the pictures seen before", "goodput", "reuse-50", "other", 2.0),
+    RatioTarget("P{tail} TPOT of text streams in the mix", "text_tpot", "mix", "colocated", 0.5),
+    RatioTarget("goodput with 4 pictures", "goodput", "images-4", "colocated", 1.5),
 )
 
 
@@ -40,7 +40,7 @@ TARGETS = (
 class Outcome:
     """`state`: met, missed, not measured. `by` tells the distance in words."""
 
-    target: Target
+    target: RatioTarget
     state: str
     ratio: float = math.nan
     low: float = math.nan
@@ -48,7 +48,7 @@ class Outcome:
     by: str = ""
 
 
-def judge_target(shelf: Shelf, target: Target) -> Outcome:
+def judge_target(shelf: Shelf, target: RatioTarget) -> Outcome:
     """By the ratio of the medians; the range of single repeats stands beside it."""
     a, b = shelf.role(target.against), shelf.role("ours")
     metric = shelf.metrics[target.metric]
@@ -64,7 +64,7 @@ def judge_target(shelf: Shelf, target: Target) -> Outcome:
     return Outcome(target, "met" if met else "missed", found.ratio, found.low, found.high, by)
 
 
-def planned_targets(shelf: Shelf) -> list[Target]:
+def planned_targets(shelf: Shelf) -> list[RatioTarget]:
     """Those whose cells, both sides, are in the plan."""
     return [
         target
