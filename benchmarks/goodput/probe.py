@@ -10,8 +10,8 @@ from dataclasses import replace
 import aiohttp
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.client import Client, make_session
-from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.client import LoadClient, make_session
+from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies
 from triptych.goodput.load.prompts import words_per_token
 from triptych.goodput.load.workload import PlannedRequest
@@ -48,9 +48,9 @@ def calibrate(target: Target) -> float:
 
 async def _prompt_tokens(target: Target, planned: list[PlannedRequest]) -> list[int]:
     counts = []
-    job = Job(target, tuple((0.0, request) for request in planned))
+    job = LoadJob(target, tuple((0.0, request) for request in planned))
     async with make_session(target) as session:
-        client = Client(session, target, time.perf_counter(), _PATIENCE)
+        client = LoadClient(session, target, time.perf_counter(), _PATIENCE)
         for index, request in enumerate(planned):
             with closing(Bodies(job)) as bodies:
                 body = bodies.body(index)

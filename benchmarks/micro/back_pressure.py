@@ -48,7 +48,7 @@ ENCODER_CACHE = "2MiB"
 
 
 @dataclass(slots=True)
-class Run:
+class MixRun:
     """What one run has shown."""
 
     rules: bool
@@ -96,17 +96,17 @@ def sized_model(target: Path, side: int) -> Path:
     return target
 
 
-def measure(model: Path, rules: bool, options: argparse.Namespace) -> Run:
+def measure(model: Path, rules: bool, options: argparse.Namespace) -> MixRun:
     words = ["--store-memory", STORE, "--encoder-cache-memory", ENCODER_CACHE, "--max-num-seqs", "1"]
     words += ["--threads", "1", "--kv-memory", "64MiB", "--prepared-memory", "1GiB"]
     words += ["--max-queue", str(options.clients + 8), "--no-prefix-caching", "--request-timeout", "600"]
     words += [] if rules else ["--no-flow-control"]
     shape = ClusterShape(encoders=options.encoders, pd_workers=1)
     with launched(shape, str(model), words, START_SECONDS) as cluster:
-        return asyncio.run(load(cluster, Run(rules), options))
+        return asyncio.run(load(cluster, MixRun(rules), options))
 
 
-async def load(cluster: Launched, run: Run, options: argparse.Namespace) -> Run:
+async def load(cluster: Launched, run: MixRun, options: argparse.Namespace) -> MixRun:
     """Keeps `clients` requests in flight for `seconds`."""
     began = time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
@@ -131,7 +131,7 @@ async def client(
     session: aiohttp.ClientSession,
     url: str,
     index: int,
-    run: Run,
+    run: MixRun,
     began: float,
     options: argparse.Namespace,
 ) -> None:
@@ -193,7 +193,7 @@ def samples(url: str) -> list[Sample]:
         return [sample for family in families for sample in family.samples]
 
 
-def report(runs: list[Run], options: argparse.Namespace) -> str:
+def report(runs: list[MixRun], options: argparse.Namespace) -> str:
     command = "python -m benchmarks.micro.back_pressure " + " ".join(
         f"--{name} {getattr(options, name):g}"
         for name in ("seconds", "clients", "images", "tokens", "side", "encoders")
@@ -240,7 +240,7 @@ def report(runs: list[Run], options: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def share(run: Run) -> float:
+def share(run: MixRun) -> float:
     return 100 * run.again / max(run.encoded, 1.0)
 
 

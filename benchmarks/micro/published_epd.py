@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.presets import preset
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.report.drift import MOST_POINTS
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.search import SearchLimits, Verdict, search
+from triptych.goodput.measure.slo import Slo
+from triptych.goodput.measure.sustained import MOST_POINTS
 from triptych.goodput.report.machine import describe, load_average
-from triptych.goodput.search import SearchLimits, Verdict, search
-from triptych.goodput.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.costs.published import published
@@ -47,7 +47,7 @@ LOWEST, HIGHEST = 1.0, 28.0
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class PublishedSystem:
     """One column: `fitted` says whether its costs have the doors that were fitted to the report."""
 
     name: str
@@ -56,7 +56,7 @@ class System:
     limits: Limits
 
 
-def systems() -> tuple[System, ...]:
+def systems() -> tuple[PublishedSystem, ...]:
     """Replicas and 1E3PD with the doors of the report; then both without."""
     limits = read_device("a100").limits
     door = replace(limits, encoder=EncoderConfig(device="cuda", decode_threads=1))
@@ -66,14 +66,14 @@ def systems() -> tuple[System, ...]:
         free, proxy=replace(free.proxy, request=0.0, item=0.0, media_byte=0.0, token=0.0, prompt_token=0.0)
     )
     return (
-        System("replicas", colocated(4), replicas(), limits),
-        System("1E3PD", on_devices(1, 3), disaggregated(), door),
-        System("replicas, no door", colocated(4), free, limits),
-        System("1E3PD, no door", on_devices(1, 3), free, limits),
+        PublishedSystem("replicas", colocated(4), replicas(), limits),
+        PublishedSystem("1E3PD", on_devices(1, 3), disaggregated(), door),
+        PublishedSystem("replicas, no door", colocated(4), free, limits),
+        PublishedSystem("1E3PD, no door", on_devices(1, 3), free, limits),
     )
 
 
-def window(system: System, load: Workload, slo: Slo, rate: float, seconds: float) -> Verdict:
+def window(system: PublishedSystem, load: Workload, slo: Slo, rate: float, seconds: float) -> Verdict:
     """One simulated window of the harness's length, judged as the harness does."""
     warm_up, measured = math.ceil(rate * WARM_UP), math.ceil(rate * seconds)
     found = simulate(
@@ -90,7 +90,7 @@ def window(system: System, load: Workload, slo: Slo, rate: float, seconds: float
 
 
 def sustained(
-    system: System, figure: Figure, seconds: float, say: Callable[[str], None]
+    system: PublishedSystem, figure: Figure, seconds: float, say: Callable[[str], None]
 ) -> tuple[float, float, str]:
     """The highest rate, the lowest that was too much, and why that was."""
     chosen = preset(f"{figure.text}-{figure.images}")

@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadJob:
     """One window. With `concurrency` the planned times are ignored: that many requests are kept in flight.
 
     The first `warm_up` requests are sent and not measured. `timeout` is in seconds of one request.

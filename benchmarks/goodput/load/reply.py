@@ -33,7 +33,7 @@ class _Chunk(msgspec.Struct):
     triptych_timings: dict[str, Any] | None = None
 
 
-class Reply:
+class StreamedReply:
     """`first`, `last` and `gaps` are in the unit of `take`'s times; None and empty before the first token."""
 
     def __init__(self, first_token: str = "chunk") -> None:

@@ -15,8 +15,8 @@ import click
 from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
+    from triptych.goodput.measure.settings import RunSettings
     from triptych.goodput.run import Course, Output
-    from triptych.goodput.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +114,7 @@ def bench() -> None:
 def workloads() -> None:
     """Lists the workloads."""
     check_extra()
-    from triptych.goodput.load.presets import PRESETS
+    from triptych.goodput.measure.presets import PRESETS
 
     for name, preset in PRESETS.items():
         load = preset.workload
@@ -248,13 +248,13 @@ def check_extra() -> None:
         raise ConfigError(f"{error.name} is missing: pip install 'triptych[bench]'") from error
 
 
-def _settings(values: dict[str, Any], url: str) -> Settings:
+def _settings(values: dict[str, Any], url: str) -> RunSettings:
     from triptych.goodput.load.arrivals import Arrivals, check_arrivals
     from triptych.goodput.load.job import Target
-    from triptych.goodput.load.presets import preset
     from triptych.goodput.load.workload import check_workload
-    from triptych.goodput.settings import Settings
-    from triptych.goodput.slo import parse_slo
+    from triptych.goodput.measure.presets import preset
+    from triptych.goodput.measure.settings import RunSettings
+    from triptych.goodput.measure.slo import parse_slo
 
     chosen = preset(values["workload"])
     workload = workload_of(values)
@@ -275,7 +275,7 @@ def _settings(values: dict[str, Any], url: str) -> Settings:
         extra=_extra_body(values["extra_body"]),
     )
     given = ("trace", "trace_speed", "concurrency", "seconds", "requests", "warm_up", "timeout", "seed")
-    return Settings(
+    return RunSettings(
         target=target,
         workload=workload,
         workload_name=values["workload"] if not values["trace"] else f"trace {Path(values['trace']).name}",
@@ -289,8 +289,8 @@ def workload_of(values: dict[str, Any]) -> Any:
     """The preset's workload with what the flags change."""
     from dataclasses import replace
 
-    from triptych.goodput.load.presets import preset
     from triptych.goodput.load.workload import parse_images, parse_sizes
+    from triptych.goodput.measure.presets import preset
 
     flags = {
         "text_tokens": values["text_tokens"],
@@ -317,9 +317,9 @@ def _extra_body(text: str) -> dict[str, Any]:
 
 
 def _course(values: dict[str, Any]) -> Course:
-    from triptych.goodput.load.presets import preset
+    from triptych.goodput.measure.presets import preset
+    from triptych.goodput.measure.search import SearchLimits
     from triptych.goodput.run import Course
-    from triptych.goodput.search import SearchLimits
 
     preset_rates = preset(values["workload"]).rates
     open_loop = not values["concurrency"] and not values["trace"]

@@ -67,9 +67,9 @@ def plan(**values: Any) -> None:
 
 
 def _question(values: dict[str, Any]) -> Any:
-    from triptych.goodput.load.presets import preset
     from triptych.goodput.load.workload import check_workload
-    from triptych.goodput.slo import parse_slo
+    from triptych.goodput.measure.presets import preset
+    from triptych.goodput.measure.slo import parse_slo
     from triptych.simulator.plan.question import Question, read_device
 
     workload = workload_of(values)

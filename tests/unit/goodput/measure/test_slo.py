@@ -7,7 +7,7 @@ import math
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.goodput.slo import parse_slo
+from triptych.goodput.measure.slo import parse_slo
 
 
 def test_objectives_are_read_in_milliseconds():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.arrivals import Arrivals, arrival_times, mean_rate
-from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.trace import read_trace
 from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.slo import Slo
 
 #: A window below this says nothing of a P99.
 _LEAST_REQUESTS = 5
@@ -19,7 +19,7 @@ _WARM_UP_SEED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RunSettings:
     """`seconds` and `warm_up` are of every window; `requests` above 0 sets the measured number instead.
 
     One of `arrivals`, `trace` and `concurrency` decides when requests are sent.
@@ -40,7 +40,7 @@ class Settings:
     seed: int = 0
     words_per_token: float = 1.0
 
-    def at(self, rate: float) -> Settings:
+    def at(self, rate: float) -> RunSettings:
         """The same at another rate; a ramp keeps its steepness."""
         scaled = self.arrivals.ramp_to * rate / self.arrivals.rate
         return replace(self, arrivals=replace(self.arrivals, rate=rate, ramp_to=scaled))
@@ -54,7 +54,7 @@ class Settings:
         return f"{self.arrivals.rate:.4g}/s"
 
 
-def make_job(settings: Settings, seed: int) -> Job:
+def make_job(settings: RunSettings, seed: int) -> LoadJob:
     """The window that `seed` decides: requests, pictures and times."""
     if settings.trace:
         schedule = read_trace(Path(settings.trace), settings.trace_speed, seed)
@@ -67,7 +67,7 @@ def make_job(settings: Settings, seed: int) -> Job:
     return _job(settings, schedule, warm_up)
 
 
-def _counts(settings: Settings) -> tuple[int, int]:
+def _counts(settings: RunSettings) -> tuple[int, int]:
     """Requests of the warm-up, and measured ones."""
     if settings.concurrency:
         return settings.concurrency, settings.requests or max(10 * settings.concurrency, 20)
@@ -76,7 +76,7 @@ def _counts(settings: Settings) -> tuple[int, int]:
     return warm_up, max(measured, _LEAST_REQUESTS)
 
 
-def _times(settings: Settings, warm_up: int, measured: int, seed: int) -> list[float]:
+def _times(settings: RunSettings, warm_up: int, measured: int, seed: int) -> list[float]:
     """Both parts offer their rate exactly; a ramp begins after its warm-up."""
     if settings.concurrency:
         return [0.0] * (warm_up + measured)
@@ -88,10 +88,10 @@ def _times(settings: Settings, warm_up: int, measured: int, seed: int) -> list[f
     return before + [begin + time for time in arrival_times(settings.arrivals, measured, seed)]
 
 
-def _job(settings: Settings, schedule: list[tuple[float, PlannedRequest]], warm_up: int) -> Job:
+def _job(settings: RunSettings, schedule: list[tuple[float, PlannedRequest]], warm_up: int) -> LoadJob:
     if warm_up >= len(schedule):
         raise ConfigError(f"--warm-up {settings.warm_up:g} leaves no request of the trace to measure")
-    return Job(
+    return LoadJob(
         target=settings.target,
         schedule=tuple(schedule),
         warm_up=warm_up,

@@ -1,4 +1,4 @@
-"""A turn on the machine: a lock on a file that all who measure, or keep off for it, agree on."""
+"""The machine lock: an exclusive lock on a file, so that only one measurement runs at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PERIOD = 0.2
 
 
 @contextlib.contextmanager
-def turn(lock: Path | None, want: Path | None = None, patience: float = 1800.0) -> Iterator[None]:
-    """Holds the lock alone. While it is waited for, the file `want` exists, by default LOCK.want.
+def machine_lock(lock: Path | None, want: Path | None = None, patience: float = 1800.0) -> Iterator[None]:
+    """Holds the lock. While it is waited for, the file `want` exists, by default LOCK.want.
 
     Without a lock nothing is waited for. ConfigError after `patience` seconds.
     """
@@ -27,16 +27,16 @@ def turn(lock: Path | None, want: Path | None = None, patience: float = 1800.0) 
     with lock.open("ab") as file:
         try:
             want.touch()
-            while not _taken(file.fileno()):
+            while not _acquire(file.fileno()):
                 if time.monotonic() > deadline:
-                    raise ConfigError(f"--lock {lock} was held by others for {patience:g} s")
+                    raise ConfigError(f"--lock {lock} was not free for {patience:g} s: end what holds it")
                 time.sleep(_PERIOD)
         finally:
             want.unlink(missing_ok=True)
         yield
 
 
-def _taken(descriptor: int) -> bool:
+def _acquire(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,7 +10,7 @@ import pytest
 
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.generator import generate
-from triptych.goodput.load.job import Job, Progress, Target
+from triptych.goodput.load.job import LoadJob, Progress, Target
 from triptych.goodput.load.processes import LoadError, run_window
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.null_server import MODEL, Behaviour, start
@@ -18,10 +18,10 @@ from triptych.goodput.null_server import MODEL, Behaviour, start
 LOAD = Workload(text_tokens=8, output_tokens=4, images=((0, 1.0), (1, 1.0)), sizes=((32, 32, 1.0),))
 
 
-def job_for(url: str, count: int = 24, rate: float = 40.0, **more) -> Job:
+def job_for(url: str, count: int = 24, rate: float = 40.0, **more) -> LoadJob:
     times = arrival_times(Arrivals(rate=rate), count, 1)
     schedule = tuple(zip(times, plan_requests(LOAD, count, 1), strict=True))
-    return Job(Target(url, MODEL), schedule, **more)
+    return LoadJob(Target(url, MODEL), schedule, **more)
 
 
 async def window(behaviour: Behaviour, seen: list[Progress] | None = None, **more):
@@ -114,4 +114,4 @@ async def test_a_window_runs_in_a_process_of_its_own():
 
 def test_a_job_survives_the_way_to_the_generator():
     job = job_for("http://x", concurrency=2)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=Job) == job
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=LoadJob) == job

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from triptych.goodput.load.job import Progress, WindowReport
 from triptych.goodput.load.processes import run_window
-from triptych.goodput.report.drift import Drift, drift_of
-from triptych.goodput.report.figures import Figures, summarise
-from triptych.goodput.report.queues import QueueSample, QueueSampler
-from triptych.goodput.report.sustained import judge
-from triptych.goodput.search import Verdict
-from triptych.goodput.settings import Settings, make_job
+from triptych.goodput.measure.figures import Figures, summarise
+from triptych.goodput.measure.queues import QueueSample, QueueSampler
+from triptych.goodput.measure.search import Verdict
+from triptych.goodput.measure.settings import RunSettings, make_job
+from triptych.goodput.measure.sustained import Drift, drift_of, judge
 
 #: A generator that sends later than this at P99, or takes more of its core, may itself be what is measured.
 LATE_SECONDS = 0.002
@@ -22,8 +21,8 @@ FEW_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    settings: Settings
+class MeasuredWindow:
+    settings: RunSettings
     seed: int
     report: WindowReport
     figures: Figures
@@ -48,16 +47,16 @@ class Window:
 
 
 def measure(
-    settings: Settings,
+    settings: RunSettings,
     seed: int,
     metrics_urls: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Window:
+) -> MeasuredWindow:
     """Runs the window that `seed` decides."""
     job = make_job(settings, seed)
     with QueueSampler(metrics_urls) as sampler:
         report = run_window(job, on_progress)
-    return Window(
+    return MeasuredWindow(
         settings=settings,
         seed=seed,
         report=report,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.slo import METRICS, Slo
+from triptych.goodput.measure.slo import METRICS, Slo
 
 PERCENTILES = (50, 90, 99)
 

@@ -61,7 +61,7 @@ def metrics(tail: int) -> dict[str, Metric]:
     }
 
 
-class Shelf:
+class CellResults:
     """One plan and its cells. Loads and systems are in the plan's order."""
 
     def __init__(self, plan: Found, cells: Sequence[Found]) -> None:

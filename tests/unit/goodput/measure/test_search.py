@@ -8,10 +8,9 @@ import random
 import pytest
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.report.drift import drift_of
-from triptych.goodput.report.sustained import judge
-from triptych.goodput.search import SearchLimits, Verdict, search
-from triptych.goodput.slo import parse_slo
+from triptych.goodput.measure.search import SearchLimits, Verdict, search
+from triptych.goodput.measure.slo import parse_slo
+from triptych.goodput.measure.sustained import drift_of, judge
 
 SLO = parse_slo(["ttft:1000 tpot:50"])
 

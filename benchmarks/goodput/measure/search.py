@@ -37,7 +37,7 @@ class SearchLimits:
 
 
 @dataclass(slots=True)
-class Trial:
+class RateTrial:
     """All windows at one rate."""
 
     rate: float
@@ -64,7 +64,7 @@ class SearchResult:
     failing: float
     votes: tuple[int, int]
     drift: float
-    trials: tuple[Trial, ...]
+    trials: tuple[RateTrial, ...]
 
     @property
     def drifted(self) -> bool:
@@ -75,18 +75,18 @@ class _Search:
     def __init__(self, measure: Callable[[float], Verdict], limits: SearchLimits) -> None:
         self._measure = measure
         self._limits = limits
-        self.trials: dict[float, Trial] = {}
+        self.trials: dict[float, RateTrial] = {}
         self.reference: tuple[float, float] | None = None
 
     def window(self, rate: float) -> Verdict:
         verdict = self._measure(rate)
-        self.trials.setdefault(rate, Trial(rate)).verdicts.append(verdict)
+        self.trials.setdefault(rate, RateTrial(rate)).verdicts.append(verdict)
         return verdict
 
     def sustains(self, rate: float) -> bool:
         """Measures until a majority of `windows` is certain."""
         need = self._limits.windows // 2 + 1
-        trial = self.trials.setdefault(rate, Trial(rate))
+        trial = self.trials.setdefault(rate, RateTrial(rate))
         while trial.passed < need and len(trial.verdicts) - trial.passed < need:
             verdict = self.window(rate)
             if self.reference is None and verdict.sustained:
@@ -138,7 +138,7 @@ def search(measure: Callable[[float], Verdict], limits: SearchLimits) -> SearchR
         rate, before = run.reference
         after = run.window(rate).reference
         drift = after / before if before > 0 else 1.0
-    best = run.trials.get(low, Trial(low))
+    best = run.trials.get(low, RateTrial(low))
     votes = (best.passed, len(best.verdicts))
     trials = tuple(run.trials[rate] for rate in sorted(run.trials))
     return SearchResult(low, high, votes, drift, trials)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.slo import Slo
 
 _PUBLISHED_SLO = Slo((("ttft", 20_000.0), ("tpot", 100.0)))
 _TIGHT_SLO = Slo((("ttft", 1_000.0), ("tpot", 100.0)))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.report.figures import percentile, summarise
-from triptych.goodput.slo import parse_slo
+from triptych.goodput.measure.figures import percentile, summarise
+from triptych.goodput.measure.slo import parse_slo
 
 SLO = parse_slo(["ttft:100 tpot:10"])
 

@@ -1,4 +1,4 @@
-"""Whether latency grows within a window: a rate at which the queue never stops growing is not sustained."""
+"""Whether one window's rate was sustained: P99 of every metric of the SLO inside it, and no growing queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.figures import summarise
+from triptych.goodput.measure.search import Verdict
+from triptych.goodput.measure.slo import Slo
 
 #: More points would take a second of Python for their pairs.
 MOST_POINTS = 400
@@ -48,3 +50,20 @@ def drift_of(records: Sequence[RequestRecord], slo: Slo) -> Drift:
     limit = slo.seconds("ttft")
     scale = limit if math.isfinite(limit) else statistics.median(ttft for _, ttft in points) / MATTERS
     return Drift(growth, z, z > SURE and growth > MATTERS * scale)
+
+
+def judge(records: Sequence[RequestRecord], slo: Slo, drift: Drift | None = None) -> Verdict:
+    """The reference is the median end-to-end latency of completed requests.
+
+    `drift` of the window where somebody has looked at it; else all records are looked at.
+    """
+    figures = summarise(records, slo)
+    reasons = [
+        f"P99 {name} {figures.tails[name] * 1000:.0f} ms over {limit:g}"
+        for name, limit in slo.limits
+        if not figures.tails[name] * 1000 <= limit
+    ]
+    drift = drift or drift_of(records, slo)
+    if drift.grows:
+        reasons.append(f"TTFT grew by {drift.growth * 1000:.0f} ms within the window")
+    return Verdict(not reasons, figures.spreads["e2el"].median, "; ".join(reasons))
