@@ -20,10 +20,10 @@ from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker
 from triptych.machine.device_memory import memory_of
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
-from triptych.models.families.layers import before_each_layer
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
-from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.auth import WorkerDoor
 from triptych.rpc.channels import make_server

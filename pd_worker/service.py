@@ -25,10 +25,10 @@ from triptych.errors import Unavailable
 from triptych.machine.device_memory import memory_of
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.models.families.layers import before_each_layer
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
-from triptych.models.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.flex_start import prepare, slow_while_compiling
 from triptych.pd_worker.engine import Engine

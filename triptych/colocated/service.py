@@ -20,8 +20,8 @@ from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.metrics import EncoderMetrics, PDMetrics
 from triptych.models.base import EncoderSide
-from triptych.models.families.layers import before_each_layer
 from triptych.models.identity import ModelIdentity
+from triptych.models.layers import before_each_layer
 from triptych.pd_worker import service as pd_service
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc

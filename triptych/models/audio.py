@@ -14,7 +14,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from triptych.errors import ConfigError
-from triptych.models.checkpoint import read_json
+from triptych.models.checkpoint.folder import read_json
 
 _REMEDY = "give MODEL=/folder with preprocessor_config.json"
 

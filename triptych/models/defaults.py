@@ -9,7 +9,7 @@ import torch
 
 from triptych.errors import ConfigError
 from triptych.models.base import GenerationDefaults
-from triptych.models.checkpoint import read_config, read_json
+from triptych.models.checkpoint.folder import read_config, read_json
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KNOWN = frozenset(

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from triptych.errors import ConfigError
 from triptych.hashing import framed_digest
-from triptych.models.checkpoint import read_config, safetensors_files
+from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.registry import family_of
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 

@@ -12,7 +12,7 @@ import PIL
 import torch
 
 from triptych.errors import ConfigError, InvalidRequest
-from triptych.models.checkpoint import read_config, read_json
+from triptych.models.checkpoint.folder import read_config, read_json
 
 if TYPE_CHECKING:
     from PIL import Image

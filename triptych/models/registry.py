@@ -11,7 +11,7 @@ import torch
 
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.checkpoint import read_config
+from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.weights.loading import KeyMap
 from triptych.models.weights.prepack import prepack

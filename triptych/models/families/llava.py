@@ -14,7 +14,7 @@ from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.text import TextDecoder, load_config, one_dimensional
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 from triptych.types import ItemPlan
 

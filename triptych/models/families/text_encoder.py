@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.models.base import EncoderSide, PreparedItem
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 

@@ -14,7 +14,7 @@ from transformers.models.vit.modeling_vit import ViTModel
 
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text import load_config
 from triptych.models.images import ImageProcessor, check_known

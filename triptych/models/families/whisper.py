@@ -22,7 +22,7 @@ from triptych.models.base import (
     PreparedItem,
     PromptDefaults,
 )
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text import load_config
 from triptych.models.families.whisper_prompt import WhisperPrompts

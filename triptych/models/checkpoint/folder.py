@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.errors import ConfigError
-from triptych.models.support import check_supported, wanted_by_checkpoint
+from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"
