@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -52,7 +52,7 @@ class Family:
         keys: KeyMap = self._module().KEYS
         return keys
 
-    def _module(self) -> Any:
+    def _module(self) -> ModuleType:
         return importlib.import_module(f"triptych.models.families.{self.name}")
 
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedConfig
+from transformers.utils import ModelOutput
 
 from triptych.errors import InvalidRequest
-from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.text import TextDecoder, load_config, rows_of_grid
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import ItemPlan, MMFeature
+from triptych.types import ItemPlan, JsonObject, MMFeature, Options
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     limits = ("shortest_edge", "longest_edge")
     return isinstance(value, Mapping) and set(value) <= set(limits) and all(map(is_count, value.values()))
 
@@ -53,7 +55,7 @@ class QwenEncoder(EncoderSide):
 
     def __init__(
         self,
-        config: Any,
+        config: PreTrainedConfig,
         module: nn.Module,
         images: ImageProcessor,
         *,
@@ -83,15 +85,15 @@ class QwenEncoder(EncoderSide):
 
     @classmethod
     @abstractmethod
-    def tower(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def tower(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         """The family's vision model, without weights."""
 
     @classmethod
-    def row_width(cls, config: Any) -> int:
+    def row_width(cls, config: PreTrainedConfig) -> int:
         """Elements of one row."""
         return int(config.out_hidden_size)
 
-    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
         inputs = self._images(media, self._limits(options))
         grid = tuple(int(side) for side in inputs["image_grid_thw"][0])
         frames, rows, columns = grid
@@ -116,11 +118,11 @@ class QwenEncoder(EncoderSide):
         # cat copies, even a single column: an item must not keep the whole batch alive.
         return [torch.cat(levels, dim=-1) if len(levels) > 1 else levels[0].clone() for levels in parts]
 
-    def columns(self, out: Any) -> list[torch.Tensor]:
+    def columns(self, out: ModelOutput) -> list[torch.Tensor]:
         """The tower's outputs that make up a row, each [all rows, out_hidden_size]."""
         return [out.pooler_output]
 
-    def _limits(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _limits(self, options: Options) -> JsonObject:
         """Options as one `size`; a request may shrink what the checkpoint allows, never exceed it."""
         check_known(options, _OPTIONS)
         if not options:
