@@ -18,8 +18,8 @@ def check_model(values: dict[str, Any]) -> None:
     path = resolve_model(values["model"])
     import torch
 
+    from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
-    from triptych.models.support import check_supported, wanted_by_flags
     from triptych.models.weights.loading import parameter_bytes
 
     check_supported(path, wanted_by_flags(build(PDConfig, values)))

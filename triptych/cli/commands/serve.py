@@ -44,7 +44,7 @@ from triptych.launch.plan.shape import ClusterShape, shape_of
 from triptych.launch.supervisor import ClusterPlan, Supervisor, check_port
 from triptych.log import setup_logging
 from triptych.machine.resources import cpu_quota, may_claim_cores, numa_nodes, usable_cpus
-from triptych.models.support import check_supported, wanted_by_flags
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
 logger = logging.getLogger("launch")
 

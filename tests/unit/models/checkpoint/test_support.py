@@ -11,8 +11,8 @@ import pytest
 from support.data.checkpoints import build_checkpoint
 from triptych.config import PDConfig
 from triptych.errors import ConfigError
-from triptych.models.checkpoint import read_config
-from triptych.models.support import (
+from triptych.models.checkpoint.folder import read_config
+from triptych.models.checkpoint.support import (
     MATRIX,
     check_supported,
     table,
@@ -21,7 +21,7 @@ from triptych.models.support import (
     wanted_by_flex,
 )
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PATH = Path("model")
 
 

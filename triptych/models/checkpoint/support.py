@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from triptych.config import EncoderConfig, PDConfig
 from triptych.errors import ConfigError
+from triptych.types import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def check_supported(path: Path, wanted: Iterable[str]) -> None:
             raise ConfigError(f"MODEL={path}: {row.title} cannot be served: {row.remedy}")
 
 
-def wanted_by_checkpoint(config: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
+def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str]:
     """The rows that a checkpoint's config.json and its folder's file names ask for."""
     wanted = []
     if config.get("quantization_config"):
@@ -80,7 +81,7 @@ def wanted_by_checkpoint(config: Mapping[str, Any], files: Iterable[str] = ()) -
     return wanted
 
 
-def wanted_by_flags(flags: Any) -> list[str]:
+def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
     asked = {
         "tensor_parallel": flags.tensor_parallel != 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from triptych.models.families.layers import before_each_layer, layers_of
+from triptych.models.layers import before_each_layer, layers_of
 
 
 class Tower(nn.Module):

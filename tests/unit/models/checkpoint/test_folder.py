@@ -9,7 +9,7 @@ import pytest
 
 from support.data.checkpoints import build_checkpoint
 from triptych.errors import ConfigError
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.registry import family_of
 
 

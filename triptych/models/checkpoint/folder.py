@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.errors import ConfigError
-from triptych.models.support import check_supported, wanted_by_checkpoint
+from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
+from triptych.types import JsonObject
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -36,7 +36,7 @@ class Checkpoint:
                     yield name, tensors.get_tensor(name)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> JsonObject:
     """config.json of a checkpoint folder; ConfigError with the remedy if there is none."""
     if not str(path) or not path.is_dir():
         what = "is a file" if path.is_file() else "does not exist"
@@ -48,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_json(file: Path) -> dict[str, Any] | None:
+def read_json(file: Path) -> JsonObject | None:
     """A JSON object, or None where there is no such file; ConfigError if it is not one."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def _tensor_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def _open(file: Path) -> Any:
+def _open(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
