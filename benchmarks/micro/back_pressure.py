@@ -35,10 +35,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.report.machine import commit
 from triptych.launch.model_path import DEMO_MODEL
-from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "back_pressure.md"
 WINDOW = 10.0
@@ -101,7 +101,7 @@ def measure(model: Path, rules: bool, options: argparse.Namespace) -> MixRun:
     words += ["--threads", "1", "--kv-memory", "64MiB", "--prepared-memory", "1GiB"]
     words += ["--max-queue", str(options.clients + 8), "--no-prefix-caching", "--request-timeout", "600"]
     words += [] if rules else ["--no-flow-control"]
-    shape = ClusterShape(encoders=options.encoders, pd_workers=1)
+    shape = WorkerCounts(encoders=options.encoders, pd_workers=1)
     with launched(shape, str(model), words, START_SECONDS) as cluster:
         return asyncio.run(load(cluster, MixRun(rules), options))
 

@@ -31,9 +31,9 @@ from PIL import Image
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from examples.demo_models.images.evaluate import cases, evaluate
 from examples.demo_models.images.inference import MODEL_ID, Http
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import launched
 from triptych.goodput.report.machine import commit
-from triptych.launch.plan.shape import ClusterShape
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
@@ -171,7 +171,7 @@ def _greedy(sides: tuple[Any, Any], prepared: Any, rows: torch.Tensor, tokens: i
 
 def demo(quantization: str, answers: int) -> float:
     """Share of the demo model's held-out questions that are answered with the whole truth."""
-    shape = ClusterShape(encoders=1, pd_workers=1)
+    shape = WorkerCounts(encoders=1, pd_workers=1)
     with launched(shape, "", ["--quantization", quantization], START_SECONDS) as cluster:
         marks = evaluate(Http(cluster.url, MODEL_ID), cases(1, answers), controls=False)
     return sum(mark.said == mark.case.truth for mark in marks) / len(marks)

@@ -8,7 +8,7 @@ import pytest
 from support.data.checkpoints import FAMILIES as PLACEHOLDER_FAMILIES
 from support.data.checkpoints import build_checkpoint
 from support.encdec.checkpoints import FAMILIES as CROSS_FAMILIES
-from triptych.cli.commands.first_request import first_request
+from triptych.launch.greeting import first_request
 
 URL = "http://127.0.0.1:8000"
 

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
-from triptych.cli.options import build
-from triptych.config import EMBEDDING_MEMORY, PDConfig, format_size, parse_size
+from triptych.config import ClusterConfig, format_size
 from triptych.launch.model_path import resolve_model
 from triptych.launch.plan.memory import check_fits, plan_memory
-from triptych.launch.plan.shape import shape_of
 from triptych.machine.resources import available_memory
 
+if TYPE_CHECKING:
+    from triptych.models.base import DecoderSide
 
-def check_model(values: dict[str, Any]) -> None:
+
+def check_model(config: ClusterConfig) -> None:
     """Prints the report; ConfigError when the model would not work or not fit."""
-    path = resolve_model(values["model"])
+    path, pd = resolve_model(config.model), config.pd
     import torch
 
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
     from triptych.models.weights.loading import parameter_bytes
 
-    check_supported(path, wanted_by_flags(build(PDConfig, values)))
-    device = torch.device(values["device"])
+    check_supported(path, wanted_by_flags(pd))
+    device = torch.device(pd.device)
     family = family_of(path)
-    dtype = resolve_dtype(path, device, values["dtype"])
+    dtype = resolve_dtype(path, device, pd.dtype)
     # Loaded for real: a checkpoint with missing or unknown tensors is found here, not in production.
-    quantization = values["quantization"]
-    encoder = load_encoder(path, device=device, dtype=dtype, quantization=quantization)
+    encoder = load_encoder(path, device=device, dtype=dtype, quantization=pd.quantization)
     decoder = load_decoder(
-        path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=quantization
+        path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
     )
     geometry = decoder.geometry
     sides = {"encoder side": encoder.module, "decoder side": decoder.module}
@@ -41,24 +41,14 @@ def check_model(values: dict[str, Any]) -> None:
     lines = [
         f"model         {path}",
         f"family        {family.name}, {_kind(encoder.modality, decoder)}",
-        f"dtype         {str(dtype).removeprefix('torch.')} on {device}, quantization {quantization}",
+        f"dtype         {str(dtype).removeprefix('torch.')} on {device}, quantization {pd.quantization}",
         *(f"{name:<13} {n / 1e6:.1f} M parameters, {format_size(held[name])}" for name, n in counts.items()),
         f"embedding     {format_size(encoder.width * size)} a row",
-        f"KV cache      {format_size(kv_token)} a token, {_held(values['kv_memory'], kv_token)}",
+        f"KV cache      {format_size(kv_token)} a token, {_tokens_held(pd.kv_memory, kv_token)}",
         f"model length  {geometry.max_position_embeddings} tokens",
         *_cross(decoder, size),
     ]
-    plan = plan_memory(
-        sum(held.values()),
-        shape=shape_of(values),
-        kv_memory=values["kv_memory"],
-        encoder_cache_memory=values["encoder_cache_memory"] or EMBEDDING_MEMORY,
-        media_memory=values["encoder_media_memory"],
-        prepared_memory=values["prepared_memory"],
-        store_memory=parse_size(str(values["store_memory"])),
-        swap_memory=values["swap_memory"] if values["preemption"] == "swap" else 0,
-        weights_in_ram=device.type == "cpu",
-    )
+    plan = plan_memory(sum(held.values()), config)
     available = available_memory()
     lines += ["memory", plan.table(), f"available     {format_size(available)}"]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -66,17 +56,17 @@ def check_model(values: dict[str, Any]) -> None:
     sys.stdout.write("It fits.\n")
 
 
-def _held(kv_memory: int, kv_token: int) -> str:
-    """How many tokens --kv-memory holds, as far as it says."""
+def _tokens_held(kv_memory: int, kv_token: int) -> str:
+    """How many tokens --kv-memory holds, where it is given."""
     return f"--kv-memory holds {kv_memory // kv_token}" if kv_memory else "--kv-memory is found at the start"
 
 
-def _kind(modality: str, decoder: Any) -> str:
+def _kind(modality: str, decoder: DecoderSide) -> str:
     """What the model is, in a few words; `modality` is that of its items."""
     return f"of {modality}" if decoder.cross is None else f"an encoder-decoder model of {modality}"
 
 
-def _cross(decoder: Any, size: int) -> list[str]:
+def _cross(decoder: DecoderSide, size: int) -> list[str]:
     """What an item takes where it is attended to from beside the prompt; nothing for other models."""
     from triptych.models.families.text_encoder import MAX_ROWS
 
