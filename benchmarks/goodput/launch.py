@@ -109,9 +109,9 @@ def _wait_ready(
         if _answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoding + shape.decoding:
             return
         time.sleep(0.1)
-    told = log.read_text(errors="replace").strip()[-1500:]
+    output = log.read_text(errors="replace").strip()[-1500:]
     state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
-    raise ConfigError(f"--launch: the cluster {state}:\n{told}")
+    raise ConfigError(f"--launch: the cluster {state}:\n{output}")
 
 
 def _answers(url: str) -> bool:

@@ -2,7 +2,7 @@
 
 A burst fills the queue and clients keep it full, each request with an image of its own. With the rules, an
 image is encoded once a PD worker has room for it; without them (`--no-flow-control`) as soon as an encoder is
-free: the store then evicts what nobody has loaded, and it is encoded again.
+free: the store then evicts what is not loaded yet, and it is encoded again.
 
     python -m benchmarks.micro.back_pressure [--seconds 90] [--clients 250] [--tokens 24] [--write]
 """
@@ -135,7 +135,7 @@ async def client(
     began: float,
     options: argparse.Namespace,
 ) -> None:
-    """Asks about one new image after the other; what is refused is asked again when told to."""
+    """Asks about one new image after the other; a refused one is asked again after Retry-After."""
     number = 0
     while True:
         body = request(index * 10_000 + number, options)

@@ -1,7 +1,7 @@
 """What chat waits for beside a hundred clients of each other endpoint, before and after a change.
 
 One cluster with the demo model for each tree of code. In every round each tree answers some chats alone and
-some beside the clients of each endpoint, who ask again as soon as they have their answer, from a process of
+some beside the clients of each endpoint, which ask again as soon as they have their answer, from a process of
 their own. The ratio is that of the medians within a round; the page has the median over all rounds.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks int8_quality [--items 8] [--tokens 48] [--answers 360] [--write]
 
 Per family, on the tests' tiny random checkpoint: both sides are loaded in fp32, with `int8-decoder` and with
-`int8`. The fp32 model's own greedy tokens over its own encoder rows are put through the others, whole
+`int8`. The fp32 model's own greedy tokens over its own encoder rows are put through the other two, whole
 sequences at once, and every position's logits are compared. A random model's candidates lie close together:
 of a trained one more best tokens agree, which the demo model's lines show. `--answers` 0 leaves the demo out;
 else its held-out questions are asked through `triptych serve`. One layer is timed, too.
