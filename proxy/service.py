@@ -74,7 +74,7 @@ async def run(config: ProxyConfig) -> None:
         dispatcher, http_task = await _serve(config, store, keys, listener, limits, stack)
         calm_gc()
         await _until_stopped(http_task)
-        dispatcher.gate.draining = True
+        dispatcher.drain()
         await _drain(dispatcher)
         await dispatcher.close()
 
@@ -315,7 +315,7 @@ class Upkeep:
         except StoreUnavailable:
             return
         share = (nbytes or DEFAULT_STORE_BYTES) // 2 // self._pool.proxies
-        self._dispatcher.jobs.table.share = share
+        self._dispatcher.set_share(share)
 
     async def collect(self) -> None:
         """Deletes registrations and leases ten minutes past their deadline."""

@@ -147,7 +147,7 @@ class FakeCluster:
     @property
     def received(self) -> int:
         """Output tokens that the proxy has of the requests in flight."""
-        return sum(len(flow.lifecycle.output_token_ids) for flow in self.dispatcher._flows.values())
+        return sum(len(request.lifecycle.output_token_ids) for request in self.dispatcher._requests.values())
 
     async def ask(self, messages: list[dict[str, Any]], **extra: Any) -> Any:
         """A reply in one piece."""
