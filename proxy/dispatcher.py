@@ -17,7 +17,6 @@ from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.media.loader import MediaLoader, make_loader
 from triptych.proxy.pd.router import PDRouter
-from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import JobReady, Transport
 from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
@@ -25,33 +24,27 @@ from triptych.proxy.requests.lifecycle import Instruction
 from triptych.proxy.requests.request import Choices, InFlightRequest, make_choices
 from triptych.proxy.requests.stored_items import StoredItems, StoreView
 from triptych.proxy.splitter import split
-from triptych.proxy.transport import GrpcTransport
-from triptych.proxy.workers import Worker
+from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """All requests of one proxy. It is their `RequestEvents`, and a `WorkersListener`.
-
-    `transport` and `clock` (seconds) are ports: gRPC and the monotonic clock unless given.
-    """
+    """All requests of one proxy: their `RequestEvents`, and a `WorkersListener`. `clock` is in seconds."""
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: KnownWorkers,
         store: StoreView,
         metrics: ProxyMetrics,
+        transport: Transport,
         *,
         proxy_id: str,
         max_queue: int = 256,
         share: int = 1 << 30,
-        phase_timeout: float = 60.0,
         media: MediaLoader | None = None,
         flow_control: bool = True,
-        stall_timeout: float = 60.0,
-        transport: Transport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -62,9 +55,6 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._media = media or make_loader(ProxyConfig(), metrics)
         self._stored = StoredItems(store, clock)
-        transport = transport or GrpcTransport(
-            pool, proxy_id, phase_timeout=phase_timeout, stall_timeout=stall_timeout
-        )
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
@@ -94,7 +84,7 @@ class Dispatcher:
         self.jobs.set_share(nbytes)
 
     def resolve_model(self, name: str) -> str:
-        """The served name that a request means; see `WorkerPool.resolve_model`."""
+        """The served name that a request means; see `KnownWorkers`."""
         return self._pool.resolve_model(name)
 
     async def close(self) -> None:
