@@ -44,6 +44,7 @@ from triptych.proxy.http.connections import (
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_server
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import metrics_server
@@ -74,7 +75,7 @@ async def run(config: ProxyConfig) -> None:
         dispatcher, http_task = await _serve(config, store, keys, listener, limits, stack)
         calm_gc()
         await _until_stopped(http_task)
-        dispatcher.gate.draining = True
+        dispatcher.drain()
         await _drain(dispatcher)
         await dispatcher.close()
 
@@ -108,11 +109,11 @@ async def _serve(
         pool,
         store,
         metrics,
+        GrpcTransport(pool, proxy_id, stall_timeout=config.stall_timeout),
         proxy_id=proxy_id,
         max_queue=config.max_queue,
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
-        stall_timeout=config.stall_timeout,
     )
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
@@ -315,7 +316,7 @@ class Upkeep:
         except StoreUnavailable:
             return
         share = (nbytes or DEFAULT_STORE_BYTES) // 2 // self._pool.proxies
-        self._dispatcher.jobs.table.share = share
+        self._dispatcher.set_share(share)
 
     async def collect(self) -> None:
         """Deletes registrations and leases ten minutes past their deadline."""

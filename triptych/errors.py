@@ -17,6 +17,9 @@ TriptychError
 
 from __future__ import annotations
 
+#: Seconds after which a client should try again, where nothing says it better.
+RETRY_AFTER = 2.0
+
 
 class TriptychError(Exception):
     """The root of every error that Triptych raises on purpose."""

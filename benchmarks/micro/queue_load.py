@@ -22,7 +22,8 @@ from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, RunJob, StartJob
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot
+from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 SPACE = "n"
@@ -42,13 +43,13 @@ class FullTable:
     """
 
     def __init__(self, items: int) -> None:
-        self.jobs = JobTable(8)
+        self.jobs = EncoderJobTable(8)
         self.jobs.set_encoders(EncoderSlot(f"e{i}", (SPACE,), 4, 2) for i in range(ENCODERS))
         self._made = 0
         self.ended = 0
         #: Jobs in preprocessing and in a tower, the oldest first.
-        self._planning: list[Job] = []
-        self._running: list[Job] = []
+        self._planning: list[EncoderJob] = []
+        self._running: list[EncoderJob] = []
         for _ in range(items):
             self._want()
         self._pump()
@@ -82,9 +83,9 @@ class FullTable:
 
     def _pump(self) -> None:
         for action in self.jobs.pump(1.0):
-            if isinstance(action, StartJob):
+            if isinstance(action, StartPlan):
                 self._planning.append(action.job)
-            elif isinstance(action, RunJob):
+            elif isinstance(action, StartRun):
                 self._running.append(action.job)
 
 
@@ -92,7 +93,7 @@ class PlannedTable:
     """`items` jobs that all have their plan and wait for the admission of their requests."""
 
     def __init__(self, items: int) -> None:
-        self.jobs = JobTable(1 << 20)
+        self.jobs = EncoderJobTable(1 << 20)
         self.jobs.set_encoders([EncoderSlot("e1", (SPACE,), items, 2)])
         self._left = items // ITEMS_OF_A_REQUEST
         for index in range(items):

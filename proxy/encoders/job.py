@@ -1,4 +1,4 @@
-"""One item on its way into the store, as the proxy's job table sees it."""
+"""Encoder job: one item on its way into the store, as the proxy keeps it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from triptych.proxy.ports import ItemMedia
 from triptych.types import ItemPlan
 
 #: Encoders that may die while they work on an item. The last one of them works on nothing else.
@@ -16,19 +17,41 @@ Rank = tuple[bool, int, int]
 
 
 class JobState(enum.Enum):
+    """Where a job stands; see `EncoderJobTable`."""
+
     QUEUED = enum.auto()
     PLANNING = enum.auto()
     PLANNED = enum.auto()
     RUNNING = enum.auto()
 
 
-#: What an encoder is at: an item that waits there with its plan has nothing to do with its end.
+#: States in which an encoder works on the item: one that waits there with its plan is not why it ended.
 AT_WORK = (JobState.PLANNING, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
+class ItemSource:
+    """All that an encoder needs of an item.
+
+    `deadline` and `looked_up` (when the store's look-up began) are moments of the proxy's clock.
+    """
+
+    mm_hash: str
+    namespace: str
+    modality: str
+    media: ItemMedia
+    processor_options: str
+    salt: str
+    request_id: str
+    #: The client's own name of the request: for logs.
+    label: str
+    deadline: float
+    looked_up: float
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderSlot:
-    """An encoder as the table sees it; credits are this proxy's part."""
+    """An encoder that may get jobs; credits are this proxy's part."""
 
     address: str
     namespaces: tuple[str, ...]
@@ -36,7 +59,7 @@ class EncoderSlot:
     tower_credit: int
 
 
-class Admissions:
+class AdmittedWaiters:
     """The admitted requests among a job's waiters, and the order of the one that was admitted first."""
 
     __slots__ = ("_heap", "_orders")
@@ -70,8 +93,8 @@ class Admissions:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """One item on its way into the store. `try_id` is new for every try; reports of old tries are ignored."""
+class EncoderJob:
+    """One item's job. `try_id` is new for every try; reports of old tries are ignored."""
 
     mm_hash: str
     namespace: str
@@ -86,7 +109,7 @@ class Job:
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
     waiters: set[str] = field(default_factory=set)
-    admitted: Admissions = field(default_factory=Admissions)
+    admitted: AdmittedWaiters = field(default_factory=AdmittedWaiters)
     #: An encoder that holds the item's lease: the next try joins it there.
     owner_address: str = ""
     owner_token: str = ""

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from triptych.proxy.encoders.job import Job, Rank
+from triptych.proxy.encoders.job import EncoderJob, Rank
 
 K = TypeVar("K", bound=Hashable)
 
@@ -21,14 +21,14 @@ class JobQueue:
 
     def __init__(self) -> None:
         #: (rank, ticket, job): out of date unless the ticket is the job's latest.
-        self._heap: list[tuple[Rank, int, Job]] = []
-        self._tickets: dict[Job, int] = {}
+        self._heap: list[tuple[Rank, int, EncoderJob]] = []
+        self._tickets: dict[EncoderJob, int] = {}
         self._turn = 0
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def push(self, job: Job) -> None:
+    def push(self, job: EncoderJob) -> None:
         self._turn += 1
         self._tickets[job] = self._turn
         heapq.heappush(self._heap, (job.rank, self._turn, job))
@@ -36,17 +36,17 @@ class JobQueue:
             self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)
 
-    def discard(self, job: Job) -> None:
+    def discard(self, job: EncoderJob) -> None:
         self._tickets.pop(job, None)
 
-    def first(self) -> tuple[Rank, Job] | None:
+    def first(self) -> tuple[Rank, EncoderJob] | None:
         """The best job with its rank; it stays."""
         heap = self._heap
         while heap and self._tickets.get(heap[0][2]) != heap[0][1]:
             heapq.heappop(heap)
         return (heap[0][0], heap[0][2]) if heap else None
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[EncoderJob]:
         return list(self._tickets)
 
 
@@ -55,24 +55,24 @@ class JobFiles(Generic[K]):
 
     def __init__(self) -> None:
         self._queues: dict[K, JobQueue] = {}
-        self._keys: dict[Job, K] = {}
+        self._keys: dict[EncoderJob, K] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def file(self, job: Job, key: K) -> None:
+    def file(self, job: EncoderJob, key: K) -> None:
         """Puts the job under `key`, at its present rank."""
         if self._keys.get(job, key) != key:
             self.discard(job)
         self._keys[job] = key
         self._queues.setdefault(key, JobQueue()).push(job)
 
-    def renew(self, job: Job) -> None:
+    def renew(self, job: EncoderJob) -> None:
         """The job's rank may have changed; nothing where it is not filed."""
         if job in self._keys:
             self._queues[self._keys[job]].push(job)
 
-    def discard(self, job: Job) -> None:
+    def discard(self, job: EncoderJob) -> None:
         """Idempotent."""
         if job in self._keys:
             key = self._keys.pop(job)
@@ -85,7 +85,7 @@ class JobFiles(Generic[K]):
         """Those that some job is filed under."""
         return list(self._queues)
 
-    def jobs(self, key: K) -> list[Job]:
+    def jobs(self, key: K) -> list[EncoderJob]:
         queue = self._queues.get(key)
         return [] if queue is None else queue.jobs()
 
@@ -107,7 +107,7 @@ class Walk:
                 self._heads.append((first[0], index, queue))
         heapq.heapify(self._heads)
 
-    def first(self) -> Job | None:
+    def first(self) -> EncoderJob | None:
         """The best job of all."""
         while self._heads:
             rank, index, queue = self._heads[0]

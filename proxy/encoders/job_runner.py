@@ -1,11 +1,10 @@
-"""Carries out what the job table decides: one stream per try, reports back to the waiting requests."""
+"""Runner of encoder jobs: opens a stream per try as the job table decides, and reports to the requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from triptych.errors import InternalError, InvalidRequest, RequestError, Triptyc
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
-from triptych.proxy.backpressure import Backpressure
-from triptych.proxy.encoders.encoder_client import EncoderJob, JobFailure, JobReady
-from triptych.proxy.encoders.job_table import MAX_LOSSES, EncoderSlot, Job, JobTable, StartJob
-from triptych.proxy.media.spool import SpooledMedia
-from triptych.proxy.pool import WorkerPool
+from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource
+from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan
+from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import WorkModel
+from triptych.proxy.workers import KnownWorkers
 from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
@@ -35,42 +33,13 @@ DEFAULT_CREDIT = 8
 #: How a stream ends whose worker has ended.
 _BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN)
 #: Seconds in which the items that leave an encoder are counted for one line of the log.
-_TELL_AFTER = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class ItemSource:
-    """All that an encoder needs of an item.
-
-    `deadline` and `looked_up` (when the store's look-up began) are in loop time.
-    """
-
-    mm_hash: str
-    namespace: str
-    modality: str
-    media: SpooledMedia
-    processor_options: str
-    salt: str
-    request_id: str
-    #: The client's own name of the request: for logs.
-    label: str
-    deadline: float
-    looked_up: float
-
-
-@dataclass(frozen=True, slots=True)
-class JobSink:
-    """Where the jobs' news goes: (request, item, …)."""
-
-    planned: Callable[[str, str, ItemPlan], None]
-    ready: Callable[[str, str, JobReady], None]
-    failed: Callable[[str, str, RequestError], None]
+_LOG_AFTER = 0.1
 
 
 @dataclass(slots=True)
 class _Try:
-    job: Job
-    stream: EncoderJob
+    job: EncoderJob
+    stream: JobStream
     task: asyncio.Task[None]
 
 
@@ -79,33 +48,30 @@ class JobRunner:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: KnownWorkers,
         metrics: ProxyMetrics,
+        transport: Transport,
+        events: RequestEvents,
+        clock: Callable[[], float],
         *,
-        sink: JobSink,
         share: int = 1 << 30,
-        phase_timeout: float = 60.0,
         flow_control: bool = True,
     ) -> None:
         self._model = WorkModel()
-        self.table = JobTable(share, _patches, self._model, flow_control=flow_control)
-        self.backpressure = Backpressure(flow_control=flow_control)
+        self.table = EncoderJobTable(share, _patches, self._model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
-        self._sink = sink
-        self._phase_timeout = phase_timeout
+        self._transport = transport
+        self._events = events
+        self._clock = clock
         self._sources: dict[str, ItemSource] = {}
         self._tries: dict[str, _Try] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._recent: OrderedDict[str, tuple[float, JobReady]] = OrderedDict()
         self._ticker: asyncio.TimerHandle | None = None
         #: Items that left an encoder, by its address and the reason, and are not in the log yet.
-        self._untold: Counter[tuple[str, str]] = Counter()
+        self._unlogged: Counter[tuple[str, str]] = Counter()
         self.table.set_encoders(self._slots())
-
-    def work(self, plan: ItemPlan | None) -> float:
-        """Seconds of tower time expected of an item."""
-        return self._model.work(_patches(plan) if plan is not None else None)
 
     async def close(self) -> None:
         if self._ticker:
@@ -115,15 +81,13 @@ class JobRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for mm_hash in list(self._sources):
-            self._let_go(mm_hash)
+            self._unpin(mm_hash)
 
-    def start(self, source: ItemSource, *, re_encode: bool, damaged_digest: str, counts: bool) -> bool:
-        """The request wants the item encoded. True when it joined a job that was there.
-
-        `counts`: a loss that says something about the pace of the PD workers.
-        """
+    def start(self, source: ItemSource, *, re_encode: bool = False, damaged_digest: str = "") -> float | None:
+        """Has the item encoded for the request: seconds of tower time expected of the new job; None when the
+        request joined a job that was there."""
         if not re_encode and self._published_since(source):
-            return True
+            return None
         job, joined = self.table.want(
             source.mm_hash,
             source.request_id,
@@ -134,25 +98,43 @@ class JobRunner:
         known = self._sources.get(source.mm_hash)
         if known is None or known.deadline < source.deadline:
             source.media.retain()  # the job may outlive the request that brought its media
-            self._let_go(source.mm_hash)
+            self._unpin(source.mm_hash)
             self._sources[source.mm_hash] = source
+        work = None
         if not joined:
             self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
-            self.backpressure.record(self.work(job.plan), time.monotonic(), re_encode=re_encode and counts)
+            work = self._model.work(_patches(job.plan) if job.plan is not None else None)
         if job.plan is not None:
-            plan = job.plan
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._sink.planned, source.request_id, source.mm_hash, plan)
+            loop.call_soon(self._events.planned, source.request_id, source.mm_hash, job.plan)
         self.pump()
-        return joined
+        return work
 
     def _published_since(self, source: ItemSource) -> bool:
         """Whether the item has landed after the request's look-up began; then it is ready now."""
         landed, end = self._recent.get(source.mm_hash, (0.0, None))
         if end is None or landed < source.looked_up:
             return False
-        asyncio.get_running_loop().call_soon(self._sink.ready, source.request_id, source.mm_hash, end)
+        asyncio.get_running_loop().call_soon(self._events.ready, source.request_id, source.mm_hash, end)
         return True
+
+    def admit(self, request_id: str) -> None:
+        """A PD worker has reserved room for all items of the request: its jobs may run."""
+        self.table.admit(request_id)
+        self.pump()
+
+    def loaded(self, request_id: str, mm_hash: str) -> None:
+        """The request's PD worker has the item, or found it missing: its bytes leave the share."""
+        self.table.loaded(request_id, mm_hash)
+        self.pump()
+
+    def end_attempt(self, request_id: str) -> None:
+        """The request's room at its PD worker is gone."""
+        self.table.end_attempt(request_id)
+
+    def set_share(self, nbytes: int) -> None:
+        """Bytes that may be published and not loaded at any time."""
+        self.table.share = nbytes
 
     def leave(self, request_id: str) -> None:
         """The request has ended; jobs without another waiter are cancelled."""
@@ -161,17 +143,17 @@ class JobRunner:
         self.pump()
 
     def pool_changed(self) -> None:
-        """The encoders, or the number of proxies that share them, are others."""
+        """The encoders, or the number of proxies that share them, have changed."""
         self.table.set_encoders(self._slots())
         self.pump()
 
     def pump(self) -> None:
-        """Starts what may start, and looks again soon while there are jobs: some wait for a moment."""
-        for action in self.table.pump(time.monotonic()):
-            if isinstance(action, StartJob):
+        """Starts what may start; repeated soon while there are jobs, since some wait for their time."""
+        for action in self.table.pump(self._clock()):
+            if isinstance(action, StartPlan):
                 self._open(action.job)
             elif entry := self._tries.get(action.job.try_id):
-                entry.stream.permit()
+                entry.stream.run()
         self._metrics.published_bytes.set(self.table.published_bytes)
         self._metrics.waiting_items.set(self.table.waiting)
         if self._ticker is None and len(self.table):
@@ -202,9 +184,9 @@ class JobRunner:
             for worker in self._pool.serving("encoder")
         ]
 
-    def _open(self, job: Job) -> None:
+    def _open(self, job: EncoderJob) -> None:
         source = self._sources[job.mm_hash]
-        remaining = max(source.deadline - asyncio.get_running_loop().time(), 1.0)
+        remaining = max(source.deadline - self._clock(), 1.0)
         message = encoder_pb2.EncodeJob(
             job_id=job.try_id,
             request_id=source.request_id,
@@ -220,20 +202,13 @@ class JobRunner:
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
         )
-        try_id = job.try_id
-        stream = EncoderJob(
-            self._pool.workers["encoder", job.address].channel,
-            message,
-            source.media,
-            on_planned=lambda plan: self._planned(try_id, plan),
-            phase_timeout=self._phase_timeout,
-        )
-        task = asyncio.create_task(self._follow(try_id, job, stream), name=f"job {try_id}")
-        self._tries[try_id] = _Try(job, stream, task)
+        stream = self._transport.open_job(job.address, message, source.media, self)
+        task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")
+        self._tries[job.try_id] = _Try(job, stream, task)
 
-    async def _follow(self, try_id: str, job: Job, stream: EncoderJob) -> None:
+    async def _follow(self, try_id: str, job: EncoderJob, stream: JobStream) -> None:
         try:
-            end = await stream.run()
+            end = await stream.result()
         except aio.AioRpcError as error:
             why = f"grpc {error.code().name}"
             if error.code() in _BROKEN:
@@ -254,79 +229,79 @@ class JobRunner:
             self._tries.pop(try_id, None)
         self.pump()
 
-    def _planned(self, try_id: str, plan: ItemPlan) -> None:
-        job = self.table.planned(try_id, plan)
+    def planned(self, job_id: str, plan: ItemPlan) -> None:
+        job = self.table.planned(job_id, plan)
         if job is not None:
             for request_id in sorted(job.waiters):
-                self._sink.planned(request_id, job.mm_hash, plan)
+                self._events.planned(request_id, job.mm_hash, plan)
             self.pump()
 
     def _ready(self, try_id: str, end: JobReady) -> None:
         job = self.table.ready(try_id, end.plan)
         if job is None:
             return
-        self._let_go(job.mm_hash)
-        self._recent[job.mm_hash] = (asyncio.get_running_loop().time(), end)
+        self._unpin(job.mm_hash)
+        self._recent[job.mm_hash] = (self._clock(), end)
         if len(self._recent) > RECENT_ITEMS:
             self._recent.popitem(last=False)
         if not end.already_stored and end.encode_seconds > 0:
             self._model.learn(_patches(end.plan), end.encode_seconds)
         for request_id in sorted(job.waiters):
-            self._sink.ready(request_id, job.mm_hash, end)
+            self._events.ready(request_id, job.mm_hash, end)
 
-    def _failed(self, try_id: str, job: Job, end: JobFailure) -> None:
+    def _failed(self, try_id: str, job: EncoderJob, end: JobFailure) -> None:
         hopeless = end.code == InternalError.code and job.tries + 1 >= MAX_INTERNAL_ERRORS
         if end.owner_address or (end.retryable and not hopeless):
             self._retry(job, try_id, end.message, end.owner_address, end.owner_token)
             return
-        if self.table.failed(try_id, job.mm_hash, time.monotonic(), retryable=False) is not None:
+        if self.table.failed(try_id, job.mm_hash, self._clock(), retryable=False) is not None:
             self._give_up(job, lambda: error_from_code(end.code, end.message, param=end.param or None))
 
-    def _give_up(self, job: Job, error: Callable[[], RequestError]) -> None:
+    def _give_up(self, job: EncoderJob, error: Callable[[], RequestError]) -> None:
         """The table has let the job go: each of its requests gets an error of its own."""
-        self._let_go(job.mm_hash)
+        self._unpin(job.mm_hash)
         for request_id in sorted(job.waiters):
-            self._sink.failed(request_id, job.mm_hash, error())
+            self._events.job_failed(request_id, job.mm_hash, error())
 
-    def _broken(self, try_id: str, job: Job, stream: EncoderJob, why: str) -> None:
+    def _broken(self, try_id: str, job: EncoderJob, stream: JobStream, why: str) -> None:
         """The stream ended without an answer; with the item whole at the worker, the item may be why."""
         if not stream.media_sent:
             self._retry(job, try_id, why)
             return
         address = job.address
-        if self.table.lost(try_id, job.mm_hash, time.monotonic()) is None:
+        if self.table.lost(try_id, job.mm_hash, self._clock()) is None:
             return
         if job.losses < MAX_LOSSES:
-            self._tell(address, why)
+            self._log_later(address, why)
             return
         logger.warning("item %s is given up: %d encoder workers ended at it", short(job.mm_hash), job.losses)
         self._give_up(job, _poison)
 
-    def _retry(self, job: Job, try_id: str, why: str, owner: str = "", token: str = "") -> None:
+    def _retry(self, job: EncoderJob, try_id: str, why: str, owner: str = "", token: str = "") -> None:
         address = job.address
         queued = self.table.failed(
-            try_id, job.mm_hash, time.monotonic(), retryable=True, owner_address=owner, owner_token=token
+            try_id, job.mm_hash, self._clock(), retryable=True, owner_address=owner, owner_token=token
         )
         if queued is not None:
-            self._tell(address, why)
+            self._log_later(address, why)
 
-    def _tell(self, address: str, why: str) -> None:
+    def _log_later(self, address: str, why: str) -> None:
         """One line for all that leave together."""
-        if not self._untold:
-            asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_all)
-        self._untold[address, why] += 1
+        if not self._unlogged:
+            asyncio.get_running_loop().call_later(_LOG_AFTER, self._log_counts)
+        self._unlogged[address, why] += 1
 
-    def _tell_all(self) -> None:
-        for (address, why), count in self._untold.items():
+    def _log_counts(self) -> None:
+        for (address, why), count in self._unlogged.items():
             logger.info("items that go on elsewhere than at %s: %d (%s)", address, count, why)
-        self._untold.clear()
+        self._unlogged.clear()
 
-    def _let_go(self, mm_hash: str) -> None:
+    def _unpin(self, mm_hash: str) -> None:
         if source := self._sources.pop(mm_hash, None):
             source.media.release()
 
-    def _drop(self, job: Job) -> None:
-        self._let_go(job.mm_hash)
+    def _drop(self, job: EncoderJob) -> None:
+        self._unpin(job.mm_hash)
         if entry := self._tries.get(job.try_id):
             self._forget(job.try_id, entry)
 

@@ -1,6 +1,6 @@
-"""The table of encoder jobs: single-flight, credits, admission order and the share of published bytes.
+"""Table of encoder jobs: single-flight, credits, admission order and the share of published bytes.
 
-Pure: calls are events, `pump` returns what may start now. A job's life:
+Without I/O: calls are events, `pump` returns what may start now. A job's states:
 
     QUEUED -plan credit-> PLANNING -planned-> PLANNED -admitted, tower credit, share-> RUNNING -ready-> gone
        ^--------------------------------- a retryable failure ---------------------------------|
@@ -17,14 +17,12 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from triptych.proxy.encoders.job import AT_WORK, MAX_LOSSES, EncoderSlot, Job, JobState
+from triptych.proxy.encoders.job import AT_WORK, MAX_LOSSES, EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
 from triptych.proxy.encoders.published import Published
 from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
 from triptych.types import ItemPlan
-
-__all__ = ["MAX_LOSSES", "EncoderSlot", "Job", "JobState", "JobTable", "RunJob", "StartJob"]
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
@@ -32,21 +30,21 @@ LAST_BACKOFF = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class StartJob:
-    """Open a stream for the job's current try."""
+class StartPlan:
+    """Open a stream for the job's current try, and have the item preprocessed."""
 
-    job: Job
+    job: EncoderJob
 
 
 @dataclass(frozen=True, slots=True)
-class RunJob:
+class StartRun:
     """Permit the tower."""
 
-    job: Job
+    job: EncoderJob
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _PlanKey:
     """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it."""
 
     namespace: str
@@ -56,18 +54,18 @@ class _Start:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RunKey:
     """What planned and admitted jobs need alike to run."""
 
     address: str
     alone: str
 
 
-class JobTable:
+class EncoderJobTable:
     """All jobs of one proxy. `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
 
-    Without `flow_control` planned jobs run in the order of their coming, as soon as a tower takes them,
-    whoever has room for the result: what the rules are measured against.
+    Without `flow_control` planned jobs run in order of arrival as soon as a tower takes them, whether or not
+    a PD worker has room for the result: the baseline that the rules are measured against.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class JobTable:
     ) -> None:
         self.share = share
         self._flow_control = flow_control
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, EncoderJob] = {}
         #: Keys of the jobs that each request waits for.
         self._wanted: dict[str, dict[str, None]] = {}
         self._admissions: dict[str, int] = {}
@@ -89,10 +87,10 @@ class JobTable:
         self._by_namespace: dict[str, list[EncoderSlot]] = {}
         self._loads = EncoderLoads(patches, model or WorkModel())
         self._published = Published()
-        self._queued: JobFiles[_Start] = JobFiles()
-        self._planned: JobFiles[_Run] = JobFiles()
+        self._queued: JobFiles[_PlanKey] = JobFiles()
+        self._planned: JobFiles[_RunKey] = JobFiles()
         #: (when, order, tries, job): a queued job whose try is still this one is then filed anew.
-        self._timers: list[tuple[float, int, int, Job]] = []
+        self._timers: list[tuple[float, int, int, EncoderJob]] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -107,7 +105,7 @@ class JobTable:
         """Jobs that no tower works on."""
         return len(self._jobs) - self._loads.running_jobs
 
-    def get(self, mm_hash: str) -> Job | None:
+    def get(self, mm_hash: str) -> EncoderJob | None:
         return self._jobs.get(mm_hash)
 
     def set_encoders(self, encoders: Iterable[EncoderSlot]) -> None:
@@ -127,13 +125,13 @@ class JobTable:
         *,
         re_encode: bool = False,
         damaged_digest: str = "",
-    ) -> tuple[Job, bool]:
+    ) -> tuple[EncoderJob, bool]:
         """The item's job with this request among its waiters, and whether it was there before."""
         job = self._jobs.get(mm_hash)
         joined = job is not None
         if job is None:
             self._counter += 1
-            job = self._jobs[mm_hash] = Job(mm_hash, namespace, self._counter)
+            job = self._jobs[mm_hash] = EncoderJob(mm_hash, namespace, self._counter)
         job.waiters.add(request_id)
         self._wanted.setdefault(request_id, {})[mm_hash] = None
         if re_encode and job.state is not JobState.RUNNING:
@@ -160,7 +158,7 @@ class JobTable:
             self._rank_changed(job)
 
     def loaded(self, request_id: str, mm_hash: str) -> None:
-        """An admitted waiter has the item, or knows that the store has not: its bytes count no longer."""
+        """An admitted waiter has loaded the item, or found it missing: its bytes count no longer."""
         if not self._published.holds(mm_hash, request_id):
             return
         job = self._jobs.get(mm_hash)
@@ -178,8 +176,8 @@ class JobTable:
                 self._rank_changed(job)
         self._published.end(request_id)
 
-    def leave(self, request_id: str) -> list[Job]:
-        """The request has ended. Returns the jobs that nobody waits for any more; they are gone."""
+    def leave(self, request_id: str) -> list[EncoderJob]:
+        """The request has ended. Removes and returns the jobs that no other request waits for."""
         self.end_attempt(request_id)
         dropped = []
         for mm_hash in self._wanted.pop(request_id, ()):
@@ -191,7 +189,7 @@ class JobTable:
                 dropped.append(job)
         return sorted(dropped, key=lambda job: job.order)
 
-    def planned(self, try_id: str, plan: ItemPlan) -> Job | None:
+    def planned(self, try_id: str, plan: ItemPlan) -> EncoderJob | None:
         """Preprocessing is done: the plan credit returns. None for a report of an old try."""
         job = self._current(try_id, plan.mm_hash)
         if job is None or job.state is not JobState.PLANNING:
@@ -201,7 +199,7 @@ class JobTable:
         self._settle(job, 0.0)
         return job
 
-    def ready(self, try_id: str, plan: ItemPlan) -> Job | None:
+    def ready(self, try_id: str, plan: ItemPlan) -> EncoderJob | None:
         """The item is in the store: the job is over, its bytes stay counted while it is held."""
         job = self._current(try_id, plan.mm_hash)
         if job is None:
@@ -220,7 +218,7 @@ class JobTable:
         retryable: bool,
         owner_address: str = "",
         owner_token: str = "",
-    ) -> Job | None:
+    ) -> EncoderJob | None:
         """A try is over without an embedding. A retryable one queues the job again, elsewhere if it can."""
         job = self._current(try_id, mm_hash)
         if job is None:
@@ -247,15 +245,15 @@ class JobTable:
         self._settle(job, now)
         return job
 
-    def lost(self, try_id: str, mm_hash: str, now: float) -> Job | None:
-        """The encoder ended without a word. The job is queued again, or gone after MAX_LOSSES of them."""
+    def lost(self, try_id: str, mm_hash: str, now: float) -> EncoderJob | None:
+        """The encoder's process ended. The job is queued again, or gone after MAX_LOSSES of them."""
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
         job.losses += job.state in AT_WORK
         return self.failed(try_id, mm_hash, now, retryable=job.losses < MAX_LOSSES)
 
-    def pump(self, now: float) -> list[StartJob | RunJob]:
+    def pump(self, now: float) -> list[StartPlan | StartRun]:
         """Everything that may start now, in order; the table counts it as started."""
         while self._timers and self._timers[0][0] <= now:
             _, _, tries, job = heapq.heappop(self._timers)
@@ -264,8 +262,8 @@ class JobTable:
         self._loads.isolation.begin()
         return [*self._runs(), *self._starts(now)]
 
-    def _runs(self) -> list[StartJob | RunJob]:
-        runs: list[StartJob | RunJob] = []
+    def _runs(self) -> list[StartPlan | StartRun]:
+        runs: list[StartPlan | StartRun] = []
         isolation, published = self._loads.isolation, self._published
         walk = self._planned.walk(key for key in self._planned.all_keys() if self._tower_free(key.address))
         while (job := walk.first()) is not None:
@@ -283,11 +281,11 @@ class JobTable:
             job.state = JobState.RUNNING
             self._hold(job)
             self._settle(job, 0.0)
-            runs.append(RunJob(job))
+            runs.append(StartRun(job))
         return runs
 
-    def _starts(self, now: float) -> list[StartJob | RunJob]:
-        started: list[StartJob | RunJob] = []
+    def _starts(self, now: float) -> list[StartPlan | StartRun]:
+        started: list[StartPlan | StartRun] = []
         if not self._queued or not any(self._plan_free(slot) for slot in self._encoders.values()):
             return started
         walk = self._queued.walk(self._queued.all_keys())
@@ -298,12 +296,12 @@ class JobTable:
                 continue
             job.address, job.state = address, JobState.PLANNING
             self._settle(job, now)
-            started.append(StartJob(job))
+            started.append(StartPlan(job))
         return started
 
-    def _encoder_for(self, job: Job, now: float) -> str | None:
+    def _encoder_for(self, job: EncoderJob, now: float) -> str | None:
         able = self._able(job.namespace)
-        # Those that failed the job only when there is no other.
+        # Encoders that failed the job only when there is no other.
         able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
         isolation = self._loads.isolation
         admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
@@ -333,31 +331,31 @@ class JobTable:
     def _able(self, namespace: str) -> list[EncoderSlot]:
         return self._by_namespace.get(namespace, [])
 
-    def _settle(self, job: Job, now: float) -> None:
+    def _settle(self, job: EncoderJob, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""
         self._loads.count(job)
         self._queued.discard(job)
         self._planned.discard(job)
         if job.state is JobState.PLANNED:
             if job.admitted or not self._flow_control:
-                self._planned.file(job, _Run(job.address, _alone(job)))
+                self._planned.file(job, _RunKey(job.address, _alone(job)))
         elif job.state is JobState.QUEUED:
             job.avoid = {address: until for address, until in job.avoid.items() if until > now}
             waits = [job.not_before] if job.not_before > now else list(job.avoid.values())
             for when in waits:
                 heapq.heappush(self._timers, (when, job.order, job.tries, job))
             if job.not_before <= now:
-                key = _Start(job.namespace, job.owner_address, frozenset(job.avoid), _alone(job))
+                key = _PlanKey(job.namespace, job.owner_address, frozenset(job.avoid), _alone(job))
                 self._queued.file(job, key)
 
-    def _rank_changed(self, job: Job) -> None:
-        """The job's waiters, or their admissions, are others."""
+    def _rank_changed(self, job: EncoderJob) -> None:
+        """The job's waiters, or their admissions, have changed."""
         if job.state is JobState.PLANNED:
             self._settle(job, 0.0)
         else:
             self._queued.renew(job)
 
-    def _remove(self, job: Job) -> None:
+    def _remove(self, job: EncoderJob) -> None:
         """The job is gone; what it has published counts on."""
         del self._jobs[job.mm_hash]
         self._loads.remove(job)
@@ -370,14 +368,14 @@ class JobTable:
                 if not wanted:
                     del self._wanted[request_id]
 
-    def _hold(self, job: Job) -> None:
+    def _hold(self, job: EncoderJob) -> None:
         assert job.plan is not None
         self._published.hold(job.mm_hash, job.plan.nbytes, job.admitted)
 
-    def _current(self, try_id: str, mm_hash: str) -> Job | None:
+    def _current(self, try_id: str, mm_hash: str) -> EncoderJob | None:
         job = self._jobs.get(mm_hash)
         return job if job is not None and job.try_id == try_id else None
 
 
-def _alone(job: Job) -> str:
+def _alone(job: EncoderJob) -> str:
     return job.mm_hash if job.suspect else ""

@@ -1,18 +1,60 @@
-"""What every encoder has of this proxy's jobs: how many in which stage, and their outstanding work."""
+"""Loads of the encoders with this proxy's jobs: jobs by stage, outstanding work, suspects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from triptych.proxy.encoders.isolation import Isolation
-from triptych.proxy.encoders.job import AT_WORK, Job, JobState
+from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
 from triptych.proxy.routing import WorkModel
 from triptych.types import ItemPlan
 
 
+class EncoderIsolation:
+    """Keeps a suspect, an item that may have ended its encoders, alone at its encoder: no other item is
+    suspected for that one.
+
+    Counts the jobs in preprocessing or in a tower at every encoder, and the suspects among them.
+    """
+
+    def __init__(self) -> None:
+        self._busy: Counter[str] = Counter()
+        self._suspects: Counter[str] = Counter()
+        self._kept: set[str] = set()
+
+    def begin(self) -> None:
+        """Starts another pass over all jobs: nothing is kept for a suspect yet."""
+        self._kept.clear()
+
+    def admits(self, address: str, *, suspect: bool) -> bool:
+        """Whether the job may begin there now."""
+        return not self._closed(address) and not (suspect and self._busy[address])
+
+    def enter(self, address: str, *, suspect: bool) -> None:
+        """The job has begun there."""
+        self._busy[address] += 1
+        self._suspects[address] += suspect
+
+    def leave(self, address: str, *, suspect: bool) -> None:
+        """The job is not worked on there any more."""
+        self._busy[address] -= 1
+        self._suspects[address] -= suspect
+        if not self._busy[address]:
+            del self._busy[address], self._suspects[address]
+
+    def keep(self, addresses: Iterable[str]) -> None:
+        """Lets the emptiest of these drain for a suspect: nothing begins there before it."""
+        free = [address for address in addresses if not self._closed(address)]
+        if free:
+            self._kept.add(min(free, key=lambda address: (self._busy[address], address)))
+
+    def _closed(self, address: str) -> bool:
+        return address in self._kept or self._suspects[address] > 0
+
+
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Counted:
     """How a job is counted."""
 
     address: str
@@ -23,7 +65,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Load:
+class _Sums:
     jobs: int = 0
     planning: int = 0
     running: int = 0
@@ -32,18 +74,18 @@ class _Load:
     patches: int = 0
 
 
-_NOTHING = _Load()
+_NOTHING = _Sums()
 
 
 class EncoderLoads:
     """Sums by encoder, kept up to date job by job. `patches` says what a tower's time goes with."""
 
     def __init__(self, patches: Callable[[ItemPlan], int], model: WorkModel) -> None:
-        self.isolation = Isolation()
+        self.isolation = EncoderIsolation()
         self._patches = patches
         self._model = model
-        self._entries: dict[Job, _Entry] = {}
-        self._loads: dict[str, _Load] = {}
+        self._entries: dict[EncoderJob, _Counted] = {}
+        self._loads: dict[str, _Sums] = {}
         self.running_jobs = 0
 
     def planning(self, address: str) -> int:
@@ -57,22 +99,22 @@ class EncoderLoads:
         load = self._loads.get(address, _NOTHING)
         return self._model.total(load.unknown, load.jobs - load.unknown, load.patches)
 
-    def cost(self, job: Job) -> float:
+    def cost(self, job: EncoderJob) -> float:
         """Seconds of tower time expected of the job."""
         return self._model.work(self._patches(job.plan) if job.plan is not None else None)
 
-    def count(self, job: Job) -> None:
+    def count(self, job: EncoderJob) -> None:
         """Counts the job where it stands now, and nowhere else."""
         self.remove(job)
         if job.state is JobState.QUEUED:
             return
         patches = None if job.plan is None else self._patches(job.plan)
-        entry = self._entries[job] = _Entry(job.address, job.state, job.suspect, patches)
-        self._add(self._loads.setdefault(job.address, _Load()), entry, 1)
+        entry = self._entries[job] = _Counted(job.address, job.state, job.suspect, patches)
+        self._add(self._loads.setdefault(job.address, _Sums()), entry, 1)
         if entry.state in AT_WORK:
             self.isolation.enter(entry.address, suspect=entry.suspect)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EncoderJob) -> None:
         """The job is at no encoder. Idempotent."""
         entry = self._entries.pop(job, None)
         if entry is None:
@@ -84,7 +126,7 @@ class EncoderLoads:
         if entry.state in AT_WORK:
             self.isolation.leave(entry.address, suspect=entry.suspect)
 
-    def _add(self, load: _Load, entry: _Entry, sign: int) -> None:
+    def _add(self, load: _Sums, entry: _Counted, sign: int) -> None:
         load.jobs += sign
         load.planning += sign * (entry.state is JobState.PLANNING)
         load.running += sign * (entry.state is JobState.RUNNING)

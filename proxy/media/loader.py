@@ -33,6 +33,16 @@ class MediaLoader:
         self._fetcher = fetcher
         self._max_bytes = max_bytes
 
+    @property
+    def full(self) -> bool:
+        """Whether the media of the requests in flight fill the memory."""
+        return self.spool.full
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all media in memory and on disk."""
+        return self.spool.memory_bytes + self.spool.disk_bytes
+
     def close(self) -> None:
         if self._fetcher is not None:
             self._fetcher.close()

@@ -23,7 +23,7 @@ from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.openapi.docs_page import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
-from triptych.proxy.pd.queries import PDQueries, QueryTurns
+from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
 
 
@@ -46,7 +46,7 @@ def make_app(
         max_body=max_body,
         timeout=request_timeout,
     )
-    queries, turns = PDQueries(pool), QueryTurns(dispatcher.gate)
+    queries, admission = PDQueries(pool), dispatcher.admission
     completions = CompletionsEndpoint(
         dispatcher, queries, max_choices=max_choices, max_body=max_body, timeout=request_timeout
     )
@@ -57,8 +57,8 @@ def make_app(
         AudioEndpoint(dispatcher, queries, translates=translates, max_body=max_body, timeout=request_timeout)
         for translates in (False, True)
     )
-    tokenize = TokenizeEndpoint(dispatcher, queries, turns, max_images=max_images, max_body=max_body)
-    detokenize = DetokenizeEndpoint(dispatcher, queries, turns, max_body=max_body)
+    tokenize = TokenizeEndpoint(dispatcher, queries, admission, max_images=max_images, max_body=max_body)
+    detokenize = DetokenizeEndpoint(dispatcher, queries, admission, max_body=max_body)
     state = StateEndpoints(dispatcher, pool, registry)
     pages = DocsEndpoints(max_choices=max_choices)
     return Starlette(
@@ -110,7 +110,7 @@ class StateEndpoints:
     async def ready(self, request: Request) -> Response:
         models = self._pool.live_models()
         body: dict[str, Any] = {"status": "ready", "models": models}
-        if self._dispatcher.gate.draining:
+        if self._dispatcher.draining:
             return JSONResponse({"status": "draining"}, status_code=503)
         if not models:
             return JSONResponse({"status": "no PD worker is live"}, status_code=503)

@@ -1,20 +1,21 @@
-"""One PD worker as the proxy speaks with it: unary calls out, one stream of events back."""
+"""gRPC link to one PD worker: unary calls out, one stream of events back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import grpc
 from grpc import aio
 
-from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.protos import pd_pb2
 from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.proxy.pd.wire import connect, deliver
+from triptych.proxy.ports import LinkOwner, ProcessEnd, RequestEvents
 from triptych.rpc.channels import INCARNATION_HEADER
 
 logger = logging.getLogger(__name__)
@@ -37,56 +38,32 @@ def retry_pause(failures: int) -> float:
     return min(RETRY_SECONDS * 2.0**failures, LAST_RETRY_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSink:
-    """Where a link's news goes. `lost` names requests that the worker no longer serves.
-
-    `ended` comes before it where the process has ended or stands still: see `ProcessEnd`. `attached` has the
-    incarnation of the process at the other end, empty where it does not say.
-    """
-
-    events: Callable[[Iterable[pd_pb2.RequestEvent]], None]
-    lost: Callable[[str, int], None]
-    attached: Callable[[str], None]
-    ended: Callable[[ProcessEnd], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEnd:
-    """A worker that is lost without a word, and the requests that it had then.
-
-    Signals of that: its stream broke and was not established again in time; another process answers at its
-    address; it gives no answer over a connection that stands (`final`, whatever it does later). No signals:
-    requests that it hands over, as when it drains; a stream that it has ended itself; a connection that is
-    back in time.
-    """
-
-    address: str
-    incarnation: str
-    requests: tuple[str, ...]
-    final: bool
-
-
 @dataclass(slots=True)
 class _Tracked:
     attempt: int
-    position: Callable[[], int]
+    received: Sequence[int]
 
 
 class PDLink:
-    """The stream of one PD worker, and the requests on it. Lost requests are told once."""
+    """Stream of one PD worker, and the requests on it. A request is reported as lost at most once."""
 
     def __init__(
-        self, address: str, channel: aio.Channel, proxy_id: str, sink: LinkSink, stall_timeout: float = 0.0
+        self,
+        address: str,
+        channel: aio.Channel,
+        proxy_id: str,
+        events: RequestEvents,
+        owner: LinkOwner,
+        stall_timeout: float = 0.0,
     ) -> None:
         self.address = address
         self.attached = False
-        #: The worker's engine stands still: it gets nothing new.
         self.set_aside = False
         self._stall = StallWatch(stall_timeout)
-        self._stub: Any = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._stub = connect(channel)
         self._proxy_id = proxy_id
-        self._sink = sink
+        self._events = events
+        self._owner = owner
         self._requests: dict[str, _Tracked] = {}
         self._notices: dict[str, None] = {}
         self._cancels: list[str] = []
@@ -110,21 +87,16 @@ class PDLink:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def give_up(self) -> None:
-        """The worker has stalled or gone: its stream ends now, its requests go on elsewhere."""
         stalled = self.attached
         self.reattach()
         self._lose_all(final=stalled)
 
     def reattach(self) -> None:
-        """Begins the stream anew, so that the worker says which requests it has."""
         if self._call is not None:
             self._call.cancel()
 
-    def look(self, now: float) -> bool:
-        """Whether `set_aside` has changed; a worker that begins to stand still loses its requests.
-
-        Called every second. Nothing is known of a worker without a stream.
-        """
+    def check(self, now: float) -> bool:
+        """Whether `set_aside` has changed. Nothing is known of a worker without a stream."""
         if not self.attached or (stalled := self._stall.stalled(now)) is self.set_aside:
             return False
         self.set_aside = stalled
@@ -135,22 +107,18 @@ class PDLink:
             logger.info("PD worker %s moves again", self.address)
         return True
 
-    def track(self, request_id: str, attempt: int, position: Callable[[], int]) -> None:
-        """From now on the link tells the request's events; `position` counts the output tokens received."""
-        self._requests[request_id] = _Tracked(attempt, position)
+    def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
+        self._requests[request_id] = _Tracked(attempt, received)
 
     async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
-        """Hands a tracked request over. grpc errors are the caller's."""
         if message.request_id in self._cancels and self._flush is not None:
             await asyncio.wait([self._flush])  # a cancel names no attempt
-        reply: pd_pb2.SubmitReply = await self._stub.Submit(message, timeout=CALL_TIMEOUT)
-        return reply
+        return await self._stub.Submit(message, timeout=CALL_TIMEOUT)
 
     async def set_apart(self, request_id: str, tokens: int) -> bool:
-        """Has the worker hand over all else that it holds. False where it cannot be had for the request."""
         message = pd_pb2.SetApartRequest(proxy_id=self._proxy_id, request_id=request_id, tokens=tokens)
         try:
-            reply: pd_pb2.SetApartReply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
+            reply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
         except aio.AioRpcError as error:
             logger.info("PD worker %s is not set apart: %s", self.address, error.code().name)
             return False
@@ -162,13 +130,13 @@ class PDLink:
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
-    def notify(self, mm_hashes: tuple[str, ...]) -> None:
-        """These items are in the store. Sent together with what else comes up in this turn of the loop."""
+    def notify(self, mm_hashes: Sequence[str]) -> None:
+        """Sent in one message with all notices of this iteration of the event loop."""
         self._notices.update(dict.fromkeys(mm_hashes))
         self._start_flush()
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request there. Without a stream the next Attach, which does not name it, says so."""
+        """Without a stream nothing is sent: the next Attach does not name the request."""
         if self.attached or request_id in self._named:
             self._cancels.append(request_id)
         if self.attached:
@@ -179,7 +147,7 @@ class PDLink:
             self._flush = asyncio.create_task(self._send_pending(), name=f"notices {self.address}")
 
     async def _send_pending(self) -> None:
-        """Repeats until the worker has everything; failures for 2 s on a live stream end the stream."""
+        """Repeats until the worker has everything; failures for 2 s on a live stream end it."""
         started = asyncio.get_running_loop().time()
         while self.attached and (self._notices or self._cancels):
             notices = list(islice(self._notices, KEYS_AT_ONCE))
@@ -252,16 +220,16 @@ class PDLink:
             async with asyncio.timeout_at(limit.when()):
                 known = await self._established(call)
             self.attached = True
-            self._sink.attached(self._incarnation if known else "")
+            self._owner.attached(self._incarnation if known else "")
             if self._notices or self._cancels:
                 self._start_flush()
-            deliver = self._sink.events
             async for step in call:
-                self._stall.take(step)
+                self._stall.observe(step)
                 if not known:
                     known = True
                     await self._identify(call)
-                deliver(step.events)
+                deliver(step.events, self._events)
+                self._owner.stepped()
             return True
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -274,7 +242,7 @@ class PDLink:
     async def _name_requests(self, limit: asyncio.Timeout) -> pd_pb2.AttachRequest:
         """Attach's message; what it has no room for is named in calls before it, which extend `limit`."""
         named = [
-            pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=tracked.position())
+            pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=len(tracked.received))
             for request_id, tracked in self._requests.items()
         ]
         self._named = set(self._requests)
@@ -292,7 +260,7 @@ class PDLink:
         return request
 
     async def _established(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> bool:
-        """Returns when the stream stands: whether the process at its other end is known."""
+        """Waits until the stream stands; returns whether the process at its other end is known."""
         known = False
         await call.wait_for_connection()
         try:
@@ -322,9 +290,9 @@ class PDLink:
         self._cancels.clear()
         lost, self._requests = self._requests, {}
         if lost and not self._left and not ours:
-            self._sink.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
+            self._owner.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
         for request_id, tracked in lost.items():
             try:
-                self._sink.lost(request_id, tracked.attempt)
+                self._events.lost(request_id, tracked.attempt)
             except Exception:  # of one request: the others are lost all the same
                 logger.exception("request %s of PD worker %s", request_id, self.address)

@@ -1,29 +1,25 @@
-"""Questions to a PD worker that are no requests: the tokens of a text, the text of tokens."""
+"""Queries to PD workers beside requests: tokenize and detokenize."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import grpc
 from grpc import aio
 
-from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
-from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.errors import RETRY_AFTER, InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
-from triptych.proxy.gate import Gate
-from triptych.proxy.pool import Worker, WorkerPool
-from triptych.proxy.requests.lifecycle import RETRY_AFTER
+from triptych.proxy.pd.wire import PDStub, connect
+from triptych.proxy.pool import WorkerPool
 
 QUERY_SECONDS = 10.0
-#: Queries of clients at the PD workers at once. A worker answers them in one thread.
-QUERIES_AT_ONCE = 8
-#: Seconds that a client's query waits for its turn.
-TURN_SECONDS = 60.0
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +30,14 @@ class Tokenized:
     max_model_len: int
 
 
-class QueryTurns:
-    """Admits the queries that clients ask for: a few at once, in order, and no more than --max-queue open.
-
-    Those that a request in flight needs, such as the text of a prompt that is echoed, take no turn.
-    """
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._open = 0
-        self._turns = asyncio.Semaphore(QUERIES_AT_ONCE)
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """One query. Overloaded when too many wait, or none ends in time; Unavailable at the proxy's end."""
-        self._gate.admit_query(self._open)
-        self._open += 1
-        try:
-            await self._acquire()
-            try:
-                yield
-            finally:
-                self._turns.release()
-        finally:
-            self._open -= 1
-
-    async def _acquire(self) -> None:
-        try:
-            async with asyncio.timeout(TURN_SECONDS):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise Overloaded("too many such requests wait", retry_after=RETRY_AFTER) from None
-
-
 class PDQueries:
-    """Asks any live PD worker of the model; another one when the first does not answer."""
+    """Client of any live PD worker of a model; asks another one when the first does not answer."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     async def tokenize(self, model: str, message: pd_pb2.TokenizeRequest) -> Tokenized:
-        reply: pd_pb2.TokenizeReply = await self._ask(model, "Tokenize", message)
+        reply = await self._ask(model, lambda stub: stub.Tokenize, message)
         if reply.HasField("error"):
             raise error_from_proto(reply.error)
         return Tokenized(tuple(reply.token_ids), reply.max_model_len)
@@ -83,17 +46,19 @@ class PDQueries:
         self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
         message = pd_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        reply: pd_pb2.DetokenizeReply = await self._ask(model, "Detokenize", message)
+        reply = await self._ask(model, lambda stub: stub.Detokenize, message)
         if reply.HasField("error"):
             raise error_from_proto(reply.error)
         return reply.text
 
-    async def _ask(self, model: str, method: str, message: Any) -> Any:
+    async def _ask(
+        self, model: str, method: Callable[[PDStub], aio.UnaryUnaryMultiCallable[Q, R]], message: Q
+    ) -> R:
         error: RequestError = Unavailable("no PD worker is live", retry_after=RETRY_AFTER)
-        for worker in self._workers(model):
-            stub: Any = pd_pb2_grpc.PDServiceStub(worker.channel)  # type: ignore[no-untyped-call]
+        for address in self._addresses(model):
+            call = method(connect(self._pool.channel("pd", address)))
             try:
-                return await getattr(stub, method)(message, timeout=QUERY_SECONDS)
+                return await call(message, timeout=QUERY_SECONDS)
             except aio.AioRpcError as failure:
                 if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise InvalidRequest("the prompt is too large", param="prompt") from None
@@ -102,8 +67,8 @@ class PDQueries:
                 error = Unavailable("no PD worker answers", retry_after=RETRY_AFTER)
         raise error
 
-    def _workers(self, model: str) -> list[Worker]:
+    def _addresses(self, model: str) -> list[str]:
         """Two of the model's live workers, in any order."""
         key = self._pool.model_key(model)
-        live = [worker for worker in self._pool.serving("pd") if worker.info.model_key == key]
+        live = [w.info.address for w in self._pool.serving("pd") if w.info.model_key == key]
         return random.sample(live, min(len(live), 2))

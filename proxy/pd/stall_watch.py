@@ -27,7 +27,7 @@ class StallWatch:
         #: Changes whenever the engine has shown that it moves.
         self._moves = 0
 
-    def take(self, message: pd_pb2.StepEvents) -> None:
+    def observe(self, message: pd_pb2.StepEvents) -> None:
         """One message of the stream."""
         if message.HasField("beat"):
             beat = message.beat

@@ -1,17 +1,130 @@
-"""Our values as protobuf messages and back."""
+"""PDService as the proxy calls it: typed stubs, requests as messages, messages as events."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Protocol
+
+from grpc import aio
 
 from triptych.chat import TemplateOptions
-from triptych.protos import common_pb2, pd_pb2
-from triptych.protos.convert import logprobs_from_proto
-from triptych.proxy.call.chat import Delta, RawPrompt, Started
+from triptych.errors import InternalError, RequestError, Unavailable
+from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
+from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
+from triptych.proxy.call.chat import RawPrompt, Started
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
-from triptych.proxy.requests.lifecycle import ResumeState
-from triptych.types import TimestampTokens
+from triptych.proxy.ports import RequestEvents
+from triptych.proxy.requests.lifecycle import ResumeState, Submit
+from triptych.proxy.requests.request import InFlightRequest
+from triptych.types import PDTimings, TimestampTokens, Usage
+
+logger = logging.getLogger(__name__)
+
+
+class PDStub(Protocol):
+    """PDService's calls on one channel."""
+
+    Submit: aio.UnaryUnaryMultiCallable[pd_pb2.SubmitRequest, pd_pb2.SubmitReply]
+    NotifyItems: aio.UnaryUnaryMultiCallable[pd_pb2.ItemsNotice, common_pb2.Ack]
+    Cancel: aio.UnaryUnaryMultiCallable[pd_pb2.CancelRequest, common_pb2.Ack]
+    NameRequests: aio.UnaryUnaryMultiCallable[pd_pb2.AttachRequest, common_pb2.Ack]
+    Attach: aio.UnaryStreamMultiCallable[pd_pb2.AttachRequest, pd_pb2.StepEvents]
+    SetApart: aio.UnaryUnaryMultiCallable[pd_pb2.SetApartRequest, pd_pb2.SetApartReply]
+    Tokenize: aio.UnaryUnaryMultiCallable[pd_pb2.TokenizeRequest, pd_pb2.TokenizeReply]
+    Detokenize: aio.UnaryUnaryMultiCallable[pd_pb2.DetokenizeRequest, pd_pb2.DetokenizeReply]
+
+
+def connect(channel: aio.Channel) -> PDStub:
+    stub: PDStub = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
+    return stub
+
+
+def submit_message(
+    request: InFlightRequest, order: Submit, proxy_id: str, timeout: float
+) -> pd_pb2.SubmitRequest:
+    """Submit's message; the worker gives the request up after `timeout` seconds."""
+    call = request.call
+    message = pd_pb2.SubmitRequest(
+        request_id=request.request_id,
+        label=call.label,
+        attempt=order.attempt,
+        proxy_id=proxy_id,
+        model_key=request.bound.model_key,
+        timeout=timeout,
+        messages=request.content.messages,
+        sampling=sampling_to_proto(call.sampling),
+        salt=call.salt,
+        template=template_to_proto(call.template),
+        encoder_prompt=encoder_prompt_to_proto(call.encoder) if call.encoder else None,
+        transcription=transcription_to_proto(call.transcription),
+    )
+    if call.prompt is not None:
+        message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
+    for item in request.content.items:
+        state = pd_pb2.ITEM_STATE_READY if item.mm_hash in order.ready else pd_pb2.ITEM_STATE_PENDING
+        plan = plan_to_proto(request.lifecycle.plans[item.mm_hash])
+        message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
+    if order.resume is not None:
+        message.resume.CopyFrom(resume_to_proto(order.resume))
+    return message
+
+
+def deliver(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) -> None:
+    """One step's events. Nearly all of them are tokens, which are read first.
+
+    An event that makes no sense ends its request, and not the stream, which all requests share.
+    """
+    for event in step:
+        try:
+            tokens = event.tokens
+            token_ids = tokens.token_ids[:]
+            if not token_ids and not event.HasField("tokens"):
+                _deliver_other(event, events)
+            elif tokens.logprobs:
+                logprobs = [logprobs_from_proto(position) for position in tokens.logprobs]
+                events.tokens(
+                    event.request_id, event.attempt, tokens.position, token_ids, tokens.text, logprobs
+                )
+            else:
+                events.tokens(event.request_id, event.attempt, tokens.position, token_ids, tokens.text)
+        except Exception as error:
+            logger.warning("request %s: bad event of its PD worker: %r", event.request_id, error)
+            events.failed(event.request_id, InternalError("the PD worker's answer makes no sense"))
+
+
+def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:
+    request_id, attempt, kind = event.request_id, event.attempt, event.WhichOneof("body")
+    if kind == "finished":
+        _deliver_end(event, event.finished, events)
+    elif kind == "admitted":
+        placements = [(place.offset, place.length) for place in event.admitted.placements]
+        events.admitted(request_id, attempt, started_from_proto(event.admitted), placements)
+    elif kind == "item_loaded":
+        events.item_loaded(request_id, attempt, event.item_loaded.mm_hash)
+    elif kind == "item_missing":
+        missing = event.item_missing
+        events.item_missing(request_id, attempt, missing.mm_hash, missing.damaged_digest)
+    elif kind == "lost":
+        events.lost(request_id, attempt)
+
+
+def _deliver_end(event: pd_pb2.RequestEvent, finished: pd_pb2.Finished, events: RequestEvents) -> None:
+    if finished.reason not in ("error", "abort"):
+        spent = PDTimings(
+            finished.queue_seconds, finished.load_seconds, finished.prefill_seconds, finished.decode_seconds
+        )
+        usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
+        events.finished(event.request_id, event.attempt, finished.reason, usage, spent)
+        return
+    error: RequestError = InternalError("the PD worker aborted the request")
+    if finished.HasField("error"):
+        error = error_from_proto(finished.error)
+    if finished.reason == "abort" or isinstance(error, Unavailable):
+        events.given_up(event.request_id, event.attempt)
+    else:
+        events.refused(event.request_id, event.attempt, error)
 
 
 def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
@@ -47,10 +160,6 @@ def started_from_proto(admitted: pd_pb2.Admitted) -> Started:
     if admitted.HasField("timestamps"):
         timestamps = TimestampTokens(admitted.timestamps.first, admitted.timestamps.seconds)
     return Started(tuple(admitted.prompt_token_ids), tuple(admitted.encoder_prompt_token_ids), timestamps)
-
-
-def with_logprobs(delta: Delta, positions: Iterable[common_pb2.PositionLogprobs]) -> Delta:
-    return Delta(delta.text, delta.token_ids, [logprobs_from_proto(position) for position in positions])
 
 
 def resume_to_proto(resume: ResumeState) -> pd_pb2.Resume:

@@ -1,13 +1,13 @@
-"""Requests that wait for an item which nobody can encode give their room at PD workers back meanwhile."""
+"""Shortage of encoder workers: requests that wait for one free their room at PD workers meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from triptych.proxy.pool import WorkerPool
-from triptych.proxy.requests.flow import Flow
-from triptych.proxy.requests.lifecycle import Instruction
+from triptych.proxy.ports import RequestEvents
+from triptych.proxy.requests.request import InFlightRequest
+from triptych.proxy.workers import KnownWorkers
 
 #: Encoders that are away for less, as while they are started again, cost no attempt.
 GRACE_SECONDS = 2.0
@@ -18,52 +18,54 @@ class EncoderShortage:
 
     def __init__(
         self,
-        pool: WorkerPool,
-        flows: Mapping[str, Flow],
-        carry_out: Callable[[Flow, Iterable[Instruction]], None],
+        pool: KnownWorkers,
+        requests: Mapping[str, InFlightRequest],
+        events: RequestEvents,
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
-        self._flows = flows
-        self._carry_out = carry_out
+        self._requests = requests
+        self._events = events
+        self._clock = clock
         self._served: frozenset[str] = frozenset()
         self._since: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def pool_changed(self) -> None:
-        """Other encoders than before may be there."""
+        """Encoders may have come or gone."""
         served = self._pool.namespaces_served()
         if served != self._served:
             self._served = served
-            self._look()
+            self._check()
 
-    def admitted(self, flow: Flow) -> None:
+    def admitted(self, request: InFlightRequest) -> None:
         """A PD worker has reserved room for the request's items."""
-        if self._timer is None and flow.lifecycle.lacks_items and self._unserved(flow):
-            self._look()
+        if self._timer is None and request.lifecycle.lacks_items and self._unserved(request):
+            self._check()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _unserved(self, flow: Flow) -> bool:
-        return flow.binding is not None and flow.binding.namespace not in self._served
+    def _unserved(self, request: InFlightRequest) -> bool:
+        return request.binding is not None and request.binding.namespace not in self._served
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         for namespace in self._since.keys() & self._served:
             del self._since[namespace]
         lacking = False
-        for flow in list(self._flows.values()):
-            if not flow.lifecycle.lacks_items or flow.binding is None:
+        for request in list(self._requests.values()):
+            if not request.lifecycle.lacks_items or request.binding is None:
                 continue
-            if not self._unserved(flow):
-                self._carry_out(flow, flow.lifecycle.encoders_back())
+            if not self._unserved(request):
+                self._events.encoders_back(request.request_id)
                 continue
             lacking = True
-            if now - self._since.setdefault(flow.binding.namespace, now) >= GRACE_SECONDS:
-                self._carry_out(flow, flow.lifecycle.encoders_gone())
+            if now - self._since.setdefault(request.binding.namespace, now) >= GRACE_SECONDS:
+                self._events.encoders_gone(request.request_id)
         if lacking:
-            self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS / 2, self._look)
+            self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS / 2, self._check)

@@ -1,9 +1,10 @@
-"""The life of one request as a state machine without I/O: events in, instructions out.
+"""State machine of one request, without I/O: events in, instructions out.
 
 begin -> (look up -> plan what is missing) -> submit -> admitted -> items ready, loaded -> tokens -> finished
                                                 ^--- attempt + 1 from what has been received ---|
 
-While nobody can encode what is missing, a request waits without an attempt.
+While no encoder worker serves what is missing, the request waits without an attempt. Its attributes change
+only through its events; everything else reads them.
 """
 
 from __future__ import annotations
@@ -12,35 +13,31 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.errors import DeadlineExceeded, RequestError, Unavailable
+from triptych.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.types import FinishReason, ItemPlan, Usage
+from triptych.types import FinishReason, ItemPlan, PDTimings, Usage
 
-#: An embedding that is lost this often is answered with 503.
-MAX_LOSSES = 3
-RETRY_AFTER = 2.0
+#: An embedding that the store loses this often fails its request with 503.
+MAX_ITEM_LOSSES = 3
 OPTIONS = "mm_processor_kwargs"
 
 
-def _plain(error: RequestError) -> str:
-    """The message without the worker's own name for the item."""
-    return error.message.removeprefix(f"{error.param}: ") if error.param else error.message
-
-
 class Phase(enum.Enum):
+    """Where a request stands."""
+
     NEW = enum.auto()
     LOOK_UP = enum.auto()
     PLAN = enum.auto()
     SUBMIT = enum.auto()
     RUN = enum.auto()
-    #: Planned, at no PD worker, for want of an encoder.
+    #: Planned, at no PD worker: no encoder worker serves what is missing.
     WAIT = enum.auto()
     ENDED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What an earlier attempt has shown: the expanded prompt and its output so far."""
+    """What the next attempt continues from: the expanded prompt and the output received so far."""
 
     prompt_token_ids: tuple[int, ...]
     placements: tuple[tuple[int, int], ...]
@@ -49,12 +46,16 @@ class ResumeState:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUp:
+class LookUpItems:
+    """Ask the store for these items."""
+
     mm_hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartJobs:
+    """Have these items encoded; `damaged_digest` is of a stored value that could not be read."""
+
     mm_hashes: tuple[str, ...]
     re_encode: bool = False
     damaged_digest: str = ""
@@ -62,7 +63,7 @@ class StartJobs:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand the request to a PD worker; `ready` are the keys that are stored now."""
+    """Hand the request to a PD worker; `ready` are the keys that are in the store."""
 
     attempt: int
     resume: ResumeState | None
@@ -71,27 +72,27 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class AdmitJobs:
-    """The PD worker has room for all items: jobs of this request may run."""
+    """Run the request's encoder jobs: its PD worker has reserved room for all items."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotifyItems:
+    """Report to the PD worker that these items are in the store."""
+
     mm_hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnShare:
-    """The item is loaded, or gone: its bytes are no longer published and unread."""
+    """Free the item's part of the share: it is loaded, or gone from the store."""
 
     mm_hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """All that the attempt held at a PD worker is gone; `cancel` when the worker may not know.
-
-    It hears of that with the next attempt, or now.
-    """
+    """Free all that the attempt holds. `cancel`: the PD worker may still run it, and is sent a cancellation
+    with the next attempt, or `now`."""
 
     cancel: bool
     now: bool = False
@@ -99,44 +100,47 @@ class EndAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Show the output to the client. Tokens go without it: `Lifecycle.tokens` returns their Delta."""
+    """Send the output to the client. Tokens need none: `Lifecycle.tokens` returns their Delta."""
 
     output: Output
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
+    """End the client's stream with this error."""
+
     error: RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The request has ended: its jobs lose a waiter."""
+    """Drop the request: it waits for no job and no PD worker any more."""
 
 
-Instruction = (
-    LookUp | StartJobs | Submit | AdmitJobs | NotifyItems | ReturnShare | EndAttempt | Emit | Fail | Leave
-)
+#: Instructions about encoder jobs.
+JobInstruction = LookUpItems | StartJobs | AdmitJobs | ReturnShare
+Instruction = JobInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave
 
 
 class Lifecycle:
-    """One request. `params` gives the request field of each distinct key, in order of its first slot."""
+    """One request's state. `params` gives the request field of each distinct key, in order of its first slot;
+    `fetch_seconds` is how long its media took."""
 
-    def __init__(self, params: Mapping[str, str]) -> None:
+    def __init__(self, params: Mapping[str, str], fetch_seconds: float = 0.0) -> None:
         self._params = dict(params)
         self.phase = Phase.NEW
         self.attempt = 0
         self.plans: dict[str, ItemPlan] = {}
         self.ready: set[str] = set()
-        self.timings = Timings()
-        #: What the request waits for that is not there; names the error at the deadline.
-        self.lacking = ""
+        self.timings = Timings(fetch=fetch_seconds)
         self.output_token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] | None = None
         self._placements: tuple[tuple[int, int], ...] = ()
         self._text_chars = 0
         self._losses: dict[str, int] = {}
-        self._told: frozenset[str] | set[str] = frozenset()
+        #: Keys that the attempt's PD worker has been sent as ready.
+        self._announced: frozenset[str] = frozenset()
+        self._store_down = False
 
     @property
     def ended(self) -> bool:
@@ -151,7 +155,11 @@ class Lifecycle:
         if not self._params:
             return self._submit()
         self.phase = Phase.LOOK_UP
-        return [LookUp(tuple(self._params))]
+        return [LookUpItems(tuple(self._params))]
+
+    def store_unavailable(self) -> None:
+        """The store did not answer the look-up, which is repeated."""
+        self._store_down = True
 
     def looked_up(self, plans: Mapping[str, ItemPlan]) -> list[Instruction]:
         """The store's answer: the plans of the items that it holds."""
@@ -166,6 +174,7 @@ class Lifecycle:
         return [StartJobs(misses)]
 
     def planned(self, mm_hash: str, plan: ItemPlan) -> list[Instruction]:
+        """An item is preprocessed: its rows and placeholder are known."""
         if self.ended:
             return []
         self.plans.setdefault(mm_hash, plan)
@@ -173,11 +182,15 @@ class Lifecycle:
             return self._submit()
         return []
 
-    def item_ready(self, mm_hash: str, plan: ItemPlan) -> list[Instruction]:
+    def item_ready(
+        self, mm_hash: str, plan: ItemPlan, *, encode_seconds: float = 0.0, save_seconds: float = 0.0
+    ) -> list[Instruction]:
         """The embedding is in the store."""
         if self.ended:
             return []
         self.ready.add(mm_hash)
+        self.timings.encode = max(self.timings.encode, encode_seconds)
+        self.timings.save = max(self.timings.save, save_seconds)
         instructions = self.planned(mm_hash, plan)
         if self.phase is Phase.RUN:
             instructions.append(NotifyItems((mm_hash,)))
@@ -186,35 +199,37 @@ class Lifecycle:
         return instructions
 
     def encoders_gone(self) -> list[Instruction]:
-        """Nobody can encode what is missing: the room at the PD worker is for others meanwhile."""
+        """No encoder worker serves what is missing: the request frees its room at the PD worker meanwhile."""
         if not self.lacks_items or self.phase is Phase.WAIT:
             return []
         self.phase = Phase.WAIT
-        self.attempt += 1  # what the old one still says counts no more
+        self.attempt += 1  # events of the old one are ignored from now on
         return [EndAttempt(cancel=True, now=True)]
 
     def encoders_back(self) -> list[Instruction]:
+        """An encoder worker serves the missing items again."""
         return self._submit() if self.phase is Phase.WAIT else []
 
     def job_failed(self, mm_hash: str, error: RequestError) -> list[Instruction]:
-        """No encoder will ever encode the item; the error names the field that holds it, or the option."""
+        """The item cannot be encoded at all; the error names the field that holds it, or the option."""
         if self.ended:
             return []
         if error.param is not None and error.param.startswith(OPTIONS):
             return self._fail(error)
         param = self._params.get(mm_hash)
-        message = f"{param}: {_plain(error)}" if param else error.message
+        message = f"{param}: {_without_param(error)}" if param else error.message
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
 
     def accepted(self, attempt: int) -> list[Instruction]:
-        """The worker has taken the request. Items that became ready meanwhile are told now."""
+        """The PD worker has taken the request. Items that became ready meanwhile are announced to it now."""
         if attempt != self.attempt or self.phase is not Phase.SUBMIT:
             return []
         self.phase = Phase.RUN
-        news = tuple(sorted(self.ready - self._told))
-        return [NotifyItems(news)] if news else []
+        late = tuple(sorted(self.ready - self._announced))
+        return [NotifyItems(late)] if late else []
 
     def refused(self, attempt: int, error: RequestError) -> list[Instruction]:
+        """The PD worker will not serve the request, and no other one would."""
         if attempt != self.attempt or self.ended:
             return []
         return self._fail(error)
@@ -222,18 +237,18 @@ class Lifecycle:
     def admitted(
         self,
         attempt: int,
-        prompt_token_ids: Sequence[int],
+        started: Started,
         placements: Iterable[tuple[int, int]],
-        started: Started | None = None,
     ) -> list[Instruction]:
+        """The PD worker has expanded the prompt and reserved room for all items."""
         if attempt != self.attempt or self.ended:
             return []
         instructions: list[Instruction] = self.accepted(attempt)
         instructions.append(AdmitJobs())
         if self.prompt_token_ids is None:
-            self.prompt_token_ids = tuple(prompt_token_ids)
+            self.prompt_token_ids = started.prompt_token_ids
             self._placements = tuple(placements)
-            instructions.append(Emit(self._with_frames(started or Started(self.prompt_token_ids))))
+            instructions.append(Emit(self._with_frames(started)))
         return instructions
 
     def _with_frames(self, started: Started) -> Started:
@@ -241,21 +256,22 @@ class Lifecycle:
         return replace(started, frames=audio[0]) if audio else started
 
     def item_loaded(self, attempt: int, mm_hash: str) -> list[Instruction]:
+        """The PD worker has the item's embedding."""
         if attempt != self.attempt or self.ended:
             return []
         return [ReturnShare(mm_hash)]
 
     def item_missing(self, attempt: int, mm_hash: str, damaged_digest: str) -> list[Instruction]:
-        """The embedding was evicted or damaged before the worker had it: encode it again.
+        """The embedding was evicted or damaged before the worker had it: it is encoded again.
 
-        Of an item that is not ready it is no news, its job is under way: the worker tells a loss again on
-        every new stream, and one request's loss to all that wait for the item.
+        Ignored for an item that is not ready, whose job is under way: the worker repeats a loss on every new
+        stream, and reports it to every request that waits for the item.
         """
         if attempt != self.attempt or self.ended or mm_hash not in self.ready:
             return []
         self.ready.discard(mm_hash)
         self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
-        if self._losses[mm_hash] >= MAX_LOSSES:
+        if self._losses[mm_hash] >= MAX_ITEM_LOSSES:
             return self._fail(
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
@@ -264,9 +280,9 @@ class Lifecycle:
     def tokens(
         self, attempt: int, position: int, token_ids: list[int], text: str
     ) -> Delta | Sequence[Instruction]:
-        """New output, the Delta to show; frames that have been seen are dropped, a gap ends the attempt.
+        """New output as the Delta to send; frames seen before are dropped, a gap ends the attempt.
 
-        Called for every token, so the plain case makes nothing but the Delta, which takes `token_ids` over.
+        Called for every token, so the plain case makes nothing but the Delta, which owns `token_ids` then.
         """
         if attempt != self.attempt or self.phase is Phase.ENDED:
             return ()
@@ -277,43 +293,65 @@ class Lifecycle:
         self._text_chars += len(text)
         return Delta(text, token_ids)
 
-    def finished(self, attempt: int, reason: str, usage: Usage) -> list[Instruction]:
-        """The worker has ended the request with an answer."""
+    def finished(
+        self, attempt: int, reason: str, usage: Usage, spent: PDTimings | None = None
+    ) -> list[Instruction]:
+        """The PD worker has generated the whole answer; `spent` is what each of its stages took."""
         if attempt != self.attempt or self.ended:
             return []
+        if spent is not None:
+            timings = self.timings
+            timings.queue, timings.load = spent.queue, spent.load
+            timings.prefill, timings.decode = spent.prefill, spent.decode
         done = Done(FinishReason(reason), usage, self.timings)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
 
     def worker_lost(self, attempt: int, *, cancel: bool = True) -> list[Instruction]:
-        """The worker is gone, has stalled or does not know the request: go on elsewhere."""
+        """The PD worker is gone, has stalled or does not know the request, which goes on elsewhere."""
         if attempt != self.attempt or self.phase not in (Phase.SUBMIT, Phase.RUN):
             return []
         return [EndAttempt(cancel=cancel), *self._submit()]
 
     def client_gone(self) -> list[Instruction]:
+        """The client has closed the stream."""
         return [] if self.ended else self._end()
 
     def fail(self, error: RequestError) -> list[Instruction]:
+        """The proxy ends the request."""
         return [] if self.ended else self._fail(error)
 
-    def deadline(self) -> list[Instruction]:
-        """The request's time is over: 503 when something was not there at all, else 504."""
-        if self.lacking:
-            message = f"no {self.lacking} could be reached in time"
+    def deadline(self, *, queued: bool = False, encoders: bool = True) -> list[Instruction]:
+        """The request's time is over: 503 when something was not there at all, else 504.
+
+        `queued`: it waits in the proxy for a PD worker; `encoders`: an encoder worker serves.
+        """
+        if lacking := self._lacking(queued, encoders):
+            message = f"no {lacking} could be reached in time"
             return self.fail(Unavailable(message, retry_after=RETRY_AFTER))
         return self.fail(DeadlineExceeded("the request took longer than its timeout"))
+
+    def _lacking(self, queued: bool, encoders: bool) -> str:
+        """What the request waits for that is not there."""
+        if self.phase is Phase.LOOK_UP and self._store_down:
+            return "embedding store"
+        if self.phase is Phase.SUBMIT and queued:
+            return "PD worker"
+        waits = self.phase in (Phase.PLAN, Phase.WAIT) or (
+            self.phase is Phase.RUN and len(self.ready) < len(self.plans)
+        )
+        return "encoder worker" if waits and not encoders else ""
 
     def _submit(self) -> list[Instruction]:
         self.phase = Phase.SUBMIT
         self.attempt += 1
-        self._told = frozenset(self.ready)
+        self._announced = frozenset(self.ready)
         resume = None
         if self.prompt_token_ids is not None:
             resume = ResumeState(
                 self.prompt_token_ids, self._placements, tuple(self.output_token_ids), self._text_chars
             )
-        return [Submit(self.attempt, resume, self._told)]
+        return [Submit(self.attempt, resume, self._announced)]
 
     def _fail(self, error: RequestError) -> list[Instruction]:
         return [*self._end(), Fail(error)]
@@ -322,3 +360,8 @@ class Lifecycle:
         submitted = self.phase in (Phase.SUBMIT, Phase.RUN)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=submitted), Leave()] if submitted else [Leave()]
+
+
+def _without_param(error: RequestError) -> str:
+    """The message without the worker's own name for the item."""
+    return error.message.removeprefix(f"{error.param}: ") if error.param else error.message

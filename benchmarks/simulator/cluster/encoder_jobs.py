@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.config import EncoderConfig
-from triptych.proxy.backpressure import Backpressure
-from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, StartJob
+from triptych.proxy.admission import Backpressure
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot
+from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan
 from triptych.proxy.routing import WorkModel
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.encoder import JobStream, Ready, SimulatedEncoder
@@ -47,7 +48,7 @@ class EncoderJobs:
         flow_control: bool = True,
     ) -> None:
         self._model = WorkModel()
-        self.table = JobTable(share, _patches, self._model, flow_control=flow_control)
+        self.table = EncoderJobTable(share, _patches, self._model, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
         self._clock = clock
         self._encoders = {f"encoder-{index}": encoder for index, encoder in enumerate(encoders)}
@@ -102,12 +103,12 @@ class EncoderJobs:
         """Starts what may start."""
         for action in self.table.pump(self._clock.now):
             job = action.job
-            if isinstance(action, StartJob):
+            if isinstance(action, StartPlan):
                 self._open(job)
             else:
                 self._soon(self._encoders[job.address].run, self._streams[job.try_id])
 
-    def _open(self, job: Job) -> None:
+    def _open(self, job: EncoderJob) -> None:
         try_id = job.try_id
         stream = JobStream(
             item=self._items[job.mm_hash],

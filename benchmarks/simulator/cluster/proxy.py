@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.errors import InternalError, Overloaded, RequestError
+from triptych.errors import RETRY_AFTER, InternalError, Overloaded, RequestError
 from triptych.pd_worker.core import request_events as pd
-from triptych.proxy.call.chat import Delta
+from triptych.proxy.call.chat import Delta, Started
 from triptych.proxy.requests import lifecycle as do
-from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycle
+from triptych.proxy.requests.lifecycle import Instruction, Lifecycle
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.encoder import Ready, SimulatedEncoder
 from triptych.simulator.cluster.encoder_jobs import EncoderJobs, JobSink
@@ -85,7 +85,7 @@ class SimulatedProxy:
         for worker in workers:
             worker.sink = self
         self._handlers: dict[type[Any], Callable[[Flow, Any], None]] = {
-            do.LookUp: self._look_up,
+            do.LookUpItems: self._look_up,
             do.StartJobs: self._start_jobs,
             do.Submit: self.router.submit,
             do.AdmitJobs: self._admit_jobs,
@@ -165,7 +165,7 @@ class SimulatedProxy:
         for order in instructions:
             self._handlers[type(order)](flow, order)
 
-    def _look_up(self, flow: Flow, order: do.LookUp) -> None:
+    def _look_up(self, flow: Flow, order: do.LookUpItems) -> None:
         flow.looked_up = self._clock.now
         self._clock.after(2 * self._costs.rpc, self._looked_up, flow, order.mm_hashes)
 
@@ -244,7 +244,9 @@ class SimulatedProxy:
             self._finished(flow, event)
         elif isinstance(event, pd.RequestAdmitted):
             placements = [(place.offset, place.length) for place in event.placements]
-            self._carry_out(flow, machine.admitted(attempt, event.prompt_token_ids, placements))
+            self._carry_out(
+                flow, machine.admitted(attempt, Started(tuple(event.prompt_token_ids)), placements)
+            )
         elif isinstance(event, pd.ItemLoaded):
             self._carry_out(flow, machine.item_loaded(attempt, event.mm_hash))
         elif isinstance(event, pd.ItemMissing):

@@ -21,6 +21,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind, calm_gc
+from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_channel
 from triptych.simulator.profile.fit import Sample
 from triptych.simulator.profile.scripted_workers import MARK, MODEL, FixedRegistry, NoStore, serve_workers
@@ -53,7 +54,9 @@ def proxy_process(pipe: Any, pd_port: int, encoder_port: int = 0) -> None:
         view, metrics = NoStore(), ProxyMetrics()
         encoder = f"127.0.0.1:{encoder_port}" if encoder_port else ""
         pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", encoder), "bench")
-        dispatcher = Dispatcher(pool, view, metrics, proxy_id="bench", max_queue=4096)
+        dispatcher = Dispatcher(
+            pool, view, metrics, GrpcTransport(pool, "bench"), proxy_id="bench", max_queue=4096
+        )
         listener = bind("127.0.0.1", 0)
         http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)
         await http.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triptych.proxy.admission import RequestAdmission
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.sse import to_json
@@ -11,7 +12,7 @@ from triptych.proxy.openai.tokenize.request import (
     parse_detokenize,
     parse_tokenize,
 )
-from triptych.proxy.pd.queries import PDQueries, QueryTurns
+from triptych.proxy.pd.queries import PDQueries
 
 
 class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
@@ -21,7 +22,7 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
         self,
         dispatcher: Dispatcher,
         queries: PDQueries,
-        turns: QueryTurns,
+        admission: RequestAdmission,
         *,
         max_images: int,
         max_body: int,
@@ -29,7 +30,7 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
-        self._turns = turns
+        self._admission = admission
         self._max_images = max_images
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
@@ -37,7 +38,7 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
 
     async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
         model = self._dispatcher.resolve_model(request.model)
-        async with self._turns.turn():
+        async with self._admission.query():
             found = await self._queries.tokenize(model, request.message)
         count = len(found.token_ids)
         await reply.whole(
@@ -49,18 +50,18 @@ class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
     """The text of token ids, special tokens included."""
 
     def __init__(
-        self, dispatcher: Dispatcher, queries: PDQueries, turns: QueryTurns, *, max_body: int
+        self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int
     ) -> None:
         super().__init__(max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
-        self._turns = turns
+        self._admission = admission
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
         return parse_detokenize(raw)
 
     async def answer(self, request: DetokenizeBody, reply: HttpReply) -> None:
         model = self._dispatcher.resolve_model(request.model or "")
-        async with self._turns.turn():
+        async with self._admission.query():
             text = await self._queries.detokenize(model, request.tokens)
         await reply.whole(to_json({"prompt": text}))

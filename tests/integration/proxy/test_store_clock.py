@@ -47,7 +47,7 @@ async def test_losses_after_a_jump_of_the_clock_are_no_pressure(
 ) -> None:
     async with FakeCluster(store) as cluster:
         await lose_all(cluster, shift)
-        assert not cluster.dispatcher.jobs.backpressure.refuses_media(time.monotonic())
+        assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
         assert await cluster.stream(user("third", picture("new"))) == whole_text(8)
         await cluster.at_rest()
 
@@ -57,7 +57,7 @@ async def test_the_same_losses_under_an_even_clock_are_pressure(
 ) -> None:
     async with FakeCluster(store) as cluster:
         await lose_all(cluster, 0)
-        assert cluster.dispatcher.jobs.backpressure.refuses_media(time.monotonic())
+        assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
 
 
 async def test_losses_count_again_once_the_clock_has_jumped_for_good(
@@ -69,7 +69,7 @@ async def test_losses_count_again_once_the_clock_has_jumped_for_good(
         await cluster.store.epoch()
         assert cluster.store.clock_jumps == 1
         await lose_all(cluster, 86_400)
-        assert cluster.dispatcher.jobs.backpressure.refuses_media(time.monotonic())
+        assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
 
 
 async def test_workers_whose_registrations_a_jump_has_expired_stay_in_use(store: EmbeddingStore) -> None:

@@ -32,6 +32,7 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind
+from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo
 
@@ -92,8 +93,10 @@ class FakeCluster:
             registry, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
         )
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
+        timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
+        transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
         self.dispatcher = Dispatcher(
-            self.pool, view, self.metrics, proxy_id="proxy-test", media=media, **options
+            self.pool, view, self.metrics, transport, proxy_id="proxy-test", media=media, **options
         )
         app = make_app(
             self.dispatcher,
@@ -147,7 +150,7 @@ class FakeCluster:
     @property
     def received(self) -> int:
         """Output tokens that the proxy has of the requests in flight."""
-        return sum(len(flow.lifecycle.output_token_ids) for flow in self.dispatcher._flows.values())
+        return sum(len(request.lifecycle.output_token_ids) for request in self.dispatcher._requests.values())
 
     async def ask(self, messages: list[dict[str, Any]], **extra: Any) -> Any:
         """A reply in one piece."""

@@ -20,9 +20,11 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
-from triptych.proxy.encoders.encoder_client import EncoderJob, JobReady
+from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+from triptych.proxy.ports import JobReady
 from triptych.rpc.client_auth import WorkerSession
+from triptych.types import ItemPlan
 
 JOBS = 50
 
@@ -51,10 +53,20 @@ async def _channel_to(encoder: FakeEncoder) -> AsyncIterator[aio.Channel]:
         await encoder.kill()
 
 
+class Permits:
+    """Permits the tower as soon as the item is planned."""
+
+    stream: EncodeStream
+
+    def planned(self, job_id: str, plan: ItemPlan) -> None:
+        self.stream.run()
+
+
 async def _run(channel: aio.Channel, media: SpooledMedia, number: int) -> None:
     job = encoder_pb2.EncodeJob(job_id=str(number), mm_hash=f"{number:064x}", media_bytes=media.nbytes)
-    stream = EncoderJob(channel, job, media, on_planned=lambda plan: stream.permit(), phase_timeout=PATIENCE)
-    assert isinstance(await within("a job's end", stream.run()), JobReady)
+    owner = Permits()
+    owner.stream = EncodeStream(channel, job, media, owner, phase_timeout=PATIENCE)
+    assert isinstance(await within("a job's end", owner.stream.result()), JobReady)
 
 
 def _streams() -> Counter[str]:

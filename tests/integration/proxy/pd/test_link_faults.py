@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.proxy.call.chat import Delta, Output
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
-from triptych.proxy.requests.flow import Flow
+from triptych.proxy.requests.request import OutputQueue
 
 TEXT = [{"role": "user", "content": "count"}]
 
@@ -43,10 +43,22 @@ class Faulty:
         return self._work(*args, **options)
 
 
-def inject(link: PDLink, where: str, failures: float = 1) -> Faulty:
-    """The link's sink fails there from now on."""
-    faulty = Faulty(getattr(link._sink, where), failures)
-    link._sink = replace(link._sink, **{where: faulty})
+class Altered:
+    """An object with another method in place of one of its own."""
+
+    def __init__(self, real: Any, name: str, method: Any) -> None:
+        self._real = real
+        setattr(self, name, method)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def inject(link: PDLink, part: str, where: str, failures: float = 1) -> Faulty:
+    """That method of the link's part fails from now on."""
+    real = getattr(link, part)
+    faulty = Faulty(getattr(real, where), failures)
+    setattr(link, part, Altered(real, where, faulty))
     return faulty
 
 
@@ -74,10 +86,9 @@ async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(
     async with FakeCluster(store, pd_workers=workers) as cluster:
         asked = await streaming(cluster)
         at = max(range(workers), key=lambda index: len(cluster.pd_workers[index].submits))
-        # The link took the old callback when its stream began: the fault comes with the next stream.
         cluster.pd_workers[at].break_streams()
         await until(lambda: len(cluster.pd_workers[at].attaches) == 2, "the next stream")
-        inject(link_of(cluster, at), "events")
+        inject(link_of(cluster, at), "_stall", "observe")
         cluster.pd_workers[at].break_streams()
         for worker in cluster.pd_workers:
             worker.gate.set()
@@ -95,8 +106,8 @@ async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
 ) -> None:
     async with FakeCluster(store) as cluster:
         asked = await streaming(cluster)
-        faulty = inject(link_of(cluster), "attached", failures)
-        ended = inject(link_of(cluster), "ended", failures=0)
+        faulty = inject(link_of(cluster), "_owner", "attached", failures)
+        ended = inject(link_of(cluster), "_owner", "ended", failures=0)
         break_and_go_on(cluster)
         assert await asked == whole_text(12)
         assert faulty.failed == failures
@@ -107,7 +118,7 @@ async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
 
 async def test_a_link_that_fails_every_time_leaves_the_work_to_the_others(store: EmbeddingStore) -> None:
     async with FakeCluster(store, pd_workers=2) as cluster:
-        inject(link_of(cluster, 0), "attached", failures=float("inf"))
+        inject(link_of(cluster, 0), "_owner", "attached", failures=float("inf"))
         cluster.pd_workers[0].break_streams()
         await until(lambda: not link_of(cluster, 0).attached, "the break")
         assert [await cluster.stream(TEXT) for _ in range(6)] == [whole_text(8)] * 6
@@ -123,8 +134,8 @@ async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
         worker.gate.clear()
         asked = [asyncio.create_task(cluster.stream(TEXT)) for _ in range(4)]
         await until(lambda: link_of(cluster).in_flight == 4 and len(worker.submits) == 4, "four requests")
-        inject(link_of(cluster), "lost")
-        inject(link_of(cluster), "attached")
+        inject(link_of(cluster), "_events", "lost")
+        inject(link_of(cluster), "_owner", "attached")
         break_and_go_on(cluster)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert [answer for answer in answers if isinstance(answer, str)] == [whole_text(8)] * 3
@@ -139,15 +150,15 @@ async def test_a_fault_in_one_requests_tokens_ends_that_request_alone(
         worker.gate.clear()
         asked = [asyncio.create_task(cluster.ask(TEXT)) for _ in range(3)]
         await until(lambda: len(worker.submits) == 3, "three requests")
-        victim = worker.submits[1].request_id
-        emit = Flow.emit_tokens
+        victim = cluster.dispatcher._requests[worker.submits[1].request_id].output
+        put = OutputQueue.put
 
-        def broken(flow: Flow, delta: Any) -> None:
-            if flow.request_id == victim:
+        def broken(queue: OutputQueue, output: Output) -> None:
+            if queue is victim and isinstance(output, Delta):
                 raise Fault("injected")
-            emit(flow, delta)
+            put(queue, output)
 
-        monkeypatch.setattr(Flow, "emit_tokens", broken)
+        monkeypatch.setattr(OutputQueue, "put", broken)
         worker.gate.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         failed = [answer for answer in answers if isinstance(answer, Exception)]

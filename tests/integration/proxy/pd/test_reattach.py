@@ -25,7 +25,8 @@ from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.pd import link as pd_client
-from triptych.proxy.pd.link import LinkSink, PDLink, ProcessEnd
+from triptych.proxy.pd.link import PDLink
+from triptych.proxy.ports import ProcessEnd
 from triptych.rpc import channels as rpc
 from triptych.rpc.channels import make_channel, make_server
 from triptych.types import FinishReason, PDTimings, Usage
@@ -45,28 +46,29 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "_OPTIONS", options)
     monkeypatch.setattr(server, "MAX_REQUESTS", CALL_REQUESTS)
     monkeypatch.setattr(pd_client, "NAMED_AT_ONCE", CALL_REQUESTS // 4)
+    monkeypatch.setattr(pd_client, "deliver", lambda step, heard: heard.events.extend(step))
 
 
 @dataclass
 class Heard:
-    """What the link has told the proxy."""
+    """Owner of the link: keeps what it reports, its events as they come."""
 
     events: list[pd_pb2.RequestEvent] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    attached: int = 0
-    ended: list[ProcessEnd] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    streams: int = 0
+    ends: list[ProcessEnd] = field(default_factory=list)
 
-    def sink(self) -> LinkSink:
-        return LinkSink(self._take, self._lose, self._attach, self.ended.append)
+    def lost(self, request_id: str, attempt: int) -> None:
+        self.losses.append(request_id)
 
-    def _take(self, events: Iterable[pd_pb2.RequestEvent]) -> None:
-        self.events += events
+    def attached(self, incarnation: str) -> None:
+        self.streams += 1
 
-    def _lose(self, request_id: str, attempt: int) -> None:
-        self.lost.append(request_id)
+    def stepped(self) -> None:
+        pass
 
-    def _attach(self, incarnation: str) -> None:
-        self.attached += 1
+    def ended(self, end: ProcessEnd) -> None:
+        self.ends.append(end)
 
     def ids(self, kind: str) -> list[str]:
         return [event.request_id for event in self.events if event.WhichOneof("body") == kind]
@@ -93,7 +95,7 @@ class Pair:
     def open(self, name: str) -> None:
         """A request that both sides know."""
         assert self.outbox.open(PROXY, name, 1)
-        self.link.track(name, 1, lambda: 0)
+        self.link.track(name, 1, ())
 
     def break_stream(self) -> None:
         assert self.link._call is not None
@@ -114,7 +116,7 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
         await grpc_server.start()
         async with make_channel(f"127.0.0.1:{port}") as channel:
             heard = Heard()
-            link = PDLink(f"127.0.0.1:{port}", channel, PROXY, heard.sink())
+            link = PDLink(f"127.0.0.1:{port}", channel, PROXY, heard, heard)  # type: ignore[arg-type]
             await until(lambda: link.attached, "the first stream")
             yield Pair(outbox, link, heard, cancelled, engine)
             await link.close()
@@ -137,11 +139,11 @@ async def test_more_requests_than_one_call_names_are_all_taken_up_again() -> Non
             both.open(name)
         assert both.outbox.open(PROXY, "unwanted", 1)
         both.break_stream()
-        await until(lambda: both.heard.attached == 2, "the second stream")
+        await until(lambda: both.heard.streams == 2, "the second stream")
         both.outbox.deliver(finished(name) for name in requests)
         await until(lambda: len(both.heard.events) >= len(requests), "all ends")
         assert sorted(both.heard.ids("finished")) == requests
-        assert both.heard.lost == []
+        assert both.heard.losses == []
         assert both.cancelled == ["unwanted"]
 
 
@@ -149,7 +151,7 @@ async def test_requests_of_every_call_that_are_unknown_here_are_lost() -> None:
     async with pair() as both:
         requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
         for name in requests:
-            both.link.track(name, 1, lambda: 0)
+            both.link.track(name, 1, ())
         both.break_stream()
         await until(lambda: len(both.heard.events) >= len(requests), "all losses")
         assert both.heard.ids("lost") == requests
@@ -168,7 +170,7 @@ async def test_what_is_sent_again_after_a_break_may_exceed_a_message() -> None:
         both.break_stream()
         await until(lambda: len(both.heard.ids("admitted")) >= len(requests), "all admissions again")
         assert both.heard.ids("admitted") == requests
-        assert both.heard.attached == 2
+        assert both.heard.streams == 2
 
 
 async def test_much_output_comes_in_pieces_and_its_end_last() -> None:

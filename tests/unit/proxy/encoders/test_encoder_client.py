@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.encoder_client import EncoderJob
+from triptych.proxy.encoders.encoder_client import EncodeStream
 
 
 class Channel:
@@ -17,13 +17,12 @@ class Channel:
 async def test_a_word_that_the_tower_gets_on_gives_the_job_its_whole_time_again() -> None:
     channel: Any = Channel()
     media: Any = None
-    job = EncoderJob(
-        channel, encoder_pb2.EncodeJob(), media, on_planned=lambda plan: None, phase_timeout=60.0
-    )
+    owner: Any = None
+    job = EncodeStream(channel, encoder_pb2.EncodeJob(), media, owner, phase_timeout=60.0)
     async with asyncio.timeout(30.0) as deadline:
         job._deadline = deadline
         before = deadline.when()
-        assert job._take(encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())) is None
+        assert job._handle(encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())) is None
         after = deadline.when()
     assert before is not None
     assert after is not None

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.micro.queue_load import FullTable, PlannedTable
 from support.hostile.operations import operations
-from triptych.proxy.encoders.job import Job
+from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.job_queue import JobQueue
 
 #: The logarithm of the number of jobs, and nothing more, may show.
@@ -39,7 +39,7 @@ def test_every_step_of_the_measured_table_ends_one_item_and_brings_another(items
 
 
 def test_changes_of_a_jobs_rank_leave_nothing_behind() -> None:
-    queue, job = JobQueue(), Job("k", "n", 1)
+    queue, job = JobQueue(), EncoderJob("k", "n", 1)
     for order in range(10_000):
         job.order = order
         queue.push(job)

@@ -8,8 +8,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.encoders.isolation import Isolation
-from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobState, JobTable, RunJob, StartJob
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
+from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
+from triptych.proxy.encoders.loads import EncoderIsolation
 from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
 from triptych.types import ItemPlan
 
@@ -17,13 +18,13 @@ SPACES = ("n", "m")
 ADDRESSES = ("e1", "e2", "e3", "e4")
 
 
-class PlainTable(JobTable):
+class PlainTable(EncoderJobTable):
     """Ranks all jobs at every look."""
 
     model: WorkModel
 
-    def pump(self, now: float) -> list[StartJob | RunJob]:
-        isolation = Isolation()
+    def pump(self, now: float) -> list[StartPlan | StartRun]:
+        isolation = EncoderIsolation()
         for job in self._jobs.values():
             if job.state in (JobState.PLANNING, JobState.RUNNING):
                 isolation.enter(job.address, suspect=job.suspect)
@@ -32,8 +33,8 @@ class PlainTable(JobTable):
         queued = [job for job in ranked if job.state is JobState.QUEUED]
         return [*runs, *self._all_starts(queued, now, isolation)]
 
-    def _all_runs(self, jobs: list[Job], isolation: Isolation) -> list[StartJob | RunJob]:
-        runs: list[StartJob | RunJob] = []
+    def _all_runs(self, jobs: list[EncoderJob], isolation: EncoderIsolation) -> list[StartPlan | StartRun]:
+        runs: list[StartPlan | StartRun] = []
         for job in jobs:
             slot = self._encoders.get(job.address)
             if (
@@ -52,11 +53,13 @@ class PlainTable(JobTable):
             isolation.enter(job.address, suspect=job.suspect)
             job.state = JobState.RUNNING
             self._hold(job)
-            runs.append(RunJob(job))
+            runs.append(StartRun(job))
         return runs
 
-    def _all_starts(self, jobs: list[Job], now: float, isolation: Isolation) -> list[StartJob | RunJob]:
-        started: list[StartJob | RunJob] = []
+    def _all_starts(
+        self, jobs: list[EncoderJob], now: float, isolation: EncoderIsolation
+    ) -> list[StartPlan | StartRun]:
+        started: list[StartPlan | StartRun] = []
         for job in jobs:
             if job.not_before > now:
                 continue
@@ -69,10 +72,10 @@ class PlainTable(JobTable):
             if address is not None:
                 isolation.enter(address, suspect=job.suspect)
                 job.address, job.state = address, JobState.PLANNING
-                started.append(StartJob(job))
+                started.append(StartPlan(job))
         return started
 
-    def _address_for(self, job: Job, slots: list[EncoderSlot]) -> str | None:
+    def _address_for(self, job: EncoderJob, slots: list[EncoderSlot]) -> str | None:
         free = [s.address for s in slots if self._at(s.address, JobState.PLANNING) < s.plan_credit]
         if job.owner_address in self._encoders:
             return job.owner_address if job.owner_address in free else None
@@ -87,7 +90,7 @@ class PlainTable(JobTable):
         at = (j for j in self._jobs.values() if j.state is not JobState.QUEUED and j.address == address)
         return sum(map(self._work_of, at))
 
-    def _work_of(self, job: Job) -> float:
+    def _work_of(self, job: EncoderJob) -> float:
         return self.model.work(None if job.plan is None else job.plan.rows)
 
 
@@ -100,7 +103,7 @@ class Course:
         share = rng.choice((8, 60, 1 << 20))
         self.plain = PlainTable(share, model=self.model)
         self.plain.model = self.model
-        self.tables = (JobTable(share, model=self.model), self.plain)
+        self.tables = (EncoderJobTable(share, model=self.model), self.plain)
         self.now = 1.0
         self.kinds: Counter[str] = Counter()
         self.set_encoders()
@@ -150,7 +153,7 @@ class Course:
         else:
             self.report(job)
 
-    def report(self, job: Job) -> None:
+    def report(self, job: EncoderJob) -> None:
         """Something that the encoder of the job may say now."""
         rng, key, try_id = self.rng, job.mm_hash, job.try_id
         rows = 1 + int(key[1:]) % 7
@@ -192,5 +195,5 @@ def test_jobs_start_in_the_same_order_at_the_same_encoders_as_by_a_look_at_all(s
 def test_the_random_events_start_and_run_jobs() -> None:
     course = Course(random.Random(7))
     course.run(2000)
-    assert course.kinds["StartJob"] > 100
-    assert course.kinds["RunJob"] > 20
+    assert course.kinds["StartPlan"] > 100
+    assert course.kinds["StartRun"] > 20

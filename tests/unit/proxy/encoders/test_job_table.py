@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobState, JobTable, RunJob, StartJob
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
+from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
 from triptych.types import ItemPlan
 
 SPACE = "n"
@@ -16,21 +17,21 @@ def plan(key: str, rows: int = 1) -> ItemPlan:
     return ItemPlan(key, SPACE, "image", rows, 1, "float32", rows)
 
 
-def table(share: int = 1 << 20, *slots: EncoderSlot) -> JobTable:
-    made = JobTable(share)
+def table(share: int = 1 << 20, *slots: EncoderSlot) -> EncoderJobTable:
+    made = EncoderJobTable(share)
     made.set_encoders(slots or (EncoderSlot("e1", (SPACE,), 1, 1),))
     return made
 
 
-def started(jobs: JobTable, now: float = 0.0) -> list[Job]:
-    return [action.job for action in jobs.pump(now) if isinstance(action, StartJob)]
+def started(jobs: EncoderJobTable, now: float = 0.0) -> list[EncoderJob]:
+    return [action.job for action in jobs.pump(now) if isinstance(action, StartPlan)]
 
 
-def running(jobs: JobTable, now: float = 0.0) -> list[Job]:
-    return [action.job for action in jobs.pump(now) if isinstance(action, RunJob)]
+def running(jobs: EncoderJobTable, now: float = 0.0) -> list[EncoderJob]:
+    return [action.job for action in jobs.pump(now) if isinstance(action, StartRun)]
 
 
-def planned(jobs: JobTable, key: str, request: str, rows: int = 1) -> Job:
+def planned(jobs: EncoderJobTable, key: str, request: str, rows: int = 1) -> EncoderJob:
     """A job of the request that has its plan."""
     jobs.want(key, request, SPACE)
     (job,) = started(jobs)
@@ -208,12 +209,12 @@ class Simulation:
 
     def __init__(self, rng: random.Random, slots: int) -> None:
         self.rng = rng
-        self.jobs = JobTable(4)
+        self.jobs = EncoderJobTable(4)
         self.jobs.set_encoders(EncoderSlot(f"e{i}", (SPACE,), 1, 1) for i in range(slots))
         self.need: dict[str, set[str]] = {}
         self.plans: dict[str, set[str]] = {}
         self.admitted: dict[str, set[str]] = {}
-        self.open: dict[str, tuple[Job, str]] = {}
+        self.open: dict[str, tuple[EncoderJob, str]] = {}
         self.stored: set[str] = set()
         self.arrivals = 12
         self.now = 0.0
@@ -255,7 +256,7 @@ class Simulation:
 
     def pump(self) -> None:
         for action in self.jobs.pump(self.now):
-            stage = "plan" if isinstance(action, StartJob) else "run"
+            stage = "plan" if isinstance(action, StartPlan) else "run"
             self.open[action.job.try_id] = (action.job, stage)
 
     def report(self, try_id: str) -> None:
@@ -304,7 +305,7 @@ class Simulation:
 
 
 def test_without_flow_control_planned_jobs_run_unadmitted_and_above_the_share() -> None:
-    jobs = JobTable(5, flow_control=False)
+    jobs = EncoderJobTable(5, flow_control=False)
     jobs.set_encoders([EncoderSlot("e1", (SPACE,), 2, 2)])
     for key in ("a", "b"):
         jobs.want(key, "r", SPACE)
@@ -314,7 +315,7 @@ def test_without_flow_control_planned_jobs_run_unadmitted_and_above_the_share() 
 
 
 def test_without_flow_control_what_is_encoded_again_waits_for_what_came_before() -> None:
-    jobs = JobTable(5, flow_control=False)
+    jobs = EncoderJobTable(5, flow_control=False)
     jobs.set_encoders([EncoderSlot("e1", (SPACE,), 1, 1)])
     jobs.want("a", "r", SPACE)
     jobs.want("b", "s", SPACE, re_encode=True)

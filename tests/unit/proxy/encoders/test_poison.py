@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from triptych.proxy.encoders.job_table import (
-    MAX_LOSSES,
-    EncoderSlot,
-    Job,
-    JobState,
-    JobTable,
-    RunJob,
-    StartJob,
-)
+from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, JobState
+from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
 from triptych.types import ItemPlan
 
 SPACE = "n"
@@ -21,27 +14,27 @@ def plan(key: str) -> ItemPlan:
     return ItemPlan(key, SPACE, "image", 1, 1, "float32", 1)
 
 
-def table(*addresses: str, credit: int = 4) -> JobTable:
-    made = JobTable(1 << 20)
+def table(*addresses: str, credit: int = 4) -> EncoderJobTable:
+    made = EncoderJobTable(1 << 20)
     made.set_encoders(EncoderSlot(address, (SPACE,), credit, credit) for address in addresses or ("e1",))
     return made
 
 
-def started(jobs: JobTable, now: float = LATER) -> list[str]:
-    return sorted(action.job.mm_hash for action in jobs.pump(now) if isinstance(action, StartJob))
+def started(jobs: EncoderJobTable, now: float = LATER) -> list[str]:
+    return sorted(action.job.mm_hash for action in jobs.pump(now) if isinstance(action, StartPlan))
 
 
-def running(jobs: JobTable, now: float = LATER) -> list[str]:
-    return sorted(action.job.mm_hash for action in jobs.pump(now) if isinstance(action, RunJob))
+def running(jobs: EncoderJobTable, now: float = LATER) -> list[str]:
+    return sorted(action.job.mm_hash for action in jobs.pump(now) if isinstance(action, StartRun))
 
 
-def want(jobs: JobTable, *keys: str) -> list[Job]:
+def want(jobs: EncoderJobTable, *keys: str) -> list[EncoderJob]:
     for key in keys:
         jobs.admit(f"r-{key}")
     return [jobs.want(key, f"r-{key}", SPACE)[0] for key in keys]
 
 
-def suspect(jobs: JobTable, key: str) -> Job:
+def suspect(jobs: EncoderJobTable, key: str) -> EncoderJob:
     """A job that may lose one encoder more."""
     (job,) = want(jobs, key)
     for _ in range(MAX_LOSSES - 1):

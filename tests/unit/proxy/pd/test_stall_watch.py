@@ -23,7 +23,7 @@ def looks(watch: StallWatch, seconds: int, message: pd_pb2.StepEvents | None = N
     stalled = False
     for second in range(start, start + seconds):
         if message is not None:
-            watch.take(message)
+            watch.observe(message)
         stalled = watch.stalled(float(second))
     return stalled
 
@@ -36,18 +36,18 @@ def test_a_count_that_stands_still_for_the_limit_is_a_stall():
 
 def test_beats_that_stay_away_are_one_too():
     watch = StallWatch(LIMIT)
-    watch.take(beat(7))
+    watch.observe(beat(7))
     assert looks(watch, 6)
 
 
 def test_a_count_that_changes_and_an_event_are_progress():
     watch = StallWatch(LIMIT)
     for second in range(20):
-        watch.take(beat(second))
+        watch.observe(beat(second))
         assert not watch.stalled(float(second))
     for second in range(20, 40):
-        watch.take(beat(19))
-        watch.take(EVENT)
+        watch.observe(beat(19))
+        watch.observe(EVENT)
         assert not watch.stalled(float(second))
 
 
@@ -86,6 +86,6 @@ def test_a_worker_cannot_say_that_it_has_for_ever_nor_none(patience):
 
 def test_a_proxy_that_was_stopped_itself_blames_nobody():
     watch = StallWatch(LIMIT)
-    watch.take(beat(7))
+    watch.observe(beat(7))
     assert not watch.stalled(0.0)
     assert not watch.stalled(1000.0)

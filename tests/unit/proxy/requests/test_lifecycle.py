@@ -19,7 +19,7 @@ def at_worker(*keys: str) -> Lifecycle:
     machine.begin()
     machine.looked_up({key: plan(key) for key in keys})
     machine.accepted(1)
-    machine.admitted(1, [7, 8], [(0, 1)])
+    machine.admitted(1, Started((7, 8)), [(0, 1)])
     return machine
 
 
@@ -33,7 +33,7 @@ def test_text_is_submitted_at_once() -> None:
 
 def test_items_are_looked_up_together_and_only_the_missing_ones_get_jobs() -> None:
     machine = Lifecycle({"a": "", "b": ""})
-    assert machine.begin() == [do.LookUp(("a", "b"))]
+    assert machine.begin() == [do.LookUpItems(("a", "b"))]
     assert machine.looked_up({"a": plan("a")}) == [do.StartJobs(("b",))]
 
 
@@ -64,7 +64,7 @@ def test_an_item_found_stored_by_its_job_counts_as_planned() -> None:
 def test_admission_allows_the_jobs_to_run_and_shows_the_prompt() -> None:
     machine = Lifecycle({})
     machine.begin()
-    assert machine.admitted(1, [7, 8], []) == [do.AdmitJobs(), do.Emit(Started((7, 8)))]
+    assert machine.admitted(1, Started((7, 8)), []) == [do.AdmitJobs(), do.Emit(Started((7, 8)))]
 
 
 def test_a_loaded_item_returns_its_share() -> None:
@@ -131,7 +131,7 @@ def test_a_gap_in_the_stream_ends_the_attempt() -> None:
 def test_the_prompt_is_shown_once_over_all_attempts() -> None:
     machine = at_worker()
     machine.worker_lost(1)
-    assert machine.admitted(2, [7, 8], []) == [do.AdmitJobs()]
+    assert machine.admitted(2, Started((7, 8)), []) == [do.AdmitJobs()]
 
 
 def test_the_end_releases_everything_before_it_is_shown() -> None:
@@ -188,9 +188,9 @@ def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
     fail = at_worker().deadline()[-1]
     assert isinstance(fail, do.Fail)
     assert fail.error.status == 504
-    machine = at_worker()
-    machine.lacking = "encoder worker"
-    fail = machine.deadline()[-1]
+    machine = at_worker("a")
+    machine.item_missing(1, "a", "")
+    fail = machine.deadline(encoders=False)[-1]
     assert isinstance(fail, do.Fail)
     assert (fail.error.status, fail.error.retry_after) == (503, 2.0)
 
@@ -213,7 +213,7 @@ def waiting_for_encoders(*keys: str) -> Lifecycle:
     for key in keys:
         machine.planned(key, plan(key))
     machine.accepted(1)
-    machine.admitted(1, [7, 8], [(0, 1)])
+    machine.admitted(1, Started((7, 8)), [(0, 1)])
     assert machine.encoders_gone() == [do.EndAttempt(cancel=True, now=True)]
     assert machine.phase is Phase.WAIT
     return machine
@@ -242,7 +242,7 @@ def test_what_the_given_up_attempt_still_says_counts_no_more() -> None:
     for attempt in (1, 2):
         assert machine.worker_lost(attempt) == []
     assert machine.tokens(1, 0, [5], "x") == ()
-    assert machine.admitted(1, [7, 8], [(0, 1)]) == []
+    assert machine.admitted(1, Started((7, 8)), [(0, 1)]) == []
     assert machine.item_missing(1, "a", "") == []
     assert machine.phase is Phase.WAIT
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from triptych.proxy.backpressure import Backpressure
+from triptych.proxy.admission import Backpressure
 from triptych.proxy.routing import (
     EncoderLoad,
     PDLoad,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from triptych.proxy.backpressure import LEAST_LOSSES, WINDOW_SECONDS, Backpressure
+from triptych.proxy.admission import LEAST_LOSSES, WINDOW_SECONDS, Backpressure
 
 
 def losing(**options: bool) -> Backpressure:

@@ -1,0 +1,127 @@
+"""Admission of calls: which ones the proxy serves now, and which it refuses with 429 or 503."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from triptych.errors import RETRY_AFTER, Overloaded, Unavailable
+from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.model_kind import fit
+from triptych.proxy.media.loader import MediaLoader
+from triptych.proxy.workers import KnownWorkers
+
+WINDOW_SECONDS = 30.0
+#: Share of the encoder work of one window that may be re-encodes.
+MAX_RE_ENCODE_SHARE = 0.10
+#: Fewer losses than this refuse nothing: they say too little about the pace of the PD workers.
+LEAST_LOSSES = 4
+#: Queries of clients at the PD workers at once. A worker answers them in one thread.
+QUERIES_AT_ONCE = 8
+#: Seconds that a client's query waits for its turn.
+QUERY_WAIT_SECONDS = 60.0
+
+
+class Backpressure:
+    """Encoder work of the last 30 s, split into first encodes and re-encodes. Pure; `now` in seconds.
+
+    Embeddings that are lost before a PD worker has loaded them are encoded again: much of that means that
+    the PD workers are too slow for the media that come in.
+    """
+
+    def __init__(self, *, flow_control: bool = True) -> None:
+        self._flow_control = flow_control
+        self._jobs: deque[tuple[float, float, bool]] = deque()
+        self._work = {False: 0.0, True: 0.0}
+        self._losses = 0
+
+    def record(self, work: float, now: float, *, re_encode: bool) -> None:
+        """An encoder job of `work`. Losses by a flushed or restarted store are recorded as first encodes."""
+        self._jobs.append((now, work, re_encode))
+        self._work[re_encode] += work
+        self._losses += re_encode
+
+    def refuses_media(self, now: float) -> bool:
+        """Whether a new request with media should come back later."""
+        self._expire(now - WINDOW_SECONDS)
+        if not self._flow_control or self._losses < LEAST_LOSSES:
+            return False
+        return self._work[True] > MAX_RE_ENCODE_SHARE * (self._work[True] + self._work[False])
+
+    def _expire(self, before: float) -> None:
+        while self._jobs and self._jobs[0][0] < before:
+            _, work, re_encode = self._jobs.popleft()
+            self._work[re_encode] -= work
+            self._losses -= re_encode
+
+
+class RequestAdmission:
+    """Checks every call before anything is held for it. `max_queue`: choices in flight, and open queries."""
+
+    def __init__(
+        self,
+        pool: KnownWorkers,
+        backpressure: Backpressure,
+        media: MediaLoader,
+        max_queue: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._backpressure = backpressure
+        self._media = media
+        self._max_queue = max_queue
+        self._clock = clock
+        self._queries = 0
+        self._query_turns = asyncio.Semaphore(QUERIES_AT_ONCE)
+        #: The proxy stops: no call is admitted any more.
+        self.draining = False
+
+    def admit(self, call: ChatCall, in_flight: int) -> ChatCall:
+        """The call in the form that its model takes; RequestError where it cannot be served, or not now."""
+        self._check_draining()
+        call = fit(call, self._pool.kind(self._pool.resolve_model(call.model)))
+        if call.continues:
+            return call
+        if in_flight and in_flight + call.n > self._max_queue:
+            raise Overloaded(f"{self._max_queue} requests are in flight already", retry_after=RETRY_AFTER)
+        if call.has_items:
+            if self._backpressure.refuses_media(self._clock()):
+                raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
+            if self._media.full:
+                raise Overloaded(
+                    "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
+                )
+        return call
+
+    @asynccontextmanager
+    async def query(self) -> AsyncIterator[None]:
+        """One query of a client, such as POST /tokenize: a few run at once, in order.
+
+        Overloaded when too many wait, or none ends in time; Unavailable at the proxy's end. Queries that a
+        request in flight needs, such as the text of a prompt that is echoed, are not admitted here.
+        """
+        self._check_draining()
+        if self._queries >= self._max_queue:
+            raise Overloaded(f"{self._max_queue} such requests wait already", retry_after=RETRY_AFTER)
+        self._queries += 1
+        try:
+            await self._acquire_turn()
+            try:
+                yield
+            finally:
+                self._query_turns.release()
+        finally:
+            self._queries -= 1
+
+    async def _acquire_turn(self) -> None:
+        try:
+            async with asyncio.timeout(QUERY_WAIT_SECONDS):
+                await self._query_turns.acquire()
+        except TimeoutError:
+            raise Overloaded("too many such requests wait", retry_after=RETRY_AFTER) from None
+
+    def _check_draining(self) -> None:
+        if self.draining:
+            raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)

@@ -1,0 +1,189 @@
+"""Ports of the proxy's core: what its parts report to each other, and how it reaches the workers.
+
+The dispatcher implements `RequestEvents`. `Transport` opens everything that goes to a worker: over gRPC in
+the product (`triptych.proxy.transport`), in virtual time in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from triptych.errors import RequestError
+from triptych.protos import encoder_pb2, pd_pb2
+from triptych.proxy.call.chat import Started
+from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class JobReady:
+    """End of an encoder job: the embedding is in the store."""
+
+    plan: ItemPlan
+    already_stored: bool
+    encode_seconds: float
+    save_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """End of a try of an encoder job without an embedding, as the worker reports it."""
+
+    code: str
+    message: str
+    param: str
+    retryable: bool
+    owner_address: str
+    owner_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """Loss of a PD worker's process, and the requests that it had then.
+
+    Its signs: its stream broke and was not established again in time; another process answers at its
+    address; it gives no answer over a connection that stands (`final`, whatever it does later). No signs:
+    requests that it hands over, as when it drains; a stream that it has ended itself; a connection that is
+    back in time.
+    """
+
+    address: str
+    incarnation: str
+    requests: tuple[str, ...]
+    final: bool
+
+
+class RequestEvents(Protocol):
+    """Events of requests in flight, by request id. Those of a request that has ended, or of an attempt that
+    is over, are ignored."""
+
+    # Encoder jobs.
+    def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None: ...
+    def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None: ...
+    def job_failed(self, request_id: str, mm_hash: str, error: RequestError) -> None: ...
+    def encoders_gone(self, request_id: str) -> None: ...
+    def encoders_back(self, request_id: str) -> None: ...
+
+    # The router: a Submit's reply, a lost worker, a request that is not tried again.
+    def accepted(self, request_id: str, attempt: int) -> None: ...
+    def refused(self, request_id: str, attempt: int, error: RequestError) -> None: ...
+    def lost(self, request_id: str, attempt: int) -> None: ...
+    def failed(self, request_id: str, error: RequestError) -> None: ...
+
+    # The PD worker's stream. `given_up`: it has ended the request unfinished, another one may go on.
+    def admitted(
+        self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
+    ) -> None: ...
+    def item_loaded(self, request_id: str, attempt: int, mm_hash: str) -> None: ...
+    def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None: ...
+    def tokens(
+        self,
+        request_id: str,
+        attempt: int,
+        position: int,
+        token_ids: list[int],
+        text: str,
+        logprobs: Sequence[PositionLogprobs] = (),
+    ) -> None: ...
+    def given_up(self, request_id: str, attempt: int) -> None: ...
+    def finished(
+        self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings
+    ) -> None: ...
+
+
+class ItemMedia(Protocol):
+    """Bytes of one item, kept until the last holder releases them."""
+
+    nbytes: int
+
+    def retain(self) -> ItemMedia: ...
+    def release(self) -> None: ...
+    def frames(self, size: int) -> AsyncIterator[bytes]: ...
+
+
+class JobStream(Protocol):
+    """Stream of one try of an encoder job; opened with the first `result`."""
+
+    @property
+    def media_sent(self) -> bool:
+        """Whether the worker has the whole item, and may be at work on it."""
+
+    def run(self) -> None:
+        """Permits the tower."""
+
+    async def result(self) -> JobReady | JobFailure:
+        """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
+
+
+class JobOwner(Protocol):
+    """Owner of job streams."""
+
+    def planned(self, job_id: str, plan: ItemPlan) -> None:
+        """The worker has preprocessed the item."""
+
+
+class Link(Protocol):
+    """Connection to one PD worker: unary calls out, one stream of events back."""
+
+    address: str
+    #: Whether the stream stands.
+    attached: bool
+    #: Whether the worker's engine stands still: it gets nothing new.
+    set_aside: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Requests on the stream."""
+
+    def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
+        """Delivers the request's events from now on; `received` grows with its output tokens."""
+
+    def forget(self, request_id: str) -> None:
+        """Delivers them no longer."""
+
+    async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
+        """Hands a tracked request over. grpc errors pass through."""
+
+    async def set_apart(self, request_id: str, tokens: int) -> bool:
+        """Has the worker hand over all else that it holds; False where it will not."""
+
+    def notify(self, mm_hashes: Sequence[str]) -> None:
+        """These items are in the store."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request there."""
+
+    def check(self, now: float) -> bool:
+        """Whether `set_aside` has changed. Called every second."""
+
+    def reattach(self) -> None:
+        """Begins the stream anew: the worker reports which requests it has."""
+
+    def give_up(self) -> None:
+        """The worker has stalled or gone: its requests go on elsewhere."""
+
+    async def close(self) -> None: ...
+
+
+class LinkOwner(Protocol):
+    """Owner of links to PD workers."""
+
+    def attached(self, incarnation: str) -> None:
+        """A stream stands; `incarnation` of the process at its other end, empty where it does not say."""
+
+    def stepped(self) -> None:
+        """All events of one message have been delivered."""
+
+    def ended(self, end: ProcessEnd) -> None:
+        """A worker's process is lost; its requests' `lost` follow."""
+
+
+class Transport(Protocol):
+    """Opens streams to workers by their addresses."""
+
+    def open_job(
+        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
+    ) -> JobStream: ...
+
+    def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> Link: ...

@@ -1,0 +1,274 @@
+"""Requests in flight: one for every choice of a call, with its state machine and its output queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from triptych.errors import RequestError
+from triptych.log import short
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
+from triptych.proxy.call.model_kind import name_prompt
+from triptych.proxy.call.output_format import name_field
+from triptych.proxy.encoders.job import ItemSource
+from triptych.proxy.ports import Link
+from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.splitter import SplitRequest
+from triptych.proxy.workers import Binding
+from triptych.types import Usage
+
+logger = logging.getLogger(__name__)
+
+
+class OutputQueue:
+    """Output of one call between the dispatcher and the client's connection. One reader.
+
+    Unbounded by itself: a request puts at most max_tokens.
+    """
+
+    __slots__ = ("_error", "_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: list[Output] = []
+        self._error: RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self._items
+
+    def put(self, output: Output) -> None:
+        self._items.append(output)
+        if self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """`drain` raises this once everything before it has been read."""
+        self._error = error
+        self._wake()
+
+    async def drain(self) -> list[Output]:
+        """All output since the last call; waits for at least one."""
+        while not self._items:
+            if self._error is not None:
+                error, self._error = self._error, None
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame: a cycle would keep the request's body
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def draw_request_id() -> str:
+    """A random name that is never drawn twice and cannot be guessed."""
+    return secrets.token_hex(16)
+
+
+@dataclass(slots=True)
+class InFlightRequest:
+    """One choice of a call. `deadline` is a moment of the proxy's clock; `order` is the order of arrival."""
+
+    call: ChatCall
+    order: int
+    deadline: float
+    output: OutputQueue = field(default_factory=OutputQueue)
+    #: Its name in the proxy and at the workers, unlike the client's label.
+    request_id: str = field(default_factory=draw_request_id)
+    binding: Binding | None = None
+    split: SplitRequest | None = None
+    lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle({}))
+    link: Link | None = None
+    #: The PD worker of an attempt that was given up; it may still hold the request.
+    stale_link: Link | None = None
+    #: PD workers that have just refused the request.
+    refused_by: set[str] = field(default_factory=set)
+    #: Fewest tokens of prompt and output that a PD worker has to take, as far as is known.
+    least_tokens: int = 0
+    #: Where each item's embedding came from.
+    origins: dict[str, str] = field(default_factory=dict)
+    #: The store's epoch, and the jumps of its clock, when the item was last known to be there.
+    epochs: dict[str, tuple[str, int]] = field(default_factory=dict)
+    #: When the store's look-up began, by the proxy's clock.
+    looked_up: float = 0.0
+    first_token: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For logs: the client's label, and the id that worker logs have too."""
+        return f"{self.call.label} ({self.request_id})"
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it has been under way before: it goes before new requests."""
+        return self.lifecycle.attempt > 1 or self.call.continues
+
+    @property
+    def bound(self) -> Binding:
+        """The binding of a request that has begun."""
+        assert self.binding is not None
+        return self.binding
+
+    @property
+    def content(self) -> SplitRequest:
+        """The split of a request that has begun."""
+        assert self.split is not None
+        return self.split
+
+    def source(self, key: str) -> ItemSource:
+        """What an encoder needs of the item with this key."""
+        item = next(item for item in self.content.items if item.mm_hash == key)
+        options = msgspec.json.encode(item.options, order="sorted").decode() if item.options else ""
+        return ItemSource(
+            mm_hash=key,
+            namespace=self.bound.namespace,
+            modality=item.modality,
+            media=item.media,
+            processor_options=options,
+            salt=self.call.salt,
+            request_id=self.request_id,
+            label=self.call.label,
+            deadline=self.deadline,
+            looked_up=self.looked_up,
+        )
+
+    def emit(self, output: Output) -> None:
+        """Sends what is no token to the client; the end goes with where the items came from."""
+        if isinstance(output, Done):
+            items = self.split.items if self.split is not None else ()
+            timings = [
+                ItemTiming(short(item.mm_hash), self.origins.get(item.mm_hash, "store")) for item in items
+            ]
+            output = replace(output, timings=replace(output.timings, items=timings))
+        self.output.put(output)
+
+    def fail(self, error: RequestError) -> None:
+        """Ends the client's stream; a worker's error names the field that the client sent."""
+        error = name_field(error, self.call.sampling.output_format)
+        self.output.fail(name_prompt(error, self.call.prompt_param))
+
+
+@dataclass(slots=True)
+class Choices:
+    """The choices of one call (`n`), in order: they share media, deadline, one queue and one end."""
+
+    requests: list[InFlightRequest]
+    output: OutputQueue
+    started: float
+    status: int = 499
+
+    @property
+    def first(self) -> InFlightRequest:
+        """The request that the shared parts are made for."""
+        return self.requests[0]
+
+    def begin(self, fetch_seconds: float) -> None:
+        """Gives every choice what the first one was bound to and split into, and a life of its own."""
+        params: dict[str, str] = {}
+        for item in self.first.content.items:
+            params.setdefault(item.mm_hash, item.param)
+        for request in self.requests:
+            request.binding, request.split = self.first.binding, self.first.split
+            request.lifecycle = Lifecycle(params, fetch_seconds)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return max(len(request.lifecycle.prompt_token_ids or ()) for request in self.requests)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(request.lifecycle.output_token_ids) for request in self.requests)
+
+    def report(self, metrics: ProxyMetrics, now: float) -> None:
+        """Counts the call that has ended, and logs one line of it."""
+        first, seconds = self.first, now - self.started
+        metrics.requests.labels(str(self.status)).inc()
+        metrics.duration.observe(seconds)
+        tokens = [request.first_token for request in self.requests if request.first_token is not None]
+        if tokens:
+            metrics.time_to_first_token.observe(min(tokens) - self.started)
+        logger.info(
+            "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, "
+            "%d choices, %.3f s, tenant %s",
+            first.name,
+            self.status,
+            first.call.model or "-",
+            self.prompt_tokens,
+            self.completion_tokens,
+            len(first.split.items) if first.split is not None else 0,
+            len(self.requests),
+            seconds,
+            first.call.tenant or "-",
+        )
+
+
+def make_choices(call: ChatCall, order: int, started: float) -> Choices:
+    """One request for every answer that the call wants; `started` is a moment of the proxy's clock."""
+    shared, deadline = OutputQueue(), started + call.timeout
+    if call.n == 1:
+        return Choices([InFlightRequest(call, order, deadline, shared)], shared, started)
+    tally = _Tally(call.n)
+    requests = []
+    for index in range(call.n):
+        own = replace(call, sampling=replace(call.sampling, choice=index))
+        requests.append(InFlightRequest(own, order, deadline, ChoiceQueue(shared, tally, index)))
+    return Choices(requests, shared, started)
+
+
+class _Tally:
+    """How many choices are still open, and the usage of those that have ended."""
+
+    def __init__(self, choices: int) -> None:
+        self.open = choices
+        self.begun = False
+        self._completion_tokens = 0
+        self._cached_tokens: int | None = None
+
+    def ended(self, usage: Usage) -> Usage:
+        """Usage so far: the prompt counts once, and as cached only what every choice found cached."""
+        self.open -= 1
+        self._completion_tokens += usage.completion_tokens
+        cached = self._cached_tokens
+        self._cached_tokens = usage.cached_tokens if cached is None else min(cached, usage.cached_tokens)
+        return Usage(usage.prompt_tokens, self._completion_tokens, self._cached_tokens)
+
+
+class ChoiceQueue(OutputQueue):
+    """Output of one choice: goes to the call's queue with the choice's index."""
+
+    __slots__ = ("_index", "_shared", "_tally")
+
+    def __init__(self, shared: OutputQueue, tally: _Tally, index: int) -> None:
+        super().__init__()
+        self._shared = shared
+        self._tally = tally
+        self._index = index
+
+    def put(self, output: Output) -> None:
+        tally = self._tally
+        if isinstance(output, Delta):
+            self._shared.put(Delta(output.text, output.token_ids, output.logprobs, self._index))
+        elif isinstance(output, Done):
+            usage = tally.ended(output.usage)
+            done = Done(output.reason, usage, output.timings, self._index, final=tally.open == 0)
+            self._shared.put(done)
+        elif isinstance(output, Started) and not tally.begun:
+            tally.begun = True
+            self._shared.put(output)
+
+    def fail(self, error: RequestError) -> None:
+        self._shared.fail(error)

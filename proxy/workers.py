@@ -1,0 +1,152 @@
+"""Workers that the proxy knows, and the models that they serve: what its decisions are made from."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
+from triptych.proxy.call.model_kind import ModelKind
+from triptych.types import WorkerInfo
+
+BIND_POLL_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Worker:
+    """A known worker. `alive`: it answered its last health check; `serving`: it takes new work."""
+
+    info: WorkerInfo
+    alive: bool = True
+    serving: bool = True
+    #: Whether the registry names it.
+    registered: bool = True
+
+
+@dataclass(slots=True)
+class Binding:
+    """Model key and media namespace that a request keeps for life."""
+
+    model_key: str
+    namespace: str
+
+
+@dataclass(slots=True)
+class _Model:
+    """A model key that has been seen."""
+
+    name: str
+    kind: ModelKind
+    #: Namespaces in the order in which they were first seen.
+    namespaces: list[str] = field(default_factory=list)
+
+
+class WorkersListener(Protocol):
+    """Receiver of changes of the known workers."""
+
+    def workers_changed(self) -> None:
+        """Workers have come, gone or changed."""
+
+    def worker_lost(self, worker: Worker) -> None:
+        """A worker has gone or has stalled."""
+
+
+class KnownWorkers:
+    """The workers by pool and address, their models, and the proxies that share them. No I/O.
+
+    One process may serve both pools, "encoder" and "pd", at one address.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[tuple[str, str], Worker] = {}
+        #: The store's epoch at the last poll: another value later means that it was flushed or restarted.
+        self.epoch = ""
+        #: Live proxies, this one included.
+        self.proxies = 1
+        self._models: dict[str, _Model] = {}
+        self._listeners: list[WorkersListener] = []
+
+    def subscribe(self, listener: WorkersListener) -> None:
+        self._listeners.append(listener)
+
+    def report_change(self) -> None:
+        for listener in self._listeners:
+            listener.workers_changed()
+
+    def report_loss(self, worker: Worker) -> None:
+        for listener in self._listeners:
+            listener.worker_lost(worker)
+
+    def declare(self, info: WorkerInfo) -> None:
+        """Notes the worker's model. Keys are known from a PD worker on; namespaces come from encoders."""
+        model = self._models.get(info.model_key)
+        if model is None:
+            if info.pool != "pd":
+                return
+            kind = ModelKind(bool(info.capacity.get("encoder_decoder")), info.modality)
+            model = self._models[info.model_key] = _Model(info.model, kind)
+        model.namespaces += [name for name in info.namespaces if name not in model.namespaces]
+
+    def serving(self, pool: str) -> list[Worker]:
+        """Workers of "encoder" or "pd" that may get new work."""
+        return [w for w in self.workers.values() if w.info.pool == pool and w.alive and w.serving]
+
+    def namespaces_served(self) -> frozenset[str]:
+        """Namespaces with an encoder that may get new work."""
+        return frozenset(name for worker in self.serving("encoder") for name in worker.info.namespaces)
+
+    def models(self) -> list[str]:
+        """Names that a request may use, whether or not a worker of theirs is live now."""
+        return sorted({model.name for model in self._models.values()})
+
+    def resolve_model(self, name: str) -> str:
+        """The served name that a request means; an empty one means the only one.
+
+        InvalidRequest or NotFound, which name what there is; Unavailable while nothing is known.
+        """
+        models = self.models()
+        if not models:
+            raise Unavailable("no PD worker has been seen yet", retry_after=RETRY_AFTER)
+        if not name and len(models) == 1:
+            return models[0]
+        if not name:
+            raise InvalidRequest(f"model must name one of {', '.join(models)}", param="model")
+        if name not in models:
+            raise NotFound(
+                f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model"
+            )
+        return name
+
+    def live_models(self) -> list[str]:
+        return sorted({worker.info.model for worker in self.serving("pd")})
+
+    def model_key(self, model: str) -> str | None:
+        """The newest key of the model that has a live PD worker, else its newest one; None: never seen."""
+        keys = [key for key, known in self._models.items() if known.name == model]
+        live = {worker.info.model_key for worker in self.serving("pd")}
+        return next((key for key in reversed(keys) if key in live), keys[-1] if keys else None)
+
+    def kind(self, model: str) -> ModelKind:
+        """What the model takes; a decoder-only one where nothing is known."""
+        key = self.model_key(model)
+        return ModelKind() if key is None else self._models[key].kind
+
+    def namespace(self, model_key: str) -> str | None:
+        """The key's newest namespace with a live encoder, else its newest one; None: never seen."""
+        names = self._models[model_key].namespaces
+        live = self.namespaces_served()
+        return next((name for name in reversed(names) if name in live), names[-1] if names else None)
+
+    async def bind(self, model: str, *, media: bool) -> Binding:
+        """The newest binding to a served model; media wait for a namespace, which encoders register."""
+        model_key = self.model_key(model)
+        assert model_key is not None
+        while media and self.namespace(model_key) is None:
+            await asyncio.sleep(BIND_POLL_SECONDS)
+        return Binding(model_key, self.namespace(model_key) or "")
+
+    def max_model_lens(self, model_key: str) -> list[int]:
+        """The limits of all known PD workers of the key, live or not; 0 where one names none."""
+        infos = [worker.info for worker in self.workers.values() if worker.info.pool == "pd"]
+        return [info.capacity.get("max_model_len", 0) for info in infos if info.model_key == model_key]
