@@ -6,7 +6,7 @@ first to the second, one `ECConnectorOutput` comes back.
 
 A key's life in the scheduler role's table, while some request holds it:
 
-    UNKNOWN --item_ready--> COMING --fetched--> HIT --update_state_after_alloc--> (encoder cache)
+    UNKNOWN --item_ready--> LOADING --fetched--> HIT --update_state_after_alloc--> (encoder cache)
                               ^  \\--failed--> MISS --item_missing_reported--> UNKNOWN (then item_ready)
 """
 
@@ -16,7 +16,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from triptych.types import ItemPlan, MMFeature
 
@@ -39,7 +39,7 @@ class Presence(enum.Enum):
     #: Nobody has said that it is stored.
     UNKNOWN = enum.auto()
     #: A load is under way, or the item is being encoded again.
-    COMING = enum.auto()
+    LOADING = enum.auto()
     #: A host copy is here and stays until the last holder is done with it.
     HIT = enum.auto()
     #: A load that began after the key's ready mark found nothing usable.
@@ -189,7 +189,7 @@ class ECConnectorScheduler(ECConnectorBase):
 
     @abstractmethod
     def item_missing_reported(self, mm_hash: str) -> None:
-        """The MISS has been passed on; the key is COMING until its next ready mark."""
+        """The MISS has been passed on; the key is LOADING until its next ready mark."""
 
     @abstractmethod
     def plan_of(self, mm_hash: str) -> ItemPlan | None:
@@ -211,7 +211,7 @@ class ECConnectorScheduler(ECConnectorBase):
         """The request has consumed the item's last row. The last holder's release drops the host copy."""
 
     @abstractmethod
-    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+    def build_connector_meta(self, scheduler_output: object) -> ECConnectorMetadata:
         """This step's work for the worker role; drains it. Does not change `scheduler_output`."""
 
     @abstractmethod

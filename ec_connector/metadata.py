@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import msgpack
 
@@ -15,33 +15,37 @@ _LAYOUT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Get the item from the store into a host copy. `generation` counts the loads of all keys."""
-
-    plan: ItemPlan
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """The host copy that load `generation` of this key made, or is making."""
+class LoadId:
+    """The id of one load, and of the host copy that it makes: `generation` counts the loads of all keys."""
 
     mm_hash: str
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """An order to get an item from the store into a host copy."""
+
+    plan: ItemPlan
+    generation: int
+
+    @property
+    def load_id(self) -> LoadId:
+        return LoadId(self.plan.mm_hash, self.generation)
+
+
 @dataclass(frozen=True)
 class TransferMetadata(ECConnectorMetadata):
-    """`drops` come first, then `fetches`, then `moves` of landed host copies into the encoder cache."""
+    """A step's orders: first `drops` of host copies, then `fetches`, then `moves` into the encoder cache."""
 
     step: int
     fetches: tuple[Fetch, ...] = ()
-    moves: tuple[HostCopy, ...] = ()
-    drops: tuple[HostCopy, ...] = ()
+    moves: tuple[LoadId, ...] = ()
+    drops: tuple[LoadId, ...] = ()
 
     def loads(self) -> Iterable[tuple[str, int]]:
-        fetches = ((fetch.plan.mm_hash, fetch.generation) for fetch in self.fetches)
-        return (*fetches, *((copy.mm_hash, copy.generation) for copy in self.moves))
+        ids = (*(fetch.load_id for fetch in self.fetches), *self.moves)
+        return tuple((load.mm_hash, load.generation) for load in ids)
 
     def without_loads(self) -> Self:
         return replace(self, fetches=(), moves=())
@@ -53,25 +57,21 @@ class TransferMetadata(ECConnectorMetadata):
                     _LAYOUT,
                     self.step,
                     [(astuple(fetch.plan), fetch.generation) for fetch in self.fetches],
-                    [astuple(copy) for copy in self.moves],
-                    [astuple(copy) for copy in self.drops],
+                    [astuple(load) for load in self.moves],
+                    [astuple(load) for load in self.drops],
                 )
             )
         )
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """ValueError for bytes that `to_bytes` has not made."""
+        """The metadata that `to_bytes` made; ValueError for other bytes."""
         layout, step, fetches, moves, drops = msgpack.unpackb(raw, use_list=False, strict_map_key=True)
         if layout != _LAYOUT:
             raise ValueError(f"connector metadata has layout {layout}, not {_LAYOUT}")
         return cls(
             step=step,
             fetches=tuple(Fetch(ItemPlan(*plan), generation) for plan, generation in fetches),
-            moves=_copies(moves),
-            drops=_copies(drops),
+            moves=tuple(LoadId(*load) for load in moves),
+            drops=tuple(LoadId(*load) for load in drops),
         )
-
-
-def _copies(rows: Sequence[Any]) -> tuple[HostCopy, ...]:
-    return tuple(HostCopy(*row) for row in rows)

@@ -1,4 +1,4 @@
-"""What a model runner needs of its EC connector, worker role: saves and loads around a step."""
+"""A model runner's EC connector, worker role: saves, and loads around a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 from triptych.ec_connector.base import (
     ECConnectorMetadata,
@@ -22,11 +22,18 @@ from triptych.ec_connector.factory import ECConnectorFactory
 logger = logging.getLogger(__name__)
 
 
+class HasConnectorMetadata(Protocol):
+    """The part of a scheduler's output that a connector reads."""
+
+    @property
+    def ec_connector_metadata(self) -> ECConnectorMetadata | None: ...
+
+
 class ECConnectorModelRunnerMixin:
-    """A model runner's connector, of which it has one or none. Without one both `maybe_` calls do nothing."""
+    """A model runner with one connector or none. Without one both `maybe_` calls do nothing."""
 
     _ec_connector: ECConnectorWorker | None = None
-    #: What transfers that could not be started were to free; the next step sees to it.
+    #: What transfers that could not be started were to free; the next step repeats it.
     _ec_undone: tuple[ECConnectorMetadata, ...] = ()
 
     def ensure_ec_transfer_initialized(
@@ -65,11 +72,11 @@ class ECConnectorModelRunnerMixin:
 
     @contextmanager
     def maybe_get_ec_connector_output(
-        self, scheduler_output: Any, encoder_cache: EncoderCacheMap
+        self, scheduler_output: HasConnectorMetadata, encoder_cache: EncoderCacheMap
     ) -> Iterator[ECConnectorOutput | None]:
         """Starts the step's transfers; what has finished is in the output once the body has ended.
 
-        Reads `scheduler_output.ec_connector_metadata`. Loads that cannot even be started are in the output as
+        Loads that cannot even be started are in the output as
         failed: the step goes on without them. Yields None without a connector.
         """
         connector = self._ec_connector
@@ -90,7 +97,7 @@ class ECConnectorModelRunnerMixin:
         output.generations.update(failed)
 
     def ec_transfers_failed(self, error: Exception) -> None:
-        """Called with what the start of a step's transfers has raised; the step goes on if this returns."""
+        """Called with why a step's transfers did not start; the step goes on if this returns."""
 
     def _start_loads(self, connector: ECConnectorWorker, encoder_cache: EncoderCacheMap) -> dict[str, int]:
         """The generations of the loads that could not be started, by mm_hash."""

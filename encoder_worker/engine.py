@@ -8,12 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
-from triptych.cpu.cpus import in_passing_thread, lower_priority
+from triptych.cpu.step_pacer import StepPacer
+from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
@@ -98,9 +98,8 @@ class EncoderEngine:
     A save that has landed is told at once, by the thread in which it landed: the item's requests need not
     wait for the batch that is in the tower by then.
 
-    `turn` is held while the tower computes, where others use the same device. `nice` is the niceness of the
-    engine's thread and of the torch threads that it starts. `passing`: each batch has a thread of its own,
-    which ends with it; for a process in which others compute in parallel too (see `in_passing_thread`).
+    `pacer` is entered while the tower computes. `thread_per_batch`: each batch has a thread of its own, which
+    ends with it; for a process in which another engine computes in parallel (see `in_short_lived_thread`).
 
     `beat` is to be watched: a thread that dies, of a device that is lost for example, answers nobody.
     """
@@ -111,19 +110,17 @@ class EncoderEngine:
         saver: Saver,
         outputs: OutputCache,
         emit: Callable[[EngineEvent], None],
-        turn: AbstractContextManager[object] | None = None,
-        nice: int = 0,
+        pacer: StepPacer | None = None,
         *,
-        passing: bool = False,
+        thread_per_batch: bool = False,
     ) -> None:
         self.beat = EngineBeat("encoder engine")
         self._encoder = encoder
         self._saver = saver
         self._outputs = outputs
         self._emit = emit
-        self._turn = turn or nullcontext()
-        self._nice = nice
-        self._passing = passing
+        self._pacer = pacer or StepPacer()
+        self._thread_per_batch = thread_per_batch
         self._waited = 0.0
         self._to_host = HostCopy(encoder.device)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
@@ -164,7 +161,6 @@ class EncoderEngine:
         return time.monotonic() if (since := self._busy_since) is None else since
 
     def _run(self) -> None:
-        lower_priority(self._nice)
         while not self._stopping:
             self.beat.tick()
             try:
@@ -179,8 +175,8 @@ class EncoderEngine:
     def _run_batch(self, batch: Sequence[TowerItem]) -> None:
         """Every item is answered, and then the batch, whatever fails."""
         try:
-            if self._passing:
-                in_passing_thread(self._step, batch)
+            if self._thread_per_batch:
+                in_short_lived_thread(self._step, batch)
             else:
                 self._step(batch)
         except Exception as error:
@@ -235,7 +231,7 @@ class EncoderEngine:
         prepared = [item.prepared for item in items if item.prepared is not None]
         self._calls += 1
         asked = time.monotonic()
-        with self.beat.turn(self._turn), torch.inference_mode():
+        with self.beat.turn(self._pacer), torch.inference_mode():
             self._busy_since = time.monotonic()
             self._waited += self._busy_since - asked
             rows = self._to_host(self._encoder.encode(prepared))
@@ -261,7 +257,7 @@ class EncoderEngine:
     def _start_save(self, output: EncoderOutput, damaged_digest: str) -> None:
         key = output.plan.mm_hash
         try:
-            self._outputs.hold(key)
+            self._outputs.pin(key)
             self._outputs[key] = output
             self._saver.save(self._outputs, key, damaged_digest)
         except Exception as error:
@@ -278,7 +274,7 @@ class EncoderEngine:
     def _landed(self, event: Saved | Unsaved) -> None:
         """One save's end; whatever fails, those after it are told too."""
         try:
-            self._outputs.let_go(event.mm_hash)
+            self._outputs.unpin(event.mm_hash)
         except Exception:
             logger.exception("an output stays held")
         self._tell(event)

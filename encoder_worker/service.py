@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
-from triptych.cpu.core_page import CorePage
-from triptych.cpu.torch_threads import use_threads
+from triptych.cpu.step_pacer import step_pacer
+from triptych.cpu.threads import tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.memory_profile import check_encoder_memory
-from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, torch_threads, worker_identity
+from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
 from triptych.machine.device_memory import memory_of
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
@@ -46,7 +46,7 @@ async def run(config: EncoderConfig) -> None:
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
-    use_threads(torch_threads(config))
+    use_threads(tower_threads(config.threads, config.cpus))
     store = await connect_configured(config.store)
     try:
         encoder, model = await asyncio.to_thread(load, config)
@@ -69,9 +69,9 @@ async def _serve(
     identity = worker_identity(config, model, address)
     metrics = EncoderMetrics(identity.model_name)
     metrics.parameter_bytes.set(parameter_bytes(encoder))
-    worker = EncoderWorker(
-        config, identity, encoder, store, metrics=metrics, turn=_core_page(config, encoder)
-    )
+    threads = tower_threads(config.threads, config.cpus)
+    pacer = step_pacer(config.core_page, config.core_slot, threads)
+    worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
         worker.servicer, server
     )
@@ -96,16 +96,6 @@ async def _serve(
                 await server.stop(1.0)
         finally:
             await worker.stop()
-
-
-def _core_page(config: EncoderConfig, encoder: EncoderSide) -> CorePage | None:
-    """The page in which others see this tower at work, and it may see who is ahead, before each layer."""
-    if not config.core_page:
-        return None
-    page = CorePage(config.core_page, config.core_slot, torch_threads(config), patience=config.give_way)
-    if config.give_way:
-        before_each_layer(encoder.module, page.give_way)
-    return page
 
 
 def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: int) -> WorkerInfo:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.config import MIB, EncoderConfig
+from triptych.cpu.step_pacer import StepPacer
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.output_cache import OutputCache
@@ -26,7 +26,6 @@ from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
-from triptych.machine.resources import threads_of_one_worker
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
@@ -60,7 +59,7 @@ class EncoderWorker:
     """Everything between the gRPC server and the store; belongs to the running event loop.
 
     `transfer` says where outputs are saved, in the store by default: in a memory store they are looked up
-    too, and it takes the place of the output cache. `turn` is held while the tower computes.
+    too, and it takes the place of the output cache. `pacer` is entered while the tower computes.
     """
 
     def __init__(
@@ -74,8 +73,8 @@ class EncoderWorker:
         saver: Saver | None = None,
         lease_term: float = 5.0,
         transfer: ECTransferConfig | None = None,
-        turn: AbstractContextManager[object] | None = None,
-        passing: bool = False,
+        pacer: StepPacer | None = None,
+        thread_per_batch: bool = False,
     ) -> None:
         transfer = transfer or transfer_config(config, identity)
         self._own_saver = ConnectorSaver(transfer) if saver is None else None
@@ -86,10 +85,14 @@ class EncoderWorker:
             max_pixels=config.max_image_pixels,
             audio=AudioLimits(config.max_audio_seconds),
             threads=max(1, config.decode_threads),
-            nice=config.nice,
         )
         self._engine = EncoderEngine(
-            encoder, saver or self._saver_made(), outputs, self._emitter(), turn, config.nice, passing=passing
+            encoder,
+            saver or self._saver_made(),
+            outputs,
+            self._emitter(),
+            pacer,
+            thread_per_batch=thread_per_batch,
         )
         self._leases = LeaseKeeper(
             Leases(store),
@@ -164,9 +167,3 @@ def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransf
         ttl=config.embedding_ttl,
         ec_role="producer",
     )
-
-
-def torch_threads(config: EncoderConfig) -> int:
-    """Threads of the tower on a CPU: one for each CPU of its own, or half of those that it shares."""
-    cpus = threads_of_one_worker()
-    return config.threads or (cpus if config.cpus else max(1, cpus // 2))

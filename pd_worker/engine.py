@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from triptych.config import PDConfig
-from triptych.cpu.cpus import in_passing_thread
+from triptych.cpu.step_pacer import StepPacer
+from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.errors import InternalError, Unavailable
@@ -48,9 +48,8 @@ class Engine:
     """`submit`, `items_ready` and `cancel` come from any thread; `emit` is called from the engine's.
 
     `emit` gets all events of one step at once, in order, and must not block. `transfer` says where
-    embeddings are loaded from. `turn` is held while the decoder computes, where others use
-    the same device; `rest` is called between two steps, with the number of requests that wait for embeddings
-    for each one that runs.
+    embeddings are loaded from. `pacer` is entered while the decoder computes, and waits between two steps
+    by the number of requests that wait for embeddings for each one that runs.
 
     `beat` is to be watched: a thread that dies, of a device that is lost for example, ends nobody's request.
     """
@@ -64,8 +63,7 @@ class Engine:
         metrics: PDMetrics,
         *,
         model_name: str = "",
-        turn: AbstractContextManager[object] | None = None,
-        rest: Callable[[float], object] | None = None,
+        pacer: StepPacer | None = None,
     ) -> None:
         self.max_model_len = max_model_len(config, decoder.geometry, decoder.dtype)
         num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
@@ -86,7 +84,7 @@ class Engine:
             whole = decoder.modality == "audio"
             cross_limits = cross_limits_of(config, cross, num_blocks, self.max_model_len, whole=whole)
         self.scheduler = Scheduler(limits, kv, items, cross_limits, swap)
-        self.runner = in_passing_thread(
+        self.runner = in_short_lived_thread(
             ModelRunner,
             decoder,
             num_blocks=num_blocks,
@@ -100,8 +98,7 @@ class Engine:
         self._device = decoder.device
         self._warm = False
         self._emit = emit
-        self._turn = turn or nullcontext()
-        self._rest = rest
+        self._pacer = pacer or StepPacer()
         self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
         self._condition = threading.Condition()
@@ -186,8 +183,8 @@ class Engine:
         busy = False
         while not self._stopping:
             self.beat.tick()
-            if busy and self._rest is not None:
-                self._rest(self.scheduler.item_pressure)
+            if busy:
+                self._pacer.wait(self.scheduler.item_pressure)
             commands = self._take_inbox(sleep=not busy)
             try:
                 busy = self._step(commands)
@@ -217,10 +214,10 @@ class Engine:
         if not output.computes:
             result = self.runner.execute(output)
         elif self._warm:
-            with self.beat.turn(self._turn):
+            with self.beat.turn(self._pacer):
                 result = self.runner.execute(output)
         else:
-            with self.beat.slow(), self._turn:
+            with self.beat.slow(), self._pacer:
                 result = self.runner.execute(output)
             self._warm = True
         if result.ec_connector_output.failed:

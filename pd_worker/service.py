@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, check_advertise, check_bind, format_size
-from triptych.cpu.core_page import CorePage
-from triptych.cpu.cpus import OwnCore, claim_core, in_passing_thread
-from triptych.cpu.torch_threads import use_threads
+from triptych.cpu.step_pacer import StepPacer, step_pacer
+from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.errors import Unavailable
 from triptych.machine.device_memory import memory_of
-from triptych.machine.resources import may_claim_cores, threads_of_one_worker
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.families.layers import before_each_layer
@@ -61,8 +57,6 @@ BEAT_SECONDS = 1.0
 _SWEEP_SECONDS = 0.25
 _POLL_SECONDS = 0.02
 _INTAKE_THREADS = 2
-#: Decoders narrower than this lose more in the barriers between threads than they win by them.
-_WIDE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ async def run(config: PDConfig) -> None:
     stop = stop_signal()
     store = await connect_configured(config.store)
     try:
-        model = await asyncio.to_thread(in_passing_thread, load_model, config)
+        model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
         await _serve(config, model, store, stop)
     finally:
         await store.close()
@@ -102,9 +96,8 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
     address = bind(server, config)
     metrics = PDMetrics(model.name)
     with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-        core = _own_core(config, model)
-        page = _core_page(config, model, core)
-        worker = PDWorker(config, model, metrics, turn=page, rest=None if page is None else page.rest)
+        pacer = _step_pacer(config, model)
+        worker = PDWorker(config, model, metrics, pacer=pacer)
         info = door.enrol(worker.info(address, metrics_port))
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
         health = Health(server)
@@ -129,15 +122,13 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
                 worker.outbox.shut_down()
                 await server.stop(1.0)
                 await worker.stop()
-                if core is not None:
-                    core.release()
+                pacer.close()
 
 
 class PDWorker:
     """Engine, connector, intake and outbox of one model, wired together in the running event loop.
 
-    `transfer` says where embeddings are loaded from, the store by default; `turn` and `rest` are those of
-    the engine.
+    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's.
     """
 
     def __init__(
@@ -147,8 +138,7 @@ class PDWorker:
         metrics: PDMetrics,
         *,
         transfer: ECTransferConfig | None = None,
-        turn: AbstractContextManager[object] | None = None,
-        rest: Callable[[float], object] | None = None,
+        pacer: StepPacer | None = None,
     ) -> None:
         config = replace(
             config,
@@ -169,8 +159,7 @@ class PDWorker:
             self.outbox.emit,
             metrics,
             model_name=model.name,
-            turn=turn,
-            rest=rest,
+            pacer=pacer,
         )
         intake = Intake(
             model_key=model.identity.model_key,
@@ -262,24 +251,14 @@ class PDWorker:
             self.engine.cancel(request_ids, proxy_id)
 
 
-def _core_page(config: PDConfig, model: LoadedModel, core: OwnCore | None) -> CorePage | None:
-    """The page in which others see this worker's steps, and it sees whether they lack cores."""
-    if not config.core_page:
-        return None
-    threads = torch_threads(config, model.decoder)
-    return CorePage(config.core_page, config.core_slot, threads, interval=config.step_interval, core=core)
-
-
-def _own_core(config: PDConfig, model: LoadedModel) -> OwnCore | None:
-    """For a worker that computes on one thread: more would have to share it."""
-    if not (config.keep_core and config.core_page) or torch_threads(config, model.decoder) != 1:
-        return None
-    if not may_claim_cores():
-        logger.info("keeps to no core: others may claim the same one, or a quota limits time and not cores")
-        return None
-    core = claim_core(os.sched_getaffinity(0))
-    logger.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
-    return core
+def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
+    return step_pacer(
+        config.core_page,
+        config.core_slot,
+        decoder_threads(config.threads, model.decoder.geometry.hidden_size),
+        interval=config.step_interval,
+        own_core=config.keep_core,
+    )
 
 
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
@@ -292,16 +271,6 @@ def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
         host_buffer_bytes=config.embedding_memory,
         ec_role="consumer",
     )
-
-
-def default_threads(hidden_size: int) -> int:
-    """Torch threads for a decoder of this width."""
-    return 1 if hidden_size < _WIDE else threads_of_one_worker()
-
-
-def torch_threads(config: PDConfig, decoder: DecoderSide) -> int:
-    """Torch threads of this decoder: those of the flag, or chosen."""
-    return config.threads or default_threads(decoder.geometry.hidden_size)
 
 
 def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
@@ -321,7 +290,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
         attn_implementation=ATTENTION_NAME,
         quantization=config.quantization,
     )
-    use_threads(torch_threads(config, decoder))
+    use_threads(decoder_threads(config.threads, decoder.geometry.hidden_size))
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
     config = _sized(config, decoder, other_peak)

@@ -18,7 +18,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.auth.session import CURRENT
+from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Done, Output
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field

@@ -21,14 +21,15 @@ from starlette.types import ASGIApp
 from triptych.config import MIB, ProxyConfig, check_front_door, is_loopback
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
 from triptych.proxy.auth.limits import PrincipalLimits
-from triptych.proxy.auth.middleware import Door, HttpDoor
+from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import SPARE_CALLS, GrpcAdmission, server_options
 from triptych.proxy.grpc.server import ProxyServicer
@@ -114,9 +115,9 @@ async def _serve(
         stall_timeout=config.stall_timeout,
     )
     stack.push_async_callback(dispatcher.close)
-    door = Door(keys, PrincipalLimits(), metrics) if keys.in_use else None
+    authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
     bodies = BodyBudget(config.body_memory, config.max_body)
-    admission = GrpcAdmission(bodies, door, max_calls=config.max_queue + SPARE_CALLS)
+    admission = GrpcAdmission(bodies, authenticator, max_calls=config.max_queue + SPARE_CALLS)
     servicer = ProxyServicer(
         dispatcher,
         pool,
@@ -147,7 +148,9 @@ async def _serve(
             metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
         )
     app = BudgetedBodies(app, bodies)
-    http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
+    http = HttpServer(
+        AuthMiddleware(app, authenticator) if authenticator is not None else app, listener, limits
+    )
     http_task = await http.start()
     stack.push_async_callback(http.stop, http_task)
     host, port = listener.getsockname()[:2]

@@ -11,9 +11,9 @@ from triptych.hashing import framed_digest, mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.hold import together
+from triptych.proxy.media.hold import MediaHold, gather_or_cancel
 from triptych.proxy.media.loader import MediaLoader
-from triptych.proxy.media.source import ImagePart
+from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.media.spool import SpooledMedia
 
 MODALITY = "image"
@@ -55,7 +55,7 @@ async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitReq
         return SplitRequest(b"", (), prompt_chain(call, call.prompt))
     messages = pd_messages(call.messages)
     check_text(len(messages), "messages")
-    items = await together([make_item(call, namespace, image, loader) for image in call.images()])
+    items = await gather_or_cancel([make_item(call, namespace, image, loader) for image in call.images()])
     return SplitRequest(messages, tuple(items), prefix_chain(call, items))
 
 
@@ -68,12 +68,19 @@ async def split_encoder_prompt(
     item = await hashed_item(
         call,
         namespace,
-        await loader.load_encoder_prompt(encoder, call.media),
+        await load_encoder_prompt(encoder, call.media, loader),
         encoder.param,
         call.processor_options if encoder.modality == "image" else encoder.options,
         encoder.modality,
     )
     return SplitRequest(b"", (item,), prompt_chain(call, call.prompt or (), item.mm_hash))
+
+
+async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: MediaLoader) -> SpooledMedia:
+    """The bytes that the encoder reads, which `hold` keeps: a file's, a text's or token ids'."""
+    if isinstance(encoder.source, ImagePart | AudioPart):
+        return await loader.load(encoder.source, hold)
+    return await loader.keep_text(encoder.source, encoder.text_bytes, hold)
 
 
 async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: MediaLoader) -> SplitItem:

@@ -131,8 +131,8 @@ class WorkerConfig(ServiceConfig):
     )
     threads: int = flag(0, "torch threads; 0 chooses")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
-    core_page: str = flag("", "file by which workers of one machine give way to each other")
-    core_slot: int = flag(0, "this worker's place in --core-page, the most important first")
+    core_page: str = flag("", "file in which the workers of one machine see whose threads compute")
+    core_slot: int = flag(0, "this worker's place in --core-page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +149,6 @@ class EncoderConfig(WorkerConfig):
         256 * MIB, "host memory for media that wait for preprocessing; a larger item has it alone", size=True
     )
     decode_threads: int = flag(2, "threads that decode media")
-    nice: int = flag(0, "niceness, 0 to 19, of the threads that run the tower and decode media")
-    give_way: float = flag(
-        0.02, "seconds that the tower waits before a layer, at most, for more important workers' steps"
-    )
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
 
     @property
@@ -189,7 +185,7 @@ class PDConfig(WorkerConfig):
     )
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
     step_interval: float = flag(
-        0.02, "seconds between the begins of two steps, at least, while towers on --core-page lack cores"
+        0.02, "seconds between the beginnings of two steps, at least, while workers on --core-page lack cores"
     )
     keep_core: bool = flag(
         False, "a worker of one thread on --core-page keeps to a core of its own while no other computes"
@@ -213,8 +209,8 @@ class PDConfig(WorkerConfig):
         return self.encoder_cache_memory or EMBEDDING_MEMORY
 
 
-#: How encoders give way to PD workers, by flag; a replica's sides take turns.
-SHARING_FLAGS = ("nice", "core_page", "core_slot", "give_way", "step_interval", "keep_core")
+#: How encoders and PD workers share cores, by flag; a replica's sides take turns.
+SHARING_FLAGS = ("core_page", "core_slot", "step_interval", "keep_core")
 
 
 @dataclass(frozen=True, slots=True)

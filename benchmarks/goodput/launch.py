@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.launch.parent import supervised
 from triptych.launch.plan.shape import ClusterShape

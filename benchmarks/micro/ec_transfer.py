@@ -20,7 +20,8 @@ import redis
 import redis.asyncio
 
 from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded, SaveResult
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import Loaded, SaveResult
 from triptych.goodput.report.machine import chip
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import ItemPlan

@@ -4,7 +4,7 @@
 
 Every run starts a store and a fresh `triptych encoder`, waits for its "ready" line, encodes one picture and
 reads /proc; in turns with it, the same without `quick_imports`. Then `triptych serve` is started, and its
-encoder is killed twice: the first is forked again, the second, without a zygote, starts by itself. CPU
+encoder is killed twice: the first is forked again, the second, without a fork server, starts by exec. CPU
 seconds are reported beside the wall clock, since other processes may share the cores; the goal is 5 s and
 1 GB. Needs the `worker` and `embedded` extras and a checkout with `triptych` installed
 or on PYTHONPATH.
@@ -66,7 +66,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`triptych serve`: seconds to ready, and of an encoder's restart, forked and by itself."""
+    """`triptych serve`: seconds to ready, and of an encoder's restart, forked and by exec."""
 
     wall: float
     forked: float
@@ -126,7 +126,7 @@ def _measure_cluster(model: str, device: str) -> Cluster:
             _wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
             wall = time.perf_counter() - begun
             forked = _restart(process, folder)
-            os.kill(_pid(folder, "zygote"), signal.SIGKILL)
+            os.kill(_pid(folder, "fork-server"), signal.SIGKILL)
             return Cluster(wall, forked, _restart(process, folder))
         finally:
             process.terminate()
@@ -245,7 +245,7 @@ def _report(
         ("… first job, media to ready, s", starts, "job", 3),
         ("`triptych serve`: exec to encoder and PD worker ready, s", clusters, "wall", 2),
         ("… encoder from SIGKILL to ready again, forked, s", clusters, "forked", 2),
-        ("… encoder from SIGKILL to ready again, no zygote, s", clusters, "alone", 2),
+        ("… encoder from SIGKILL to ready again, no fork server, s", clusters, "alone", 2),
     ):
         values = [getattr(run, name) for run in runs]
         cells = (statistics.median(values), min(values), max(values))

@@ -29,8 +29,8 @@ import transformers
 from PIL import Image
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych.demo.evaluate import cases, evaluate
-from triptych.demo.inference import MODEL_ID, Http
+from examples.demo_models.images.evaluate import cases, evaluate
+from examples.demo_models.images.inference import MODEL_ID, Http
 from triptych.goodput.launch import launched
 from triptych.goodput.report.machine import commit
 from triptych.launch.plan.shape import ClusterShape

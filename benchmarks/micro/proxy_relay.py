@@ -31,7 +31,7 @@ from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import HttpServer, bind, calm_gc
 from triptych.rpc.channels import make_channel
-from triptych.simulator.profile.profile_proxy import ask, post
+from triptych.simulator.profile.proxy import ask, post
 from triptych.simulator.profile.scripted_workers import FixedRegistry, NoStore, serve_workers
 
 RESULT = RESULTS / "proxy_relay.md"

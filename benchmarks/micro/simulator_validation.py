@@ -6,8 +6,8 @@
 DIR gets a JSON file per window: a run that was cut off goes on where it ended. In every round each system is
 started anew and warmed up. The table is made of all windows that are there (`--only-report` measures
 nothing). `closed` keeps a number of requests in flight, `open` sends at a share of the throughput that the
-system's first closed run had. Right before and after each window, steps and towers alone are timed as in the
-profile, and the window is simulated at that speed of the machine.
+system's first closed run had. Every worker has a core of its own: the machine needs as many as a system has
+workers, and the systems that it has no cores for are left out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from triptych.cli.app import thread_environment
 from triptych.config import EncoderConfig
+from triptych.cpu.threads import thread_environment
 from triptych.errors import ConfigError
 from triptych.goodput.launch import launched, parse_shape
 from triptych.goodput.load.arrivals import Arrivals
@@ -38,10 +38,8 @@ from triptych.goodput.report.machine import LOADED_SHARE, load_average
 from triptych.goodput.report.window import measure
 from triptych.goodput.run import ready
 from triptych.goodput.settings import Settings, make_job
-from triptych.launch.model_path import resolve_model
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
-from triptych.simulator.costs.speed import Speed, at_speed, mean_speed
 from triptych.simulator.run import simulate
 from triptych.simulator.validation import (
     KINDS,
@@ -50,14 +48,14 @@ from triptych.simulator.validation import (
     SYSTEMS,
     Cell,
     Comparison,
-    System,
+    ValidatedSystem,
     compare,
     plan_cells,
-    speed_line,
+    systems_for,
     table,
 )
 
-FORMAT = "triptych-validation/2"
+FORMAT = "triptych-validation/3"
 #: Seconds of a window, before one has been measured; and of a cluster's start.
 _GUESS, _START = 20.0, 8.0
 _BY_NAME = {system.name: system for system in SYSTEMS}
@@ -99,11 +97,10 @@ def simulated(
     """The figures of the same window, simulated."""
     settings = settings_of(cell, options, rate)
     job = make_job(settings, seed_of(cell))
-    cores = len(os.sched_getaffinity(0))
     result = simulate(
         [request for _, request in job.schedule],
         [at for at, _ in job.schedule],
-        _BY_NAME[cell.system].simulated(cores, options.pd_threads, costs.cores),
+        _BY_NAME[cell.system].shape,
         costs,
         sizes,
         seed=seed_of(cell),
@@ -153,12 +150,9 @@ def measure_all(
     cells: Sequence[Cell],
     windows: Windows,
     options: argparse.Namespace,
-    gauge: Callable[[], Speed],
     say: Callable[[str], None],
 ) -> bool:
-    """Measures what is not there yet, one cluster after the other; False when the time was over before.
-    `gauge` tells the machine's speed while a cluster is idle.
-    """
+    """Measures what is not there yet, one cluster after the other; False when the time was over before."""
     left = [cell for cell in cells if windows.read(cell) is None]
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
     walls: list[float] = []
@@ -168,21 +162,17 @@ def measure_all(
             return False
         with _cluster(_BY_NAME[name], options) as url:
             _warm_up(todo[0], options, url)
-            speed = gauge()
             for cell in todo:
                 if time.monotonic() + _guess(walls) > end:
                     return False
                 began = time.monotonic()
                 found = _measured(cell, windows, options, url)
-                before, speed = speed, gauge()
-                found["speed"] = asdict(mean_speed([before, speed]))
                 windows.write(cell, found)
                 walls.append(time.monotonic() - began)
                 left.remove(cell)
                 starts = len({(other.system, other.repeat) for other in left})
                 minutes = (len(left) * _guess(walls) + _START * starts) / 60
-                taken = f"{cell.name}: {found['figures']} at {found['speed']}"
-                say(f"{taken}; {len(left)} windows left, about {minutes:.0f} min")
+                say(f"{cell.name}: {found['figures']}; {len(left)} windows left, about {minutes:.0f} min")
     return True
 
 
@@ -191,7 +181,7 @@ def _guess(walls: Sequence[float]) -> float:
 
 
 @contextmanager
-def _cluster(system: System, options: argparse.Namespace) -> Iterator[str]:
+def _cluster(system: ValidatedSystem, options: argparse.Namespace) -> Iterator[str]:
     with launched(parse_shape(system.launch), options.model, system.words) as cluster:
         yield cluster.url
 
@@ -223,7 +213,7 @@ def _measured(cell: Cell, windows: Windows, options: argparse.Namespace, url: st
 def compared(
     cells: Sequence[Cell], windows: Windows, options: argparse.Namespace
 ) -> dict[tuple[str, str, str], list[Comparison]]:
-    """Every system, load and kind of which windows are there; each is simulated too, at its speed."""
+    """Every system, load and kind of which windows are there; each is simulated too."""
     costs, sizes = read_costs(options.profile), read_shape(options.profile)
     found: dict[tuple[str, str, str], list[Comparison]] = {}
     groups: dict[tuple[str, str, str], list[Cell]] = {}
@@ -233,10 +223,7 @@ def compared(
         there = [(cell, taken) for cell in group if (taken := windows.read(cell)) is not None]
         if there:
             real = [taken["figures"] for _, taken in there]
-            made = [
-                simulated(cell, options, taken["rate"], at_speed(costs, _speed(taken)), sizes)
-                for cell, taken in there
-            ]
+            made = [simulated(cell, options, taken["rate"], costs, sizes) for cell, taken in there]
             found[key] = [compare(metric, real, made) for metric in METRICS]
     return found
 
@@ -255,7 +242,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--share", type=float, default=0.6, help="rate of open windows, of the closed throughput"
     )
-    found.add_argument("--pd-threads", type=float, default=1.0, help="torch threads of a decoder")
     found.add_argument("--minutes", type=float, default=0.0, help="stop before a window that would not fit")
     found.add_argument("--only-report", action="store_true", help="measure nothing")
     found.add_argument("--output", type=Path, help="file for the table")
@@ -266,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when everything was measured and every comparison passed, 1 when not, 2 for bad input."""
     options = parser().parse_args(arguments)
     try:
-        systems = options.system or [system.name for system in SYSTEMS]
+        systems = options.system or [system.name for system in systems_for(len(os.sched_getaffinity(0)))]
         cells = plan_cells(systems, options.load or LOADS, options.repeats)
         cells = [cell for cell in cells if cell.kind in (options.kind or KINDS)]
         windows = Windows(options.results)
@@ -279,8 +265,6 @@ def main(arguments: list[str] | None = None) -> int:
     taken = {cell: window for cell in cells if (window := windows.read(cell)) is not None}
     loaded = [cell for cell, window in taken.items() if _loaded(window)]
     text = table(found)
-    if taken:
-        text += "\n" + speed_line([_speed(window) for window in taken.values()])
     if loaded:
         text += (
             f"\n{len(loaded)} windows, the first {loaded[0].name}, began on a LOADED MACHINE, by a load "
@@ -293,16 +277,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(cells: Sequence[Cell], windows: Windows, options: argparse.Namespace) -> bool:
-    # As `triptych profile` runs, and before torch is there.
     thread_environment()
-    from triptych.simulator.profile.profile_speed import speed_gauge
-
-    with speed_gauge(resolve_model(options.model), options.profile) as gauge:
-        return measure_all(cells, windows, options, gauge, _say)
-
-
-def _speed(window: dict[str, Any]) -> Speed:
-    return Speed(**window["speed"])
+    return measure_all(cells, windows, options, _say)
 
 
 def _loaded(found: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ class Counters:
 
     `utilisation` is the share of time in which towers ("encoder") and steps ("pd") were under way, over the
     workers of the pool; "proxy" is the CPU seconds of the one proxy per second, above 1 when one is not
-    enough; "host NAME" is the share of a host's cores in use. `store_bytes_per_second`: saves and loads.
+    enough. `store_bytes_per_second`: saves and loads.
     """
 
     seconds: float
@@ -94,7 +94,4 @@ def _utilisation(cluster: Cluster, seconds: float) -> dict[str, float]:
         towers = sum(encoder.counts.tower_seconds for encoder in cluster.encoders)
         busy["encoder"] = towers / len(cluster.encoders)
     busy["proxy"] = cluster.proxy.counts.cpu_seconds
-    for name, host in cluster.hosts.items():
-        if host.cores < float("inf"):
-            busy[f"host {name}"] = host.used_seconds / host.cores
     return {name: spent / seconds for name, spent in busy.items()}

@@ -40,8 +40,8 @@ def simulate(
     instead, whatever `times` say. `enough` hears of every record as its request ends; once it says True the
     simulation is over, and requests that had not ended have no record.
 
-    `shape` is made by `simulator.shape`'s `on_devices`, `colocated`, `pinned`, `shared`, or by hand. `limits`
-    are the services' flags. `seed` names the pictures: which worker a key belongs to depends on it. Equal
+    `shape` is made by `simulator.shape`'s `on_devices` and `colocated`, or by hand. `limits` are the
+    services' flags. `seed` names the pictures: which worker a key belongs to depends on it. Equal
     arguments give equal results.
 
     The result's `records` go to `goodput.figures.summarise`, `goodput.sustained.judge` and, by way of it,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from triptych.simulator.cluster import shape
-from triptych.simulator.cluster.shape import ClusterShape
-from triptych.simulator.costs.costs import CoreCosts
-from triptych.simulator.costs.speed import Speed
+from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 
 #: A simulated median may be off by so much, or by the spread of the measured runs where that is more.
 ALLOWED = 0.15
@@ -19,66 +16,35 @@ LOADS = ("mix", "images-4")
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class ValidatedSystem:
     """A cluster as `triptych serve` starts it (`launch` and `words`), and as the simulator has it."""
 
     name: str
     launch: str
     words: tuple[str, ...]
-    simulated: Callable[[float, float, CoreCosts], ClusterShape] = field(compare=False, repr=False)
+    shape: ClusterShape
 
 
-_FREE = ("--cpu-sharing", "free")
+def _pinned(encoders: int, pd_workers: int) -> ValidatedSystem:
+    """Every worker has a core of its own, as it has a device of its own in the simulator."""
+    shape = on_devices(encoders, pd_workers)
+    name = f"{shape.name.lower()}-pinned"
+    return ValidatedSystem(name, shape.name, ("--cpus-per-worker", "1"), shape)
 
 
-def _shared(encoders: int, pd_workers: int) -> System:
-    name = f"{encoders}E{pd_workers}PD"
-
-    def simulated(cores: float, threads: float, costs: CoreCosts) -> ClusterShape:
-        return shape.shared(encoders, pd_workers, cores=cores, pd_threads=threads)
-
-    return System(f"{name.lower()}-shared", name, _FREE, simulated)
-
-
-def _paced(encoders: int, pd_workers: int) -> System:
-    name = f"{encoders}E{pd_workers}PD"
-
-    def simulated(cores: float, threads: float, costs: CoreCosts) -> ClusterShape:
-        return shape.paced(
-            encoders,
-            pd_workers,
-            cores=cores,
-            pd_threads=threads,
-            nice_weight=costs.nice_weight,
-            own_core=costs.own_core,
-        )
-
-    return System(f"{name.lower()}-pace", name, ("--cpu-sharing", "pace"), simulated)
-
-
-def _colocated(replicas: int) -> System:
-    def simulated(cores: float, threads: float, costs: CoreCosts) -> ClusterShape:
-        return shape.colocated_on_cores(replicas, cores=cores, threads=threads)
-
-    return System(f"{replicas}-colocated", f"{replicas}colocated", (), simulated)
-
-
-#: The shapes; `simulated` takes the machine's cores, a decoder's threads and what is known of cores there.
+#: Two processes on one core are not simulated, so each worker has its own; a replica takes turns in itself.
 SYSTEMS = (
-    _paced(2, 1),
-    System(
-        "1e1pd-pinned",
-        "1E1PD",
-        ("--cpus-per-worker", "1"),
-        lambda cores, threads, costs: shape.pinned(1, 1, cores=1.0, own_core=costs.own_core),
-    ),
-    _shared(1, 1),
-    _shared(2, 1),
-    _shared(1, 2),
-    _shared(2, 2),
-    _colocated(1),
-    _colocated(2),
+    _pinned(1, 1),
+    _pinned(2, 1),
+    _pinned(1, 2),
+    _pinned(2, 2),
+    ValidatedSystem("1-colocated", "1colocated", (), colocated(1)),
 )
+
+
+def systems_for(cores: int) -> tuple[ValidatedSystem, ...]:
+    """Those whose workers find a core each."""
+    return tuple(system for system in SYSTEMS if len(system.shape.workers) <= cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +129,3 @@ def table(compared: Mapping[tuple[str, str, str], Sequence[Comparison]]) -> str:
         f"{passed} of {len(everything)} within the larger of {ALLOWED:.0%} and the measured spread.",
     ]
     return "\n".join(lines)
-
-
-def speed_line(found: Sequence[Speed]) -> str:
-    """How far the machine was from that of the profile, over all windows."""
-    steps, towers = sorted(one.steps for one in found), sorted(one.towers for one in found)
-    return (
-        f"Beside the windows, steps alone took {statistics.median(steps):.2f} of the profile's time "
-        f"({steps[0]:.2f} to {steps[-1]:.2f}), towers {statistics.median(towers):.2f} ({towers[0]:.2f} to "
-        f"{towers[-1]:.2f}); each window is simulated at its speed."
-    )

@@ -17,42 +17,42 @@ from triptych.ec_connector.store.scatter import ScatterBuffer
 
 
 class HostBudget:
-    """Bytes that host copies may take, given out in order. Belongs to one event loop."""
+    """A byte budget for host copies, granted in order of arrival. Belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, nbytes: int) -> None:
+    async def acquire(self, nbytes: int) -> None:
         """Waits until there is room; a caller that is cancelled leaves the queue."""
         if not self._waiting and self.used + nbytes <= self.limit:
             self.used += nbytes
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((nbytes, turn))
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.append((nbytes, granted))
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if not turn.cancelled():
+            if not granted.cancelled():
                 self.used -= nbytes
-            self._serve()
+            self._grant()
             raise
 
-    def give(self, nbytes: int) -> None:
-        """Returns bytes that were taken."""
+    def release(self, nbytes: int) -> None:
+        """Returns bytes that were acquired."""
         self.used -= nbytes
-        self._serve()
+        self._grant()
 
-    def _serve(self) -> None:
+    def _grant(self) -> None:
         while self._waiting:
-            nbytes, turn = self._waiting[0]
-            if turn.cancelled():
+            nbytes, granted = self._waiting[0]
+            if granted.cancelled():
                 self._waiting.popleft()
             elif self.used + nbytes <= self.limit:
                 self._waiting.popleft()
                 self.used += nbytes
-                turn.set_result(None)
+                granted.set_result(None)
             else:
                 return
 
@@ -73,29 +73,37 @@ class HostBuffer:
 
 
 class HostMemory:
-    """Buffers within `limit` bytes: of the pool where there is one, else of ordinary memory, one piece each.
+    """An allocator of buffers within `limit` bytes, for one event loop.
 
-    Belongs to one event loop.
+    They are of the pool where there is one, else of ordinary memory, one piece each.
     """
 
     def __init__(self, limit: int, pool: PinnedPool | None = None) -> None:
-        self.budget = HostBudget(limit)
+        self._budget = HostBudget(limit)
         self._pool = pool
 
-    async def take(self, nbytes: int) -> HostBuffer:
+    @property
+    def limit(self) -> int:
+        return self._budget.limit
+
+    @property
+    def used(self) -> int:
+        return self._budget.used
+
+    async def acquire(self, nbytes: int) -> HostBuffer:
         """Waits until there is room. MemoryError or RuntimeError when the machine has none."""
-        await self.budget.take(nbytes)
+        await self._budget.acquire(nbytes)
         try:
-            return HostBuffer(self._pool.take(nbytes) if self._pool is not None else [_plain(nbytes)])
+            return HostBuffer(self._pool.allocate(nbytes) if self._pool is not None else [_plain(nbytes)])
         except BaseException:
-            self.budget.give(nbytes)
+            self._budget.release(nbytes)
             raise
 
-    def give(self, buffer: HostBuffer) -> None:
+    def release(self, buffer: HostBuffer) -> None:
         """Returns a buffer that nobody reads or writes any more."""
         if self._pool is not None:
-            self._pool.give(buffer.pieces)
-        self.budget.give(buffer.nbytes)
+            self._pool.free(buffer.pieces)
+        self._budget.release(buffer.nbytes)
 
 
 def _plain(nbytes: int) -> torch.Tensor:

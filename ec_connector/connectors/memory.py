@@ -19,7 +19,7 @@ from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.log import short
 
 logger = logging.getLogger(__name__)
@@ -41,45 +41,45 @@ class MemoryConnectorWorker(ECConnectorWorker):
             raise ValueError("the memory connector needs a store: ECTransferConfig(store=MemoryStore())")
         self._store = config.store
         self._reports = Reports(self.on_progress)
-        self._copies: dict[HostCopy, EncoderOutput] = {}
+        self._copies: dict[LoadId, EncoderOutput] = {}
         self._copier = DeviceCopier(config.device)
 
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
         if not isinstance(metadata, TransferMetadata):
             raise TypeError(f"this connector takes TransferMetadata, not {type(metadata).__name__}")
-        for copy in metadata.drops:
-            self._copies.pop(copy, None)
-            self._reports.forget(copy)
+        for load_id in metadata.drops:
+            self._copies.pop(load_id, None)
+            self._reports.forget(load_id)
         for fetch in metadata.fetches:
             self._fetch(fetch)
-        for copy in metadata.moves:
-            self._move(copy, encoder_cache)
+        for load_id in metadata.moves:
+            self._move(load_id, encoder_cache)
 
     def _fetch(self, fetch: Fetch) -> None:
-        copy = HostCopy(fetch.plan.mm_hash, fetch.generation)
+        load_id = fetch.load_id
         if not self.config.is_consumer:
-            self._reports.not_loaded_by_a_producer(copy)
+            self._reports.not_loaded_by_a_producer(load_id)
             return
         entry = self._store.load(fetch.plan)
         if entry is None:
-            self._reports.failed(copy, "no such key, or stored with another plan")
+            self._reports.failed(load_id, "no such key, or stored with another plan")
             return
-        self._copies[copy] = entry
-        self._reports.fetched(copy, 0.0)
+        self._copies[load_id] = entry
+        self._reports.fetched(load_id, 0.0)
 
-    def _move(self, copy: HostCopy, encoder_cache: EncoderCacheMap) -> None:
-        if copy.mm_hash not in encoder_cache:
-            entry = self._copies.get(copy)
+    def _move(self, load_id: LoadId, encoder_cache: EncoderCacheMap) -> None:
+        if load_id.mm_hash not in encoder_cache:
+            entry = self._copies.get(load_id)
             if entry is None:
-                self._reports.failed(copy, "its host copy is gone")
+                self._reports.failed(load_id, "its host copy is gone")
                 return
             try:
-                encoder_cache[copy.mm_hash] = self._on_device(entry)
+                encoder_cache[load_id.mm_hash] = self._on_device(entry)
             except Exception as error:
-                logger.exception("copy of %s to the device failed", short(copy.mm_hash))
-                self._reports.failed(copy, f"copy to the device failed: {error}")
+                logger.exception("copy of %s to the device failed", short(load_id.mm_hash))
+                self._reports.failed(load_id, f"copy to the device failed: {error}")
                 return
-        self._reports.loaded(copy)
+        self._reports.loaded(load_id)
 
     def _on_device(self, entry: EncoderOutput) -> EncoderOutput:
         data, wait = self._copier.to_device([entry.data.reshape(-1).view(torch.uint8)], entry.plan)

@@ -66,7 +66,7 @@ class MemoryStore(OutputCache):
         super().__delitem__(mm_hash)
 
     def _await(self, key: str, nbytes: int) -> None:
-        self.hold(key)
+        self.pin(key)
         if key in self._awaited:
             self._forget(key)
         self._awaited[key] = nbytes
@@ -78,4 +78,4 @@ class MemoryStore(OutputCache):
         nbytes = self._awaited.pop(key, None)
         if nbytes is not None:
             self._awaited_bytes -= nbytes
-            self.let_go(key)
+            self.unpin(key)

@@ -12,14 +12,14 @@ from triptych.ec_connector.base import EncoderOutput
 class OutputCache(MutableMapping[str, EncoderOutput]):
     """mm_hash to encoder output, least recently used out first; safe between threads.
 
-    It lets a flushed store be filled again without the tower. Held entries (a save is under way) stay
+    It lets a flushed store be filled again without the tower. Pinned entries (a save is under way) stay
     whatever the bound of `max_bytes` says.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[str, EncoderOutput] = OrderedDict()
-        self._held: Counter[str] = Counter()
+        self._pinned: Counter[str] = Counter()
         self._nbytes = 0
         self._lock = threading.Lock()
 
@@ -52,17 +52,17 @@ class OutputCache(MutableMapping[str, EncoderOutput]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def hold(self, mm_hash: str) -> None:
-        """The entry stays until as many `let_go`."""
+    def pin(self, mm_hash: str) -> None:
+        """The entry stays until as many `unpin`."""
         with self._lock:
-            self._held[mm_hash] += 1
+            self._pinned[mm_hash] += 1
 
-    def let_go(self, mm_hash: str) -> None:
-        """Ends one `hold`."""
+    def unpin(self, mm_hash: str) -> None:
+        """Ends one `pin`."""
         with self._lock:
-            self._held[mm_hash] -= 1
-            if self._held[mm_hash] <= 0:
-                del self._held[mm_hash]
+            self._pinned[mm_hash] -= 1
+            if self._pinned[mm_hash] <= 0:
+                del self._pinned[mm_hash]
             self._trim()
 
     def _discard(self, mm_hash: str) -> bool:
@@ -76,5 +76,5 @@ class OutputCache(MutableMapping[str, EncoderOutput]):
         for mm_hash in list(self._entries):
             if self._nbytes <= self._max_bytes:
                 return
-            if mm_hash not in self._held:
+            if mm_hash not in self._pinned:
                 self._discard(mm_hash)

@@ -67,7 +67,7 @@ class PinnedPool:
         """Free bytes."""
         return sum(stop - start for start, stop in self._free)
 
-    def take(self, nbytes: int) -> list[torch.Tensor]:
+    def allocate(self, nbytes: int) -> list[torch.Tensor]:
         """`nbytes` in one piece where a stretch is long enough, else in few. MemoryError: too few."""
         if nbytes > self.num_free:
             raise MemoryError(f"{nbytes} bytes of pinned memory were asked for, {self.num_free} are free")
@@ -87,8 +87,8 @@ class PinnedPool:
         self._free[index : index + 1] = [(start + nbytes, stop)] if start + nbytes < stop else []
         return self._memory.bytes[start : start + nbytes]
 
-    def give(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Takes back pieces that `take` has given."""
+    def free(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Takes back pieces that `allocate` has given."""
         for piece in pieces:
             start = piece.data_ptr() - self._memory.bytes.data_ptr()
             self._join(start, start + piece.numel())

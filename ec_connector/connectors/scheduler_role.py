@@ -1,8 +1,10 @@
-"""The scheduler role that every connector with host copies shares: it decides from its table of loads."""
+"""The scheduler role that all connectors with host copies share: it decides from its table of loads."""
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
 
 from triptych.ec_connector.base import (
     ECConnectorOutput,
@@ -11,8 +13,7 @@ from triptych.ec_connector.base import (
     HasFeatures,
     Presence,
 )
-from triptych.ec_connector.connectors.load_table import LoadTable
-from triptych.ec_connector.metadata import TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.types import ItemPlan
 
 
@@ -46,7 +47,7 @@ class TableScheduler(ECConnectorScheduler):
     def release(self, request_id: str, mm_hash: str) -> None:
         self.table.release(request_id, mm_hash)
 
-    def build_connector_meta(self, scheduler_output: Any) -> TransferMetadata:
+    def build_connector_meta(self, scheduler_output: object) -> TransferMetadata:
         self._step += 1
         fetches, moves, drops = self.table.drain()
         return TransferMetadata(self._step, fetches, moves, drops)
@@ -63,3 +64,134 @@ class TableScheduler(ECConnectorScheduler):
 
     def shutdown(self) -> None:
         self.table = LoadTable()
+
+
+class _State(enum.Enum):
+    UNKNOWN = Presence.UNKNOWN
+    #: A load is under way; its generation is the entry's.
+    LOADING = Presence.LOADING
+    HIT = Presence.HIT
+    MISS = Presence.MISS
+
+
+@dataclass(slots=True)
+class _Entry:
+    plan: ItemPlan
+    #: How often each request still needs the item: the same image may stand twice in one prompt.
+    holders: Counter[str] = field(default_factory=Counter)
+    state: _State = _State.UNKNOWN
+    #: The MISS has been reported: the item is being encoded again.
+    awaited: bool = False
+    generation: int = 0
+    #: A ready mark came while an older load was under way: its failure proves nothing.
+    marked_again: bool = False
+
+    @property
+    def presence(self) -> Presence:
+        return Presence.LOADING if self.awaited else self.state.value
+
+
+class LoadTable:
+    """Keys that some request holds. What the last holder lets go is dropped; so is a load under way."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._generation = 0
+        self._fetches: dict[str, Fetch] = {}
+        self._moves: dict[str, LoadId] = {}
+        self._drops: list[LoadId] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def hold(self, request_id: str, plans: list[ItemPlan]) -> None:
+        """The request needs these items, one count per place in its prompt. Idempotent."""
+        by_key = {plan.mm_hash: plan for plan in reversed(plans)}
+        for mm_hash, count in Counter(plan.mm_hash for plan in plans).items():
+            entry = self._entries.setdefault(mm_hash, _Entry(by_key[mm_hash]))
+            entry.holders[request_id] = count
+
+    def release(self, request_id: str, mm_hash: str, *, wholly: bool = False) -> None:
+        """One place in the request's prompt, or all, needs the item no more. Idempotent at zero."""
+        entry = self._entries.get(mm_hash)
+        if entry is None or request_id not in entry.holders:
+            return
+        entry.holders[request_id] -= 1
+        if wholly or entry.holders[request_id] <= 0:
+            del entry.holders[request_id]
+        if not entry.holders:
+            self._forget(mm_hash, entry)
+
+    def _forget(self, mm_hash: str, entry: _Entry) -> None:
+        del self._entries[mm_hash]
+        self._moves.pop(mm_hash, None)
+        queued = self._fetches.pop(mm_hash, None)
+        if queued is None and entry.state in (_State.LOADING, _State.HIT):
+            self._drops.append(LoadId(mm_hash, entry.generation))
+
+    def plan(self, mm_hash: str) -> ItemPlan | None:
+        """What the first of the requests that hold the key says of the item."""
+        entry = self._entries.get(mm_hash)
+        return None if entry is None else entry.plan
+
+    def presence(self, mm_hash: str) -> Presence:
+        entry = self._entries.get(mm_hash)
+        return Presence.UNKNOWN if entry is None else entry.presence
+
+    def mark_ready(self, mm_hash: str) -> None:
+        """The item's embedding has landed: begins a load unless one is here or under way."""
+        entry = self._entries.get(mm_hash)
+        if entry is None or entry.state is _State.HIT:
+            return
+        if entry.state is _State.LOADING:
+            entry.marked_again = mm_hash not in self._fetches
+        else:
+            self._begin(mm_hash, entry)
+
+    def _begin(self, mm_hash: str, entry: _Entry) -> None:
+        self._generation += 1
+        entry.state, entry.generation = _State.LOADING, self._generation
+        entry.awaited = entry.marked_again = False
+        self._fetches[mm_hash] = Fetch(entry.plan, self._generation)
+
+    def mark_reported(self, mm_hash: str) -> None:
+        """The MISS has been passed on; nothing is expected before the next ready mark."""
+        entry = self._entries.get(mm_hash)
+        if entry is not None and entry.state is _State.MISS:
+            entry.state, entry.awaited = _State.UNKNOWN, True
+
+    def move(self, mm_hash: str) -> None:
+        """The host copy goes into the encoder cache in this step, once; only if it is here."""
+        entry = self._entries.get(mm_hash)
+        if entry is not None and entry.state is _State.HIT:
+            self._moves[mm_hash] = LoadId(mm_hash, entry.generation)
+
+    def fetched(self, mm_hash: str, generation: int | None) -> None:
+        """A load's host copy has arrived. Ignored unless it is the key's current load."""
+        entry = self._current(mm_hash, generation)
+        if entry is not None and entry.state is _State.LOADING:
+            entry.state = _State.HIT
+
+    def failed(self, mm_hash: str, generation: int | None) -> None:
+        """A load, or the use of its host copy, came to nothing. Ignored unless it is the current one."""
+        entry = self._current(mm_hash, generation)
+        if entry is None or entry.state not in (_State.LOADING, _State.HIT):
+            return
+        # Else the memory of a host copy that could not be used would be kept for as long as the key is held.
+        self._drops.append(LoadId(mm_hash, entry.generation))
+        if entry.marked_again:
+            self._begin(mm_hash, entry)
+        else:
+            entry.state = _State.MISS
+
+    def _current(self, mm_hash: str, generation: int | None) -> _Entry | None:
+        entry = self._entries.get(mm_hash)
+        if entry is None or mm_hash in self._fetches or generation not in (None, entry.generation):
+            return None
+        return entry
+
+    def drain(self) -> tuple[tuple[Fetch, ...], tuple[LoadId, ...], tuple[LoadId, ...]]:
+        """(fetches, moves, drops) since the last call."""
+        drained = tuple(self._fetches.values()), tuple(self._moves.values()), tuple(self._drops)
+        self._fetches, self._moves, self._drops = {}, {}, []
+        return drained

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.types import WorkerInfo
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.server_time import NOW
+from triptych.ec_connector.store.server_clock import NOW
 from triptych.hashing import check_mm_hash
 
 #: Leases that one command of the collection deletes: the server serves nobody else meanwhile.

@@ -16,7 +16,7 @@ import msgpack
 
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.server_time import NOW
+from triptych.ec_connector.store.server_clock import NOW
 from triptych.types import WorkerInfo
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""A value that is checked while it arrives: each piece is hashed as it comes out of the socket.
+"""Values that are checked while they arrive: each piece is hashed as it comes out of the socket.
 
 The bytes are still in the processor's cache then, no other thread has to wake up, and the event loop is
 held for one piece of a few hundred KiB at a time.
@@ -6,14 +6,17 @@ held for one piece of a few hundred KiB at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import xxhash
 
+from triptych.ec_connector.store.bulk import BulkRefused
 from triptych.ec_connector.store.codec import CHECKSUM_SPAN, HEAD_BYTES, Damage, Head, decode_head
-from triptych.ec_connector.store.scatter import Received, scattered
+from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 
 
 class ArrivingValue:
-    """One value in `memory`, which is as long as the value."""
+    """A value that arrives in `memory`, which is as long as the value, and its checksum so far."""
 
     def __init__(self, memory: Received, *, mm_hash: str, namespace: str) -> None:
         self._buffer = scattered(memory)
@@ -54,3 +57,12 @@ class ArrivingValue:
         if self._state.digest() == self._head.checksum:
             return self._head
         return Damage("the checksum is wrong")
+
+
+def behind_a_head(nbytes: int, body: Sequence[Received]) -> ScatterBuffer:
+    """Memory for a value of `nbytes`: its head, then the body. BulkRefused where there is no such head."""
+    head = nbytes - sum(len(memory) for memory in body)
+    if not 0 <= head <= HEAD_BYTES:
+        raise BulkRefused(f"the value has {nbytes} bytes, no head and body of this item")
+    pieces = [piece for memory in body for piece in scattered(memory).pieces]
+    return ScatterBuffer([memoryview(bytearray(head)), *pieces])

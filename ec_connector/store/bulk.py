@@ -1,24 +1,14 @@
-"""Bulk reads: GET straight into the caller's buffer, on connections of its own.
-
-redis-py buffers and copies every value; here the socket writes to where the tensor will live. A reader
-that lost its place in the stream would hand the next caller the bytes of this one, so every doubt
-(timeout, cancellation, error or redirect reply, a value of unexpected size) closes the connection.
-"""
+"""Bulk transfers: their errors, and the pool of the connections that they use beside redis-py's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
-from triptych.ec_connector.store.address import StoreAddress, command, open_socket
-from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
-
-_LINE_BYTES = 512
-
-Into = Callable[[int], Received]
-Progress = Callable[[int], None]
+#: Bytes per second below which a transfer counts as hung.
+_SLOWEST = 20e6
 
 
 class BulkError(Exception):
@@ -41,167 +31,8 @@ class ValueTooLarge(BulkError):
     """The value is larger than what was asked for."""
 
 
-class BulkReader(asyncio.BufferedProtocol):
-    """One connection, one GET at a time."""
-
-    def __init__(self) -> None:
-        self._scratch = memoryview(bytearray(_LINE_BYTES))
-        self._transport: asyncio.Transport | None = None
-        self._reply: asyncio.Future[Received | bytes | None] | None = None
-        self._into: Into | None = None
-        self._progress: Progress = _unobserved
-        self._reset()
-
-    def _reset(self) -> None:
-        self._line = b""
-        self._memory: Received = memoryview(b"")
-        self._body: ScatterBuffer | None = None
-        self._filled = 0
-        self._untouched = True
-
-    @classmethod
-    async def open(cls, address: StoreAddress) -> BulkReader:
-        """A connection that is logged in. OSError or BulkError if there is none."""
-        loop = asyncio.get_running_loop()
-        sock = await open_socket(address)
-        try:
-            _, reader = await loop.create_connection(cls, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-        try:
-            for words in address.greeting():
-                await reader._exchange(command(*words), None)
-        except BulkRefused:
-            raise BulkLost("the store refused the log-in", untouched=False) from None
-        return reader
-
-    @property
-    def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing() and self._reply is None
-
-    async def get(self, key: str, into: Into, progress: Progress | None = None) -> Received | None:
-        """The memory that `into(nbytes)` gave, with the value in it; None if there is no such key.
-
-        `progress` is told how many bytes are there, as they come; it must not raise.
-        `into` may raise a BulkError to refuse the size. Any failure closes the connection.
-        """
-        self._progress = progress or _unobserved
-        reply = await self._exchange(command("GET", key), into)
-        if isinstance(reply, bytes):
-            self.close()
-            raise BulkRefused("GET was answered by a status")
-        return reply
-
-    async def _exchange(self, frame: bytes, into: Into | None) -> Received | bytes | None:
-        if self._transport is None or not self.usable:
-            raise BulkLost("the connection is closed", untouched=True)
-        self._reset()
-        self._into = into
-        self._reply = asyncio.get_running_loop().create_future()
-        try:
-            self._transport.write(frame)
-            return await self._reply
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            self._reply = None
-            self._memory = memoryview(b"")
-            self._body = None
-            self._into = None
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(BulkLost(f"the connection broke: {exc or 'end of stream'}", untouched=self._untouched))
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._body is not None and self._filled < len(self._body):
-            return self._body.rest(self._filled)
-        return self._scratch
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._untouched = False
-        if self._reply is None or self._reply.done():
-            self.close()
-        elif self._body is not None and self._filled < len(self._body):
-            self._filled += nbytes
-            self._progress(self._filled)
-        else:
-            self._take(bytes(self._scratch[:nbytes]))
-
-    def _take(self, data: bytes) -> None:
-        """Bytes outside the body: the reply's first line, what follows it, and the closing line end."""
-        if self._body is None:
-            self._line += data
-            line, end, data = self._line.partition(b"\r\n")
-            if not end:
-                if len(self._line) > _LINE_BYTES:
-                    self._fail(BulkRefused("the reply's first line is too long"))
-                return
-            self._line = b""
-            if not self._begin(line, data):
-                return
-        assert self._body is not None
-        head = data[: len(self._body) - self._filled]
-        self._body.write(self._filled, head)
-        self._filled += len(head)
-        if head:
-            self._progress(self._filled)
-        self._line += data[len(head) :]
-        if len(self._line) >= 2:
-            self._finish()
-
-    def _begin(self, line: bytes, rest: bytes) -> bool:
-        """Reads the first line; True when a body follows."""
-        kind, text = line[:1], line[1:]
-        if kind == b"$" and text.isdigit() and self._into is not None:
-            try:
-                self._memory = self._into(int(text))
-            except BulkError as error:
-                self._fail(error)
-            else:
-                self._body = scattered(self._memory)
-                if len(self._body) == int(text):
-                    return True
-                self._fail(BulkRefused("the buffer is not of the value's size"))
-        elif line == b"$-1" and not rest:
-            self._succeed(None)
-        elif kind == b"+" and not rest:
-            self._succeed(text)
-        else:
-            self._fail(BulkRefused(f"the store answered {line[:80].decode(errors='replace')}"))
-        return False
-
-    def _finish(self) -> None:
-        if self._line == b"\r\n":
-            self._succeed(self._memory)
-        else:
-            self._fail(BulkRefused("bytes after the value"))
-
-    def _succeed(self, value: Received | bytes | None) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(value)
-
-    def _fail(self, error: BulkError) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(error)
-        self.close()
-
-
-def _unobserved(filled: int) -> None:
-    """Nobody watches this transfer."""
-
-
-class Connection(Protocol):
-    """What a pool keeps."""
+class BulkConnection(Protocol):
+    """A connection that a pool keeps."""
 
     @property
     def usable(self) -> bool: ...
@@ -209,23 +40,40 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=Connection)
+T = TypeVar("T")
+C = TypeVar("C", bound=BulkConnection)
 
 
 class BulkPool(Generic[C]):
-    """At most `size` connections in use; an idle one is used again, a failed one never."""
+    """A pool of at most `size` connections in use; an idle one is used again, a failed one never."""
 
-    def __init__(self, make: Callable[[], Awaitable[C]], size: int) -> None:
+    def __init__(self, make: Callable[[], Awaitable[C]], size: int, timeout: float) -> None:
         self._make = make
-        #: Whoever wants a connection holds a slot; waiting for one is not part of a transfer's deadline.
-        self.slots = asyncio.Semaphore(size)
+        self._timeout = timeout
+        #: One for each connection in use; waiting for one is not part of a transfer's deadline.
+        self._slots = asyncio.Semaphore(size)
         self._idle: list[C] = []
         self._closed = False
 
+    async def transfer(self, nbytes: int, exchange: Callable[[C], Awaitable[T]]) -> T:
+        """One exchange of up to `nbytes` under its deadline; once more when a kept connection turns out dead.
+
+        BulkError, OSError or TimeoutError when it fails.
+        """
+        async with self._slots, asyncio.timeout(self._timeout + nbytes / _SLOWEST):
+            try:
+                async with self._connection() as connection:
+                    return await exchange(connection)
+            except BulkLost as error:
+                if not error.untouched:
+                    raise
+            async with self._connection(fresh=True) as connection:
+                return await exchange(connection)
+
     @asynccontextmanager
-    async def connection(self, *, fresh: bool = False) -> AsyncIterator[C]:
-        """A connection for one exchange; any exception inside closes it. The caller holds a slot."""
-        connection = (None if fresh else self._take_idle()) or await self._make()
+    async def _connection(self, *, fresh: bool = False) -> AsyncIterator[C]:
+        """A connection for one exchange; any exception inside closes it."""
+        connection = (None if fresh else self._pop_idle()) or await self._make()
         try:
             yield connection
         except BaseException:
@@ -236,7 +84,7 @@ class BulkPool(Generic[C]):
         else:
             connection.close()
 
-    def _take_idle(self) -> C | None:
+    def _pop_idle(self) -> C | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:

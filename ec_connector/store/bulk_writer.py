@@ -15,7 +15,7 @@ _BUFFERS_AT_ONCE = 8
 
 
 class BulkWriter:
-    """One connection, one SET at a time. Any failure closes it."""
+    """A connection to the store that writes values: one SET at a time. Any failure closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

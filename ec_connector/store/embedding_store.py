@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from triptych.ec_connector.store import codec, keys
+from triptych.ec_connector.store import codec, keys, scripts
 from triptych.ec_connector.store.address import StoreAddress, parse_store_url
-from triptych.ec_connector.store.arriving_value import ArrivingValue
-from triptych.ec_connector.store.bulk import (
-    BulkError,
-    BulkLost,
-    BulkPool,
-    BulkReader,
-    BulkRefused,
-    Into,
-    Progress,
-    ValueTooLarge,
-)
+from triptych.ec_connector.store.arriving_value import ArrivingValue, behind_a_head
+from triptych.ec_connector.store.bulk import BulkError, BulkPool, BulkRefused, ValueTooLarge
+from triptych.ec_connector.store.bulk_reader import BulkReader, Into, Progress
 from triptych.ec_connector.store.bulk_writer import BulkWriter
 from triptych.ec_connector.store.codec import Buffer, Damage, Head
 from triptych.ec_connector.store.control import Control, StoreFull, StoreUnavailable
+from triptych.ec_connector.store.results import Loaded, LoadResult, Missing, SaveResult, StoreMemory
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 from triptych.ec_connector.store.server_clock import ServerClock
 from triptych.errors import ConfigError
 from triptych.log import short
 from triptych.types import ItemPlan
-
-__all__ = [
-    "EmbeddingStore",
-    "LoadResult",
-    "Loaded",
-    "Missing",
-    "SaveResult",
-    "StoreFull",
-    "StoreMemory",
-    "StoreUnavailable",
-    "connect_configured",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -52,91 +31,9 @@ C = TypeVar("C", BulkReader, BulkWriter)
 
 #: Bulk connections of a kind. More would not be faster: one server thread answers them.
 _BULK_CONNECTIONS = 8
-#: Bytes per second below which a transfer counts as hung.
-_SLOWEST = 20e6
 #: Checksums of more than this leave the event loop; xxhash lets go of the GIL.
 _INLINE_BYTES = 1 << 20
 _POLICY = "volatile-lru"
-
-# The head of a value and a new TTL for it and its parts, in one step. The TTL in it is not yet verified:
-# at most a week.
-_LOOK_UP = """
-local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
-if #head < 48 then return head end
-local a, b, c, d = string.byte(head, 9, 12)
-local ttl = math.min(a + 256 * (b + 256 * (c + 256 * d)), 604800)
-redis.call('EXPIRE', KEYS[1], ttl)
-local e, f, g, h = string.byte(head, 13, 16)
-local parts = math.min(e + 256 * (f + 256 * (g + 256 * h)), 1024)
-if parts > 0 then
-  local id = {}
-  for i = 17, 24 do id[#id + 1] = string.format('%02x', string.byte(head, i)) end
-  for i = 0, parts - 1 do
-    local part = KEYS[1] .. ':' .. table.concat(id) .. ':' .. i
-    if redis.call('EXPIRE', part, ttl + tonumber(ARGV[1])) == 0 then return '' end
-  end
-end
-local size = string.byte(head, 7) + 256 * string.byte(head, 8)
-return string.sub(head, 1, 48 + size)
-"""
-
-_DROP_DAMAGED = """
-local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
-if #head == 0 or redis.sha1hex(head) ~= ARGV[1] then return 0 end
-return redis.call('UNLINK', KEYS[1])
-"""
-
-# Deletes the parts of a write whose header is not the stored one: another writer's header came first. The
-# write's own header can be there although its SET said no, where the reply to an earlier try was lost.
-_DELETE_PARTS = """
-local id = redis.call('GETRANGE', KEYS[1], 16, 23)
-local hex = {}
-for i = 1, #id do hex[#hex + 1] = string.format('%02x', string.byte(id, i)) end
-if table.concat(hex) == ARGV[1] then return 0 end
-for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
-return 1
-"""
-
-_EPOCH = """
-redis.call('SET', KEYS[1], ARGV[1], 'NX')
-local time = redis.call('TIME')
-return {redis.call('GET', KEYS[1]), time[1], time[2]}
-"""
-
-
-class SaveResult(enum.Enum):
-    """All three mean: an embedding is in the store."""
-
-    STORED = enum.auto()
-    ALREADY = enum.auto()
-    REPLACED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A verified value. `body` is the memory that was asked for, with the tensor's bytes in it."""
-
-    body: Received
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """No usable value. `damaged_digest` names the one that is there, so that a save may replace it."""
-
-    reason: str
-    damaged_digest: str = ""
-
-
-LoadResult = Loaded | Missing
-
-
-@dataclass(frozen=True, slots=True)
-class StoreMemory:
-    """`max_bytes` 0 means: no limit set."""
-
-    max_bytes: int
-    used_bytes: int
-    policy: str
 
 
 class EmbeddingStore:
@@ -145,10 +42,9 @@ class EmbeddingStore:
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self.address = address
         self.control = Control(address, timeout)
-        self._timeout = timeout
         self._clock = ServerClock()
-        self._readers = BulkPool(lambda: BulkReader.open(address), _BULK_CONNECTIONS)
-        self._writers = BulkPool(lambda: BulkWriter.open(address), _BULK_CONNECTIONS)
+        self._readers = BulkPool(lambda: BulkReader.open(address), _BULK_CONNECTIONS, timeout)
+        self._writers = BulkPool(lambda: BulkWriter.open(address), _BULK_CONNECTIONS, timeout)
 
     @classmethod
     async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
@@ -203,7 +99,7 @@ class EmbeddingStore:
             return []
         grace = int(keys.PART_GRACE)
         heads = await self.control.execute_all(
-            [("EVAL", _LOOK_UP, 1, keys.embedding(mm_hash), grace) for mm_hash, _ in keys_]
+            [("EVAL", scripts.LOOK_UP, 1, keys.embedding(mm_hash), grace) for mm_hash, _ in keys_]
         )
         plans: list[ItemPlan | None] = []
         for (mm_hash, namespace), raw in zip(keys_, heads, strict=True):
@@ -223,7 +119,9 @@ class EmbeddingStore:
         body = memoryview(body).cast("B") if len(body) else memoryview(b"")
         write_id = uuid.uuid4().hex[:16]
         head = await _off_loop(len(body), lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl))
-        dropped = bool(damaged_digest) and await self.control.script(_DROP_DAMAGED, [key], damaged_digest)
+        dropped = bool(damaged_digest) and await self.control.script(
+            scripts.DROP_DAMAGED, [key], damaged_digest
+        )
         milliseconds = int(ttl * 1000)
         value: list[Buffer] = [head, body]
         parts = _parts_of(plan.mm_hash, write_id, body)
@@ -235,13 +133,13 @@ class EmbeddingStore:
             parts and not await self._delete_parts(key, write_id, parts)
         ):
             return SaveResult.REPLACED if dropped else SaveResult.STORED
-        await self.control.execute_all([("EVAL", _LOOK_UP, 1, key, int(keys.PART_GRACE))])
+        await self.control.execute_all([("EVAL", scripts.LOOK_UP, 1, key, int(keys.PART_GRACE))])
         return SaveResult.ALREADY
 
     async def _delete_parts(self, key: str, write_id: str, parts: Sequence[tuple[str, memoryview]]) -> bool:
         """Whether the write's parts are gone; they stay where its own header is the stored one."""
         names = [name for name, _ in parts]
-        return bool(await self.control.script(_DELETE_PARTS, [key, *names], write_id))
+        return bool(await self.control.script(scripts.DELETE_PARTS, [key, *names], write_id))
 
     async def _set(
         self, key: str, value: Sequence[Buffer], milliseconds: int, *, only_new: bool = True
@@ -272,7 +170,7 @@ class EmbeddingStore:
 
         def begin(nbytes: int) -> ScatterBuffer:
             body[:] = [into(plan.nbytes)] if not split and nbytes > plan.nbytes else []
-            memory = _behind_a_head(nbytes, body)
+            memory = behind_a_head(nbytes, body)
             arriving[:] = [ArrivingValue(memory, mm_hash=plan.mm_hash, namespace=plan.namespace)]
             return memory
 
@@ -316,17 +214,9 @@ class EmbeddingStore:
         return await self._bulk(self._readers, most, lambda reader: reader.get(key, checked, progress))
 
     async def _bulk(self, pool: BulkPool[C], nbytes: int, use: Callable[[C], Awaitable[T]]) -> T:
-        """One bulk exchange under its deadline; once more when a kept connection turns out dead."""
+        """One bulk exchange; StoreUnavailable when the store cannot be reached for it."""
         try:
-            async with pool.slots, asyncio.timeout(self._timeout + nbytes / _SLOWEST):
-                try:
-                    async with pool.connection() as connection:
-                        return await use(connection)
-                except BulkLost as error:
-                    if not error.untouched:
-                        raise
-                async with pool.connection(fresh=True) as connection:
-                    return await use(connection)
+            return await pool.transfer(nbytes, use)
         except (ValueTooLarge, BulkRefused):
             raise
         except (BulkError, OSError, TimeoutError) as error:
@@ -355,7 +245,7 @@ class EmbeddingStore:
     async def epoch(self) -> str:
         """A word that stays while the store keeps its contents; another one: it was flushed or restarted."""
         sent = time.monotonic()
-        word, seconds, micros = await self.control.script(_EPOCH, [keys.EPOCH], uuid.uuid4().hex)
+        word, seconds, micros = await self.control.script(scripts.EPOCH, [keys.EPOCH], uuid.uuid4().hex)
         self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())
         return str(word.decode())
 
@@ -396,15 +286,6 @@ def _parts_of(mm_hash: str, write_id: str, body: memoryview) -> list[tuple[str, 
         (keys.part(mm_hash, write_id, index), body[index * size : (index + 1) * size])
         for index in range(codec.part_count(len(body)))
     ]
-
-
-def _behind_a_head(nbytes: int, body: Sequence[Received]) -> ScatterBuffer:
-    """Memory for a value of `nbytes`: its head, then the body. BulkRefused where there is no such head."""
-    head = nbytes - sum(len(memory) for memory in body)
-    if not 0 <= head <= codec.HEAD_BYTES:
-        raise BulkRefused(f"the value has {nbytes} bytes, no head and body of this item")
-    pieces = [piece for memory in body for piece in scattered(memory).pieces]
-    return ScatterBuffer([memoryview(bytearray(head)), *pieces])
 
 
 def _exactly(piece: ScatterBuffer) -> Into:

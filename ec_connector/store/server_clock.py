@@ -1,16 +1,23 @@
-"""Whether the store's clock goes on evenly, as told by the times that it gives with its answers."""
+"""The store server's clock: how scripts read it, and how its jumps are found."""
 
 from __future__ import annotations
+
+#: The first lines of every script with deadlines: `now`, in milliseconds of the server's clock. The clocks
+#: of workers differ, so deadlines are compared in the server.
+NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
 
 #: More than clocks drift apart between two answers, less than the life of anything in the store.
 SLACK_SECONDS = 5.0
 
 
 class ServerClock:
-    """Counts the jumps of a server's clock against our monotonic one. Pure.
+    """A counter of the jumps of a server's clock against our monotonic one. Pure.
 
     What expires by the server's clock expires at once when that jumps ahead: an administrator has set it, or
-    a machine was suspended or moved. Nobody was too slow then.
+    a machine was suspended or moved. No worker was too slow then.
     """
 
     def __init__(self, slack: float = SLACK_SECONDS) -> None:

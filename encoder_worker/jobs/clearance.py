@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from triptych.ec_connector.registry.leases import OwnedBy
-from triptych.ec_connector.store.embedding_store import StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.encoder_worker.jobs.job import Failed, ItemJob, Ready
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.errors import Unavailable

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
-from triptych.ec_connector.store.embedding_store import StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.log import short
 
 logger = logging.getLogger(__name__)

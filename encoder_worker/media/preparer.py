@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from triptych import hashing
-from triptych.cpu.cpus import lower_priority
 from triptych.encoder_worker.jobs.job import JobSpec, VerifiedMedia
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
@@ -20,7 +19,7 @@ INLINE_BYTES = 1 << 20
 
 
 class Preparer:
-    """Runs media work in `threads` threads of this niceness beside the event loop."""
+    """Runs media work in `threads` threads beside the event loop."""
 
     def __init__(
         self,
@@ -28,15 +27,12 @@ class Preparer:
         *,
         max_pixels: int,
         threads: int,
-        nice: int = 0,
         audio: AudioLimits | None = None,
     ) -> None:
         self._encoder = encoder
         self._max_pixels = max_pixels
         self._audio = audio or AudioLimits()
-        self._pool = ThreadPoolExecutor(
-            threads, thread_name_prefix="media", initializer=lower_priority, initargs=(nice,)
-        )
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media")
 
     async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
         """The whole media; InvalidRequest(param "mm_hash") when they are not what the key was made of."""

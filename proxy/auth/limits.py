@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
@@ -14,11 +16,30 @@ from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimite
 
 from triptych.errors import RateLimited
 from triptych.proxy.auth.keys import Principal
-from triptych.proxy.auth.session import CURRENT, Session
 
 #: Seconds for which a request waits for another one of its key to end. A client has a reply's last byte a
 #: moment before the call that sent it ends here, and may send its next request at once.
 _PATIENCE = 0.25
+
+
+@dataclass(slots=True)
+class Session:
+    """One call of a principal. `tokens`: prompt and output tokens that it has used."""
+
+    principal: Principal
+    tokens: int = 0
+
+    @property
+    def tenant(self) -> str:
+        return self.principal.id
+
+    def charge(self, tokens: int) -> None:
+        self.tokens += tokens
+
+
+#: Whose call the running code serves: set where the call is let in, read where its request is admitted. It
+#: follows the task of a request and every task and thread that asyncio starts for it.
+CURRENT: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 class PrincipalLimits:

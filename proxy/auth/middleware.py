@@ -1,9 +1,10 @@
-"""The door in front of HTTP, and what it shares with gRPC's: whose key it is, and what that key may use."""
+"""Authentication by API key, for both ways in, and the ASGI middleware that asks for it over HTTP."""
 
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from starlette.responses import JSONResponse
@@ -13,31 +14,30 @@ from triptych.errors import RateLimited, RequestError, Unauthorized
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
-from triptych.proxy.openai.chat.replies import error_body
+from triptych.proxy.http.connections import OPEN_PATHS
+from triptych.proxy.http.errors import error_body, retry_after
 
 logger = logging.getLogger(__name__)
 
-#: What answers without a key: whether the process lives and serves, and nothing else.
-OPEN_PATHS = frozenset({"/health", "/ready"})
 _SCHEME = "bearer "
 
 
 class KeyFinder(Protocol):
-    """What the door asks of a `KeyRing`."""
+    """The principals of keys; a `KeyRing`."""
 
     def find(self, key: bytes) -> Principal | None: ...
 
 
-class Door:
-    """Keys, limits and what is counted of refusals; one for both front doors."""
+class Authenticator:
+    """Keys, their limits, and the count of refusals; one for HTTP and gRPC."""
 
     def __init__(self, keys: KeyFinder, limits: PrincipalLimits, metrics: ProxyMetrics) -> None:
         self._keys = keys
-        self.limits = limits
+        self._limits = limits
         self._metrics = metrics
 
     def principal(self, authorization: bytes) -> Principal:
-        """Whose key the header's value holds; Unauthorized when it opens nothing."""
+        """The principal of the header's key; Unauthorized when it is not valid."""
         scheme, key = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
         if scheme.lower() != _SCHEME.encode() or not key:
             self._metrics.refusals.labels("api_key").inc()
@@ -48,40 +48,41 @@ class Door:
             raise Unauthorized("the API key is not valid here: ask this server's operator for one")
         return principal
 
-    def limited(self, principal: Principal, error: RateLimited) -> None:
-        """One line of log and one count for a request above its key's limits."""
-        limit = error.message.partition(":")[0]
-        self._metrics.refusals.labels(limit).inc()
-        logger.info("a request of %s was refused: %s", principal.id, limit)
+    @asynccontextmanager
+    async def admit(self, principal: Principal) -> AsyncIterator[None]:
+        """One request from its first byte to the end of its reply; RateLimited above the key's limits."""
+        try:
+            async with self._limits.admit(principal):
+                yield
+        except RateLimited as error:
+            limit = error.message.partition(":")[0]
+            self._metrics.refusals.labels(limit).inc()
+            logger.info("a request of %s was refused: %s", principal.id, limit)
+            raise
 
 
-class HttpDoor:
-    """ASGI middleware: every path but `/health` and `/ready` needs a key; every POST counts."""
+class AuthMiddleware:
+    """ASGI middleware: every path but those of probes needs a key; every POST counts."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
-        self._door = door
+        self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"the door knows no {scope['type']} connections")
+            raise RuntimeError(f"the middleware serves HTTP, not {scope['type']} connections")
         if scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:
-            principal = self._door.principal(_authorization(scope))
-        except Unauthorized as error:
-            await _reply(error, scope, receive, send)
-            return
-        if scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        try:
-            # Left when the application has returned: after the reply's last byte, or the client's end.
-            async with self._door.limits.admit(principal):
+            principal = self._authenticator.principal(_authorization(scope))
+            if scope["method"] != "POST":
                 await self._app(scope, receive, send)
-        except RateLimited as error:
-            self._door.limited(principal, error)
+                return
+            # Left when the application has returned: after the reply's last byte, or the client's end.
+            async with self._authenticator.admit(principal):
+                await self._app(scope, receive, send)
+        except (Unauthorized, RateLimited) as error:
             await _reply(error, scope, receive, send)
 
 
@@ -93,8 +94,8 @@ def _authorization(scope: Scope) -> bytes:
 
 async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
     headers: dict[str, str] = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(math.ceil(error.retry_after), 1))
+    if wait := retry_after(error):
+        headers["retry-after"] = wait
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     await JSONResponse(error_body(error), status_code=error.status, headers=headers)(scope, receive, send)

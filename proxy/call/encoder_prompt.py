@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.media.source import AudioFile, ImagePart
+from triptych.proxy.media.source import AudioPart, ImagePart
 
 #: Form of a text item whose media are token ids, little-endian uint32.
 TOKEN_IDS = "token_ids"
@@ -19,13 +19,13 @@ class EncoderPrompt:
     `start_frame` is where a window of a long audio file begins.
     """
 
-    source: str | tuple[int, ...] | AudioFile | ImagePart
+    source: str | tuple[int, ...] | AudioPart | ImagePart
     param: str
     start_frame: int = 0
 
     @property
     def modality(self) -> str:
-        if isinstance(self.source, AudioFile):
+        if isinstance(self.source, AudioPart):
             return "audio"
         return "image" if isinstance(self.source, ImagePart) else "text"
 

@@ -10,17 +10,16 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
 from grpc import aio
 
-from triptych.errors import InvalidRequest, Overloaded, RateLimited, RequestError, RequestTimeout
-from triptych.proxy.auth.keys import Principal
-from triptych.proxy.auth.middleware import Door
+from triptych.errors import InvalidRequest, Overloaded, RequestError, RequestTimeout
+from triptych.proxy.auth.middleware import Authenticator
+from triptych.proxy.grpc.message_fields import check_fields
 from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
-from triptych.proxy.http.body_shape import check_fields
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ Context = aio.ServicerContext[Any, Any]
 
 
 def server_options(message_bytes: int, connections: int) -> list[tuple[str, Any]]:
-    """Channel options of a server that anybody reaches: a client costs little before it is let in."""
+    """Channel options of a server that everybody reaches: a client costs little before it is admitted."""
     return [
         ("grpc.max_receive_message_length", message_bytes),
         # A call that is not read holds one window. Probing for a better one makes that megabytes.
@@ -51,11 +50,11 @@ def server_options(message_bytes: int, connections: int) -> list[tuple[str, Any]
 
 
 class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
-    """Admits calls of all services but health, which is free. `door` is None where no keys are in use."""
+    """Admits calls of all services but health, which is free. `authenticator` None: no keys are in use."""
 
-    def __init__(self, bodies: BodyBudget, door: Door | None, *, max_calls: int) -> None:
+    def __init__(self, bodies: BodyBudget, authenticator: Authenticator | None, *, max_calls: int) -> None:
         self._bodies = bodies
-        self._door = door
+        self._authenticator = authenticator
         self._max_calls = max_calls
         self._calls = 0
 
@@ -68,12 +67,12 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or handler_call_details.method.startswith(HEALTH_SERVICE):
             return handler
         if handler.request_streaming:
-            raise TypeError("the front door has no calls with streamed requests")
+            raise TypeError("this server has no calls with streamed requests")
         given = dict(handler_call_details.invocation_metadata).get("authorization", "")
         return self._admitted(handler, given if isinstance(given, bytes) else given.encode())
 
     def _admitted(self, handler: Any, authorization: bytes) -> Any:
-        """The handler behind the door. A call with a streamed reply is a request that counts."""
+        """The handler behind all checks. A call with a streamed reply is a request that counts."""
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
             try:
@@ -104,12 +103,13 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
         self, authorization: bytes, context: Context, handler: Any, *, counts: bool
     ) -> AsyncIterator[Any]:
         """The call's parsed message, counted until the call ends; RequestError when it is not let in."""
-        principal = None if self._door is None else self._door.principal(authorization)
-        async with (
-            self._counted(),
-            self._within_limits(principal if counts else None),
-            self._bodies.message("" if principal is None else principal.id) as room,
-        ):
+        principal = None if self._authenticator is None else self._authenticator.principal(authorization)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._counted())
+            if counts and principal is not None and self._authenticator is not None:
+                await stack.enter_async_context(self._authenticator.admit(principal))
+            bodies = self._bodies.message("" if principal is None else principal.id)
+            room = await stack.enter_async_context(bodies)
             # Nothing here keeps the message: the handler has it alone.
             yield await _message(context, handler, room)
 
@@ -122,18 +122,6 @@ class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
             yield
         finally:
             self._calls -= 1
-
-    @asynccontextmanager
-    async def _within_limits(self, principal: Principal | None) -> AsyncIterator[None]:
-        if principal is None or self._door is None:
-            yield
-            return
-        try:
-            async with self._door.limits.admit(principal):
-                yield
-        except RateLimited as error:
-            self._door.limited(principal, error)
-            raise
 
 
 async def _message(context: Context, handler: Any, room: MessageRoom) -> Any:

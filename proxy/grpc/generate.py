@@ -11,7 +11,7 @@ from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
 from triptych.proxy.grpc.request import processor_options, sampling_of_message
-from triptych.proxy.media.source import AudioFile, ImagePart, parse_image_url
+from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
 
 
 def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_choices: int) -> ChatCall:
@@ -56,7 +56,7 @@ def _encoder(request: proxy_pb2.GenerateRequest) -> EncoderPrompt:
     if not source:
         raise InvalidRequest(f"{kind} must not be empty", param=kind)
     if kind == "audio":
-        return EncoderPrompt(AudioFile(value), kind)
+        return EncoderPrompt(AudioPart(value, kind), kind)
     if kind in ("image", "image_url"):
         image = parse_image_url(value, kind) if kind == "image_url" else value
         return EncoderPrompt(ImagePart(image, kind), kind)

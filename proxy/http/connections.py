@@ -14,13 +14,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
-from triptych.proxy.openai.chat.replies import error_json
+from triptych.proxy.http.errors import error_json, retry_after
 
 logger = logging.getLogger(__name__)
 
 #: More files than this are never asked for.
 MOST_FILES = 65536
-#: Paths that answer even when there are too many connections: a probe must not end the process.
+#: Paths of probes: they answer without a key, and even when there are too many connections.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 BUSY = Unavailable("too many connections to this proxy; try again later", retry_after=5.0)
 
@@ -65,7 +65,7 @@ def limits_for(files: int) -> ConnectionLimits:
     return ConnectionLimits(most=max(files * 3 // 4, 64), grpc=max(files // 8, 64))
 
 
-class Connection(HttpToolsProtocol):
+class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long."""
 
     limits = ConnectionLimits()
@@ -169,8 +169,8 @@ class Connection(HttpToolsProtocol):
         if cycle is None or self._head_begun or not cycle.response_started:
             body = error_json(error)
             head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-            if error.retry_after is not None:
-                head.append(b"retry-after: %d\r\n" % error.retry_after)
+            if wait := retry_after(error):
+                head.append(b"retry-after: %s\r\n" % wait.encode())
             head.append(b"content-length: %d\r\n\r\n" % len(body))
             self.transport.write(b"".join([*head, body]))
         self.transport.close()
@@ -211,10 +211,10 @@ class Sweeper:
             await asyncio.sleep(self._limits.sweep_seconds)
             now = loop.time()
             for connection in list(self._state.connections):
-                if isinstance(connection, Connection):
+                if isinstance(connection, LimitedConnection):
                     connection.sweep(now)
 
 
-def connection_class(limits: ConnectionLimits) -> type[Connection]:
+def connection_class(limits: ConnectionLimits) -> type[LimitedConnection]:
     """The protocol class for uvicorn, which makes the objects itself."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+    return type("ConfiguredConnection", (LimitedConnection,), {"limits": limits})

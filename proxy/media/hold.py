@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from typing import TypeVar
 
 from triptych.proxy.media.spool import SpooledMedia
 
+T = TypeVar("T")
 #: Sources of one request that are loaded at once.
 LOADS_AT_ONCE = 8
 
@@ -59,8 +60,8 @@ def _release(load: asyncio.Task[SpooledMedia]) -> None:
         load.result().release()
 
 
-async def together(works: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Results in order; the first error ends the others."""
+async def gather_or_cancel(works: Sequence[Coroutine[object, None, T]]) -> list[T]:
+    """Results in order; the first error cancels the rest."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

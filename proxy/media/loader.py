@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import Callable
 
 from triptych.config import ProxyConfig, format_size
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.media.address_rules import parse_rules
 from triptych.proxy.media.connection import MediaConnections
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.file import MediaFolder
-from triptych.proxy.media.format import MAGIC_BYTES, image_format
 from triptych.proxy.media.hold import MediaHold
-from triptych.proxy.media.source import AudioFile, FileUrl, ImagePart, WebUrl
+from triptych.proxy.media.source import MAGIC_BYTES, AudioPart, FileUrl, ImagePart, WebUrl, image_format
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 
 #: What encoder workers take of one item.
@@ -39,17 +38,21 @@ class MediaLoader:
             self._fetcher.close()
         self.spool.close()
 
-    async def load(self, image: ImagePart, hold: MediaHold) -> SpooledMedia:
-        """The picture's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
-        source = image.source
+    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
+        """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
+        source = part.source
         if isinstance(source, WebUrl):
             url = source
-            return await hold.get(("web", url.text), lambda: self._fetch(url, image.param))
+            return await hold.get(("web", url.text), lambda: self._fetch(url, part.param))
         if isinstance(source, FileUrl):
             path = source.path
-            return await hold.get(("file", path), lambda: self._read(path, image.param))
+            return await hold.get(("file", path), lambda: self._read(path, part.param))
         inline = source
-        return await hold.get(id(image), lambda: self._decode(inline, image.param, hold))
+        return await hold.get(id(part), lambda: self._decode(inline, part, hold))
+
+    async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> SpooledMedia:
+        """What `encoded` gives, as an item's bytes, once for all that `hold` serves with the same `text`."""
+        return await hold.get(id(text), lambda: self.spool.keep(encoded()))
 
     async def _fetch(self, source: WebUrl, param: str) -> SpooledMedia:
         if self._fetcher is None:
@@ -64,32 +67,21 @@ class MediaLoader:
             raise InvalidRequest(f"{param}: no PNG, JPEG, WebP, GIF, BMP or AVIF file", param=param)
         return await self.spool.keep(data)
 
-    async def load_encoder_prompt(self, encoder: EncoderPrompt, hold: MediaHold) -> SpooledMedia:
-        """The bytes that the encoder reads, which `hold` keeps: a file's, a text's or token ids'."""
-        source = encoder.source
-        if isinstance(source, ImagePart):
-            return await self.load(source, hold)
-        if isinstance(source, AudioFile):
-            file = source.source
-            return await hold.get(
-                id(source), lambda: self._decode(file, encoder.param, hold, "the audio file")
-            )
-        return await hold.get(id(source), lambda: self.spool.keep(encoder.text_bytes()))
-
     async def _decode(
-        self, content: str | bytes, param: str, hold: MediaHold, what: str = "the picture"
+        self, content: str | bytes, part: ImagePart | AudioPart, hold: MediaHold
     ) -> SpooledMedia:
         """The request keeps `content` itself as well, which is counted."""
+        what = f"{part.param}: {'the picture' if isinstance(part, ImagePart) else 'the audio file'}"
         nbytes = len(content)
         self.spool.reserve(memory=nbytes)
         hold.at_end(lambda: self.spool.reserve(memory=-nbytes))
         if isinstance(content, str):
             text = content
-            content = await self.spool.in_thread(lambda: decode_base64(text, param))
+            content = await self.spool.in_thread(lambda: decode_base64(text, part.param))
         if not content:
-            raise InvalidRequest(f"{param}: {what} is empty", param=param)
+            raise InvalidRequest(f"{what} is empty", param=part.param)
         if len(content) > self._max_bytes:
-            raise TooLarge(f"{param}: {what} is above {format_size(self._max_bytes)}", param=param)
+            raise TooLarge(f"{what} is above {format_size(self._max_bytes)}", param=part.param)
         return await self.spool.keep(content)
 
 

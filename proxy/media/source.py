@@ -1,4 +1,4 @@
-"""What an image part names: content in a data: URL, a web address, or a file. Nothing is read here."""
+"""Where a part's media are: content in a data: URL, a web address, or a file; and which formats are kept."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
 #: The last label of a host that some resolver takes for a number: 127.1, 0x7f.1, 2130706433, 017700000001.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9_.-]{1,254}")
+
+#: Bytes that `image_format` looks at.
+MAGIC_BYTES = 32
+_MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,11 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioFile:
-    """An encoded audio file: base64 text, or its bytes."""
+class AudioPart:
+    """An encoded audio file: base64 text, or its bytes. `param` is the field's path."""
 
     source: str | bytes
+    param: str
 
 
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
@@ -128,3 +133,17 @@ def _file_path(url: str, param: str) -> str:
     if not path.startswith(b"/") or b"\x00" in path or len(url) > MAX_URL:
         raise InvalidRequest(f"{param} must read file:///absolute/path", param=param)
     return path.decode(errors="surrogateescape")
+
+
+def image_format(head: bytes) -> str | None:
+    """ "png", "jpeg", "webp", "gif", "bmp" or "avif"; None for everything else."""
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
+    if head[:2] == b"BM" and len(head) >= 14:
+        return "bmp"
+    if head[4:8] == b"ftyp" and any(brand in head[8:MAGIC_BYTES] for brand in (b"avif", b"avis")):
+        return "avif"
+    return None

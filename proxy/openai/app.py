@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import aclosing
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,18 +15,14 @@ from starlette.routing import Route
 
 from triptych.config import MIB
 from triptych.errors import NotFound
-from triptych.proxy.call.chat import ChatCall, Done
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.exchange import JsonEndpoint, Pace, Reply
-from triptych.proxy.http.metrics_page import MetricsPage
+from triptych.proxy.http.errors import error_body
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
-from triptych.proxy.openai.chat.replies import SseStream, WholeReply, error_body
-from triptych.proxy.openai.chat.request import ChatOptions, parse_body
-from triptych.proxy.openai.chat.rich_replies import RichReply, RichStream
+from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
-from triptych.proxy.openai.openapi.docs_endpoints import DocsEndpoints
+from triptych.proxy.openai.openapi.docs_page import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
-from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
+from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.pd.queries import PDQueries, QueryTurns
 from triptych.proxy.pool import WorkerPool
 
@@ -126,43 +122,23 @@ class StateEndpoints:
         return Response(await self._page.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-class ChatEndpoint(JsonEndpoint[tuple[ChatCall, ChatOptions]]):
-    """POST /v1/chat/completions."""
+class MetricsPage:
+    """Made beside the event loop, once at a time. Requests that come meanwhile share the next one.
 
-    def __init__(
-        self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float, max_choices: int = 16
-    ) -> None:
-        super().__init__(max_body=max_body)
-        self._dispatcher = dispatcher
-        self._max_images = max_images
-        self._max_choices = max_choices
-        self._timeout = timeout
+    So a text is never older than the request for it, and no number of clients makes more than one at once.
+    """
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> tuple[ChatCall, ChatOptions]:
-        return parse_body(
-            raw,
-            request_id,
-            max_images=self._max_images,
-            timeout=self._timeout,
-            max_choices=self._max_choices,
-        )
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._making = asyncio.Lock()
+        self._next: asyncio.Task[bytes] | None = None
 
-    async def answer(self, request: tuple[ChatCall, ChatOptions], reply: Reply) -> None:
-        call, options = request
-        model = self._dispatcher.resolve_model(call.model)
-        async with aclosing(self._dispatcher.chat(call)) as batches:
-            if not options.stream:
-                whole = (WholeReply if options.plain else RichReply)(call.label, model, options)
-                async for outputs in batches:
-                    whole.take(outputs)
-                await reply.whole(whole.body())
-                return
-            stream = (SseStream if options.plain else RichStream)(call.label, model, options)
-            pace = Pace()
-            async for outputs in batches:
-                if part := stream.render(outputs):
-                    end = outputs[-1]
-                    last = isinstance(end, Done) and end.final
-                    await reply.part(part, last=last)
-                    if not last:
-                        await pace.written()
+    async def text(self) -> bytes:
+        if self._next is None:
+            self._next = asyncio.create_task(self._make())
+        return await asyncio.shield(self._next)
+
+    async def _make(self) -> bytes:
+        async with self._making:
+            self._next = None
+            return await asyncio.to_thread(generate_latest, self._registry)

@@ -88,7 +88,7 @@ async def test_nothing_is_lost_or_wrong_while_everything_breaks(relayed: Relayed
         {
             "proxy": cluster.pid("proxy"),
             "supervisor": cluster.process.pid,
-            "zygote": cluster.pid("zygote"),
+            "fork-server": cluster.pid("fork-server"),
             "PD worker behind the relay": cluster.extra[0].pid,
             "store": relayed.store.pid,
         }

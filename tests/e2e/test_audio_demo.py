@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import triptych
+from examples.demo_models.audio.evaluate import cases, evaluate
+from examples.demo_models.audio.inference import Http
 from support.processes.cluster import PATIENCE, Cluster, start_cluster
-from triptych.demo.audio.evaluate import cases, evaluate
-from triptych.demo.audio.inference import Http
 
 pytestmark = pytest.mark.timeout(300)
 

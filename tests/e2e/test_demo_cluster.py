@@ -25,9 +25,9 @@ pytestmark = pytest.mark.timeout(300)
 def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
     cluster = start_cluster(DEMO_MODEL, tmp_path)
     try:
-        pids = [cluster.pid(name) for name in ("proxy", "zygote", "encoder-0", "pd-0", "store")]
+        pids = [cluster.pid(name) for name in ("proxy", "fork-server", "encoder-0", "pd-0", "store")]
         assert str(examples.EXAMPLE_REQUEST) in cluster.log.read_text()
-        assert "start by themselves" not in cluster.log.read_text()  # both were forked
+        assert "by exec" not in cluster.log.read_text()  # both were forked
         reply = cluster.post(json.loads(examples.EXAMPLE_REQUEST.read_text()))
         assert reply["choices"][0]["message"]["content"] == examples.EXPECTED_ANSWER
         asked = subprocess.run(

@@ -15,7 +15,8 @@ from support.hostile.fuzzing import Fuzzer, json_values, mutate, mutated, random
 from triptych.ec_connector.registry.registry import _pack, _unpack
 from triptych.ec_connector.store import codec
 from triptych.ec_connector.store.arriving_value import ArrivingValue
-from triptych.ec_connector.store.bulk import BulkError, BulkReader, ValueTooLarge
+from triptych.ec_connector.store.bulk import BulkError, ValueTooLarge
+from triptych.ec_connector.store.bulk_reader import BulkReader
 from triptych.ec_connector.store.codec import Damage, Head, decode_head, encode_head, verify
 from triptych.types import DTYPE_BYTES, ItemPlan, WorkerInfo
 

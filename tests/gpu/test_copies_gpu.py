@@ -20,7 +20,7 @@ from support.engine.transfers import wait_for
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors import pinned_memory
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.encoder_worker import host_copy
 
 pytestmark = pytest.mark.gpu
@@ -69,7 +69,7 @@ def worker() -> Iterator[RedisConnectorWorker]:
     limit = 3 * wide_feature("any", 0, 4).plan.nbytes
     config = ECTransferConfig(store_url="unix:///none", device="cuda", host_buffer_bytes=limit)
     made = RedisConnectorWorker(config)
-    made._store = ServerlessStore()  # type: ignore[assignment]
+    made._client._store = ServerlessStore()  # type: ignore[assignment]
     yield made
     made.shutdown()
 
@@ -77,7 +77,7 @@ def worker() -> Iterator[RedisConnectorWorker]:
 def test_items_come_to_the_device_through_one_pool_that_is_locked_once(
     worker: RedisConnectorWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store: Any = worker._store
+    store: Any = worker._client._store
     locks: list[int] = []
     monkeypatch.setattr(pinned_memory, "PinnedMemory", lambda *_, **__: locks.append(1))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: locks.append(1))
@@ -87,9 +87,9 @@ def test_items_come_to_the_device_through_one_pool_that_is_locked_once(
         store.plans[plan.mm_hash] = plan
         worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(plan, number),)), cache)
         wait_for(worker, lambda out: out.fetched)
-        host = worker._loads[plan.mm_hash].host
+        host = worker._loads._loads[plan.mm_hash].host
         assert host is not None and all(piece.is_pinned() for piece in host.pieces)
-        copy = HostCopy(plan.mm_hash, number)
+        copy = LoadId(plan.mm_hash, number)
         worker.start_load_caches(TransferMetadata(2, moves=(copy,)), cache)
         # Dropped while it may still be copied: its memory is given back when that is over.
         worker.start_load_caches(TransferMetadata(3, drops=(copy,)), cache)

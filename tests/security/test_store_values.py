@@ -16,13 +16,9 @@ import xxhash
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.ec_connector.store import codec, keys
-from triptych.ec_connector.store.embedding_store import (
-    EmbeddingStore,
-    Loaded,
-    Missing,
-    SaveResult,
-    StoreUnavailable,
-)
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
 
 PLAN = make_plan(rows=64, width=128)
 BODY = make_body(PLAN)

@@ -55,7 +55,7 @@ class Victim:
         return (
             *(self.worker.outbox.unfinished, scheduler.num_waiting, scheduler.num_running),
             *(scheduler.kv.num_used, items.cache.references, items.admission.reserved),
-            len(self.worker._planner.table),
+            len(self.worker.engine._connector.table),
         )
 
 

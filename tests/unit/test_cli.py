@@ -268,32 +268,29 @@ def test_pinned_workers_get_cores_of_their_own(tmp_path, monkeypatch):
     assert [flags["cpus"] for flags in workers.values()] == ["0", "1"]
 
 
-def test_encoders_that_give_way_are_niced_or_stand_behind_the_pd_workers_in_the_page(tmp_path):
-    words = ("--encoders", "2", "--encoder-threads", "2", "--threads", "1", "--encoder-nice", "7")
-    niced = _planned(tmp_path, "--cpu-sharing", "nice", *words)
-    encoders = [niced["encoder-0"], niced["encoder-1"]]
-    assert [(flags["nice"], flags["threads"]) for flags in encoders] == [(7, 2)] * 2
-    assert niced["pd-0"]["threads"] == 1
-    turns = _planned(tmp_path, "--cpu-sharing", "turn", *words)
-    assert {name: flags["core_slot"] for name, flags in turns.items()} == {
+def test_paced_workers_have_a_slot_each_in_one_core_page(tmp_path):
+    words = ("--encoders", "2", "--encoder-threads", "2", "--threads", "1")
+    workers = _planned(tmp_path, "--cpu-sharing", "pace", *words)
+    assert [workers[f"encoder-{index}"]["threads"] for index in (0, 1)] == [2, 2]
+    assert workers["pd-0"]["threads"] == 1
+    assert {name: flags["core_slot"] for name, flags in workers.items()} == {
         "pd-0": 0,
         "encoder-0": 1,
         "encoder-1": 2,
     }
-    assert {flags["core_page"] for flags in turns.values()} == {str(tmp_path / "cores")}
-    assert {flags["nice"] for flags in turns.values() if "nice" in flags} == {0}
+    assert {flags["core_page"] for flags in workers.values()} == {str(tmp_path / "cores")}
 
 
-def test_without_a_word_towers_take_every_core_behind_paced_decode_steps(tmp_path):
+def test_without_a_word_towers_take_every_core_and_decode_steps_are_paced(tmp_path):
     workers = _planned(tmp_path)
     assert list(workers) == ["pd-0", "encoder-0", "encoder-1"]
     towers = [workers["encoder-0"], workers["encoder-1"]]
-    assert [(flags["threads"], flags["nice"], flags["give_way"]) for flags in towers] == [(1, 10, 0.0)] * 2
+    assert [flags["threads"] for flags in towers] == [1, 1]
     assert workers["pd-0"]["step_interval"] > 0 and workers["pd-0"]["keep_core"]
     assert {flags["core_page"] for flags in workers.values()} == {str(tmp_path / "cores")}
     alone = _planned(tmp_path, "--cpu-sharing", "free")
     assert list(alone) == ["pd-0", "encoder-0"]
-    assert (alone["pd-0"]["step_interval"], alone["encoder-0"]["nice"]) == (0.0, 0)
+    assert (alone["pd-0"]["step_interval"], alone["encoder-0"]["core_page"]) == (0.0, "")
     assert not alone["pd-0"]["keep_core"]
 
 

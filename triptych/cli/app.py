@@ -20,7 +20,6 @@ from triptych.cli.credentials import forget_variables, store_of
 from triptych.cli.options import MODEL_HELP, build, config_options
 from triptych.config import SHARING_FLAGS, ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig
 from triptych.log import setup_logging
-from triptych.machine.resources import threads_of_one_worker, usable_cpus
 
 C = TypeVar("C")
 
@@ -31,25 +30,9 @@ def app() -> None:
     """Serves multimodal models with the encoder taken apart from prefill and decode."""
 
 
-def thread_environment() -> None:
-    """What libraries read when they are imported: how many threads they start, and how OpenMP's wait."""
-    # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("KMP_BLOCKTIME", "0")
-    # But the threads of one step meet some thousand times a second, and to be woken takes long: they spin for
-    # some 60 microseconds first (benchmarks/results/openmp_spin.md).
-    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
-    # Libraries count the cores of the machine: a pod of 4 CPUs on 64 cores would start a thread for each.
-    for name, count in (
-        ("OMP_NUM_THREADS", threads_of_one_worker()),
-        ("RAYON_NUM_THREADS", usable_cpus()),
-        ("TORCHINDUCTOR_COMPILE_THREADS", min(32, usable_cpus())),
-    ):
-        os.environ.setdefault(name, str(count))
-
-
 def _start(service: str, values: dict[str, Any]) -> None:
-    from triptych.cpu.cpus import pin
+    from triptych.cpu.affinity import pin
+    from triptych.cpu.threads import thread_environment
     from triptych.launch.parent import die_with_parent
 
     forget_variables()
@@ -221,28 +204,9 @@ def colocated(**values: Any) -> None:
     show_default=True,
     envvar="TRIPTYCH_CPU_SHARING",
     show_envvar=True,
-    type=click.Choice(["auto", "free", "nice", "turn", "pace"]),
-    help="free: all alike; nice: encoders by --encoder-nice; turn: towers wait, between layers, for "
-    "decode steps that need the cores; pace: as nice, and PD workers make fewer steps, with more sequences "
-    "in each, while towers lack cores; auto: pace where encoders and PD workers share a CPU, else free",
-)
-@click.option(
-    "--encoder-nice",
-    default=10,
-    show_default=True,
-    envvar="TRIPTYCH_ENCODER_NICE",
-    show_envvar=True,
-    type=click.IntRange(0, 19),
-    help="niceness of encoders with --cpu-sharing nice or pace",
-)
-@click.option(
-    "--give-way",
-    default=0.02,
-    show_default=True,
-    envvar="TRIPTYCH_GIVE_WAY",
-    show_envvar=True,
-    type=click.FloatRange(0, 10),
-    help="seconds that a tower waits before a layer, at most, with --cpu-sharing turn",
+    type=click.Choice(["auto", "free", "pace"]),
+    help="free: every step begins at once; pace: PD workers make fewer steps, with more sequences in each, "
+    "while towers lack cores; auto: pace where encoders and PD workers share a CPU, else free",
 )
 @click.option(
     "--step-interval",
@@ -251,7 +215,7 @@ def colocated(**values: Any) -> None:
     envvar="TRIPTYCH_STEP_INTERVAL",
     show_envvar=True,
     type=click.FloatRange(0, 1),
-    help="seconds between the begins of two steps while towers lack cores, with --cpu-sharing pace",
+    help="seconds between the beginnings of two steps while towers lack cores, with --cpu-sharing pace",
 )
 @click.option(
     "--encoder-threads",

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from triptych.colocated.turn import Turn
 from triptych.config import ColocatedConfig, check_advertise, check_bind
-from triptych.cpu.cpus import in_passing_thread
-from triptych.cpu.torch_threads import use_threads
+from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.registry.heartbeat import Heartbeat
@@ -56,7 +55,7 @@ async def run(config: ColocatedConfig) -> None:
     stop = stop_signal()
     store = await connect_configured(config.pd.store)
     try:
-        model = await asyncio.to_thread(in_passing_thread, load, config)
+        model = await asyncio.to_thread(in_short_lived_thread, load, config)
         await _serve(config, model, store, stop)
     finally:
         await store.close()
@@ -68,7 +67,7 @@ def load(config: ColocatedConfig) -> LoadedReplica:
     peak = encoder_service.activation_bytes(config.encoder, encoder)
     decoder = pd_service.load_model(config.pd, other_peak=peak)
     # One device: both sides use all of its threads, each in its turn.
-    use_threads(pd_service.torch_threads(config.pd, decoder.decoder))
+    use_threads(decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size))
     return LoadedReplica(encoder, identity, decoder)
 
 
@@ -130,11 +129,11 @@ class Replica:
             store,
             metrics=metrics,
             transfer=saving,
-            turn=turn,
-            passing=model.encoder.device.type == "cpu",
+            pacer=turn,
+            thread_per_batch=model.encoder.device.type == "cpu",
         )
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
-        self.pd = pd_service.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, turn=turn)
+        self.pd = pd_service.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, pacer=turn)
         metrics.parameter_bytes.inc(encoder_service.parameter_bytes(model.encoder))
         before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)

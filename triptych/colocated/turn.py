@@ -6,10 +6,11 @@ import threading
 from collections import deque
 from types import TracebackType
 
+from triptych.cpu.step_pacer import StepPacer
 from triptych.errors import InternalError
 
 
-class Turn:
+class Turn(StepPacer):
     """Held by `with`; whoever has waited longest is next, so that two engines that both wait alternate.
 
     A wait of more than `patience` seconds is an InternalError: the other engine's step hangs.

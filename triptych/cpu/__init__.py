@@ -1,1 +1,1 @@
-"""Cores of this machine and how processes share them."""
+"""How the processes of one machine share its CPU cores."""

@@ -1,1 +1,1 @@
-"""The bundled demo models. Here: drawn scenes, how it was trained, how it is evaluated."""
+"""The bundled demo models, and examples to try them with. `examples/demo_models` made them."""

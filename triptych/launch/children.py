@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from triptych.launch.fork.zygote import ForkedProcess, Zygote
+from triptych.launch.fork.client import ForkedProcess, ForkServer
 from triptych.launch.parent import PARENT_VARIABLE
 from triptych.launch.secrets.handed_down import VARIABLE, hand_down
 
@@ -32,7 +32,7 @@ def backoff(failures: int) -> float:
 class Child:
     """A process that is meant to run for ever.
 
-    `command` is interpreter, -m, module and the words for it; with a zygote, it forks the process if it can.
+    `command` is interpreter, -m, module and the words for it; a fork server forks the process if it can.
     `secrets` are variables that only the process itself sees.
     `on_change` is called when `pid` has another value.
     """
@@ -42,14 +42,14 @@ class Child:
         name: str,
         command: Sequence[str],
         secrets: Mapping[str, str] | None = None,
-        zygote: Zygote | None = None,
+        fork_server: ForkServer | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._on_change = on_change
         self._command = list(command)
         self._secrets = dict(secrets or {})
-        self._zygote = zygote
+        self._fork_server = fork_server
         self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._ending = False
 
@@ -93,8 +93,8 @@ class Child:
         return code
 
     async def _start(self, own: Mapping[str, str]) -> asyncio.subprocess.Process | ForkedProcess | None:
-        if self._zygote is not None:
-            forked = await self._zygote.fork(self.name, self._command[_WORDS:], {**self._secrets, **own})
+        if self._fork_server is not None:
+            forked = await self._fork_server.fork(self.name, self._command[_WORDS:], {**self._secrets, **own})
             if forked is not None or self._ending:
                 return forked
         # A session of its own: Ctrl-C in the terminal reaches the supervisor, which ends all in order.

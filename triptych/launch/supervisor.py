@@ -15,11 +15,12 @@ from pathlib import Path
 
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.address import redacted
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import CONFIG_EXIT, Child
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.fork.zygote import Zygote
+from triptych.launch.fork.client import ForkServer
 
 logger = logging.getLogger("launch")
 
@@ -45,7 +46,7 @@ class ClusterPlan:
     run_dir: Path
     store_url: str = field(repr=False)
     store: EmbeddedStore | None
-    zygote: tuple[str, ...] = ()
+    fork_server: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -54,9 +55,9 @@ class Supervisor:
     def __init__(self, plan: ClusterPlan, on_ready: Callable[[], None]) -> None:
         self._plan = plan
         self._on_ready = on_ready
-        self._zygote = Zygote(plan.zygote) if plan.zygote else None
+        self._fork_server = ForkServer(plan.fork_server) if plan.fork_server else None
         self._workers = [
-            Child(name, command, plan.worker_secrets, self._zygote, self._changed)
+            Child(name, command, plan.worker_secrets, self._fork_server, self._changed)
             for name, command in plan.workers
         ]
         self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
@@ -69,8 +70,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         if self._plan.store is not None:
             self._plan.store.start()
-        if self._zygote is not None:
-            await self._zygote.start()
+        if self._fork_server is not None:
+            await self._fork_server.start()
         children = [*self._workers, self._proxy]
         watches = [asyncio.create_task(child.watch()) for child in children]
         helpers = [asyncio.create_task(self._watch_store()), asyncio.create_task(self._announce())]
@@ -89,8 +90,8 @@ class Supervisor:
         logger.info("stopping")
         await self._proxy.end(GRACE_SECONDS)
         await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
-        if self._zygote is not None:
-            await self._zygote.end()
+        if self._fork_server is not None:
+            await self._fork_server.end()
             # One that was being forked meanwhile.
             await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
         for task in watches:
@@ -103,7 +104,7 @@ class Supervisor:
         logger.info("stopped")
 
     async def _announce(self) -> None:
-        """Says once that the cluster answers; the store and the zygote do not tell when they start again."""
+        """Announces once that the cluster answers, not again when the store or the fork server restarts."""
         await self._wait_until_ready()
         self._on_ready()
         while True:
@@ -150,8 +151,8 @@ class Supervisor:
     def _write_processes(self) -> None:
         """Brings cluster.json up to date."""
         processes: dict[str, int | None] = {c.name: c.pid for c in (*self._workers, self._proxy)}
-        if self._zygote is not None:
-            processes["zygote"] = self._zygote.pid
+        if self._fork_server is not None:
+            processes["fork-server"] = self._fork_server.pid
         if self._plan.store is not None:
             processes["store"] = self._plan.store.pid if self._plan.store.running else None
         target = self._plan.run_dir / "cluster.json"

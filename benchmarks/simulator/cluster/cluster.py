@@ -1,20 +1,18 @@
-"""A cluster of one shape in virtual time, wired: hosts, store, workers, proxy."""
+"""A cluster of one shape in virtual time, wired: store, workers, proxy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from triptych.simulator.cluster.clock import Clock
-from triptych.simulator.cluster.cores import SharedCores
 from triptych.simulator.cluster.encoder import SimulatedEncoder
+from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.flow import Flow
-from triptych.simulator.cluster.hops import Hops
 from triptych.simulator.cluster.pd import SimulatedPD
-from triptych.simulator.cluster.processors import Host, Turn
 from triptych.simulator.cluster.proxy import SimulatedProxy
-from triptych.simulator.cluster.shape import ClusterShape, Limits, WorkerPlace
+from triptych.simulator.cluster.shape import ClusterShape, Limits, WorkerRole
 from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.costs.costs import ClientCosts, CostModel, ModelShape
+from triptych.simulator.costs.costs import CostModel, ModelShape
 
 
 class Cluster:
@@ -30,71 +28,42 @@ class Cluster:
         ended: Callable[[Flow, str], None],
     ) -> None:
         self.clock = clock
-        self.shape = shape
+        self.store = SimulatedStore(limits.store_memory)
+        self._shape = shape
         self._costs = costs
         self._model = model
         self._limits = limits
-        self.hosts = {name: Host(clock, cores, name) for name, cores in shape.hosts.items()}
-        self.store = SimulatedStore(limits.store_memory)
-        self._hops = Hops(clock, costs.rpc, costs.cores.wake, self.hosts[shape.proxy.host])
-        self._cores = {name: SharedCores(host.cores) for name, host in self.hosts.items()}
         self.encoders: list[SimulatedEncoder] = []
         self.workers: list[SimulatedPD] = []
-        for place in shape.workers:
-            self._add(place)
-        self.proxy = SimulatedProxy(
-            clock,
-            costs,
-            limits,
-            self.store,
-            self.encoders,
-            self.workers,
-            self.hosts[shape.proxy.host],
-            shape.proxy,
-            ended,
-            self._hops,
-            self._client(shape),
-        )
+        for role in shape.workers:
+            self._add(role)
+        self.proxy = SimulatedProxy(clock, costs, limits, self.store, self.encoders, self.workers, ended)
 
-    def _client(self, shape: ClusterShape) -> ClientCosts:
-        """What the client's work costs the proxy's host; nothing where it is elsewhere."""
-        return self._costs.client if shape.client_beside_proxy else ClientCosts()
-
-    def _add(self, place: WorkerPlace) -> None:
-        """Both sides of one worker share its device's turn."""
-        turn = Turn(self.clock)
-        device, cpu = self.hosts[place.device.host], self.hosts[place.cpu.host]
-        hops, in_memory = self._hops, self.shape.in_memory
-        if place.encodes:
+    def _add(self, role: WorkerRole) -> None:
+        """Both sides of one worker share its device."""
+        device, rpc, in_memory = FifoLock(), self._costs.rpc, self._shape.in_memory
+        if role.encodes:
             encoder = SimulatedEncoder(
                 self.clock,
                 self._costs.encoder,
                 self._limits.encoder,
                 self.store,
-                place,
                 device,
-                cpu,
-                turn,
-                hops=hops,
+                rpc=rpc,
                 in_memory=in_memory,
-                cores=self._cores[place.device.host],
             )
             self.encoders.append(encoder)
-        if place.decodes:
+        if role.decodes:
             worker = SimulatedPD(
                 self.clock,
                 self._costs.pd,
                 self._limits.pd,
                 self._model.kv_token_bytes,
                 self.store,
-                place,
                 device,
-                cpu,
-                turn,
-                hops=hops,
+                rpc=rpc,
                 in_memory=in_memory,
                 jumps=self._limits.jumps,
-                cores=self._cores[place.device.host],
             )
             self.workers.append(worker)
 

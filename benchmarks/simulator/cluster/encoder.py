@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from triptych.config import MIB, EncoderConfig
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.simulator.cluster.clock import Clock
-from triptych.simulator.cluster.cores import SharedCores
-from triptych.simulator.cluster.hops import Hops
-from triptych.simulator.cluster.processors import Host, Turn
+from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.requests import Item
-from triptych.simulator.cluster.shape import WorkerPlace
 from triptych.simulator.cluster.store import ByteLru, SimulatedStore
 from triptych.simulator.costs.costs import EncoderCosts
 from triptych.types import ItemPlan
@@ -80,14 +77,10 @@ class SimulatedEncoder:
         costs: EncoderCosts,
         config: EncoderConfig,
         store: SimulatedStore,
-        place: WorkerPlace,
-        device: Host,
-        cpu: Host,
-        turn: Turn,
+        device: FifoLock,
         *,
-        hops: Hops,
+        rpc: float,
         in_memory: bool = False,
-        cores: SharedCores | None = None,
     ) -> None:
         self.scheduler = EncoderScheduler(
             prepared_memory=config.prepared_memory,
@@ -99,12 +92,8 @@ class SimulatedEncoder:
         self._clock = clock
         self._costs = costs
         self._store = store
-        self._place = place
         self._device = device
-        self._cpu = cpu
-        self._turn = turn
-        self._hops = hops
-        self._cores = cores or SharedCores(device.cores)
+        self._rpc = rpc
         self._in_memory = in_memory
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
@@ -115,7 +104,7 @@ class SimulatedEncoder:
 
     def _trip(self) -> float:
         """Seconds to the store and back."""
-        return 0.0 if self._in_memory else self._hops.store_trip()
+        return 0.0 if self._in_memory else 2 * self._rpc
 
     def open(self, stream: JobStream) -> None:
         """A try begins, its media with it."""
@@ -180,7 +169,7 @@ class SimulatedEncoder:
         while (key := scheduler.next_preparation()) is not None:
             self._prepare(self._jobs[key])
         while (key := scheduler.next_media_request()) is not None:
-            self._clock.after(2 * self._hops.rpc(), self._media, self._jobs[key])
+            self._clock.after(2 * self._rpc, self._media, self._jobs[key])
         for key in scheduler.take_dropped():
             if key in self._jobs:
                 self._jobs[key].kept = False
@@ -195,15 +184,7 @@ class SimulatedEncoder:
 
     def _prepare(self, job: _Job) -> None:
         self.counts.prepared_items += 1
-        seconds = self._costs.prepare(job.item.pixels)
-        place = self._place.cpu
-        self._cpu.start(
-            seconds,
-            lambda: self._prepared(job),
-            threads=place.threads,
-            weight=place.weight,
-            owner="prepare",
-        )
+        self._clock.after(self._costs.prepare(job.item.pixels), self._prepared, job)
 
     def _prepared(self, job: _Job) -> None:
         key = job.item.plan.mm_hash
@@ -231,7 +212,7 @@ class SimulatedEncoder:
             else:
                 left.append(job)
         if left:
-            self._clock.after(self._hops.store_trip(), self._begin_batch, left)
+            self._clock.after(2 * self._rpc, self._begin_batch, left)
         else:
             self._tower_free()
 
@@ -240,7 +221,7 @@ class SimulatedEncoder:
         if not fresh:
             self._encoded(batch, 0.0)
             return
-        self._turn.take(lambda: self._encode(batch, fresh))
+        self._device.acquire(lambda: self._encode(batch, fresh))
 
     def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
         seconds = self._costs.tower(len(fresh), sum(job.item.patches for job in fresh))
@@ -250,21 +231,10 @@ class SimulatedEncoder:
 
         def done() -> None:
             self.counts.tower_seconds += self._clock.now - started
-            self._cores.end(self)
-            self._turn.give()
+            self._device.release()
             self._encoded(batch, self._clock.now - started)
 
-        place = self._place.device
-        self._cores.begin(self, place.threads)
-        self._device.start(
-            seconds,
-            done,
-            threads=place.threads,
-            weight=place.weight,
-            owner="tower",
-            # A replica's sides are one thread here: they take turns.
-            thread=self._turn,
-        )
+        self._clock.after(seconds, done)
 
     def _encoded(self, batch: list[_Job], seconds: float) -> None:
         for job in batch:
@@ -280,7 +250,7 @@ class SimulatedEncoder:
         self._pump()
 
     def _save(self, job: _Job, encode_seconds: float) -> None:
-        plan, started, place = job.item.plan, self._clock.now, self._place.cpu
+        plan, started = job.item.plan, self._clock.now
         self.counts.saving_bytes += plan.nbytes
 
         def saved() -> None:
@@ -292,8 +262,7 @@ class SimulatedEncoder:
         if self._in_memory:
             saved()
             return
-        seconds = self._costs.save(plan.nbytes)
-        self._cpu.start(seconds, saved, threads=place.threads, weight=place.weight, owner="save")
+        self._clock.after(self._costs.save(plan.nbytes), saved)
 
     def _ready(self, job: _Job, end: Ready) -> None:
         if job.stream is not None:

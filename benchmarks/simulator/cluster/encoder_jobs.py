@@ -17,7 +17,6 @@ from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, StartJ
 from triptych.proxy.routing import WorkModel
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.encoder import JobStream, Ready, SimulatedEncoder
-from triptych.simulator.cluster.hops import Hops
 from triptych.simulator.cluster.requests import NAMESPACE, Item
 from triptych.types import ItemPlan
 
@@ -44,7 +43,7 @@ class EncoderJobs:
         sink: JobSink,
         *,
         share: int,
-        hops: Hops,
+        rpc: float,
         flow_control: bool = True,
     ) -> None:
         self._model = WorkModel()
@@ -53,7 +52,7 @@ class EncoderJobs:
         self._clock = clock
         self._encoders = {f"encoder-{index}": encoder for index, encoder in enumerate(encoders)}
         self._sink = sink
-        self._out, self._back = hops.stream(), hops.stream()
+        self._rpc = rpc
         self._items: dict[str, Item] = {}
         self._streams: dict[str, JobStream] = {}
         self._recent: OrderedDict[str, tuple[float, Ready]] = OrderedDict()
@@ -96,7 +95,7 @@ class EncoderJobs:
         for job in self.table.leave(request_id):
             stream = self._streams.pop(job.try_id, None)
             if stream is not None:
-                self._out.send(self._encoders[job.address].leave, stream)
+                self._soon(self._encoders[job.address].leave, stream)
         self.pump()
 
     def pump(self) -> None:
@@ -106,7 +105,7 @@ class EncoderJobs:
             if isinstance(action, StartJob):
                 self._open(job)
             else:
-                self._out.send(self._encoders[job.address].run, self._streams[job.try_id])
+                self._soon(self._encoders[job.address].run, self._streams[job.try_id])
 
     def _open(self, job: Job) -> None:
         try_id = job.try_id
@@ -117,11 +116,11 @@ class EncoderJobs:
             ready=functools.partial(self._soon, self._ready, try_id),
         )
         self._streams[try_id] = stream
-        self._out.send(self._encoders[job.address].open, stream)
+        self._soon(self._encoders[job.address].open, stream)
 
     def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
         """The message needs its time."""
-        self._back.send(call, *arguments)
+        self._clock.after(self._rpc, call, *arguments)
 
     def _planned(self, try_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(try_id, plan)

@@ -7,8 +7,7 @@ they are, and host buffers are never short.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -25,16 +24,11 @@ from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, Sche
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.scheduler import SchedulerLimits
 from triptych.simulator.cluster.clock import Clock, Timer
-from triptych.simulator.cluster.cores import SharedCores
 from triptych.simulator.cluster.decode_runs import LengthText, RunningScheduler, RunTokens
-from triptych.simulator.cluster.hops import Hops
+from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
-from triptych.simulator.cluster.processors import Host, Turn
 from triptych.simulator.cluster.requests import Request
-from triptych.simulator.cluster.shape import WorkerPlace
-from triptych.simulator.cluster.step_run import StepRun
 from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.cluster.task import Task
 from triptych.simulator.costs.costs import PDCosts, chunk_context
 
 #: As in the worker, where neither flag nor checkpoint says less.
@@ -47,8 +41,29 @@ class TokenSink(Protocol):
 
     def events(self, events: list[EngineEvent], tokens: int) -> None: ...
     def run(self, told: list[RunTokens], ends: Sequence[float]) -> None: ...
-    def streams(self, tokens: int, prefill: int, seconds: float) -> None: ...
-    def riders(self) -> Mapping[str, float]: ...
+
+
+@dataclass(slots=True)
+class _StepRun:
+    """Decode steps under way as one timer: step i takes `first` + i · `slope` seconds."""
+
+    started: float
+    steps: int
+    first: float
+    slope: float
+    timer: Timer
+
+    def end(self, steps: int) -> float:
+        """When so many steps are over."""
+        return self.started + steps * self.first + self.slope * steps * (steps - 1) / 2
+
+    def steps_until(self, now: float) -> int:
+        """Steps that are over by `now`."""
+        low, high = 0, self.steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.end(middle) <= now + 1e-12 else (low, middle - 1)
+        return low
 
 
 @dataclass(slots=True)
@@ -72,13 +87,9 @@ class SimulatedPD:
         config: PDConfig,
         kv_token_bytes: int,
         store: SimulatedStore,
-        place: WorkerPlace,
-        device: Host,
-        cpu: Host,
-        turn: Turn,
+        device: FifoLock,
         *,
-        hops: Hops,
-        cores: SharedCores,
+        rpc: float,
         in_memory: bool = False,
         jumps: bool = True,
     ) -> None:
@@ -95,34 +106,22 @@ class SimulatedPD:
             clock,
             costs,
             store,
-            cpu,
-            place.cpu,
             Reports(self._wake),
-            hops=hops,
+            store_trip=2 * rpc,
             in_memory=in_memory,
         )
         self.counts = PDCounts()
         self.sink: TokenSink | None = None
         self._clock = clock
         self._costs = costs
-        self._place = place.device
-        self.device = device
-        self._interval = place.step_interval
-        self._own_core = place.own_core
-        self._cores = cores
-        #: When the last step began before which a rest was thought of.
-        self._begun = -math.inf
-        self._resting: Timer | None = None
-        self._turn = turn
+        self._device = device
         self._jumps = jumps
-        self._cpu = cpu
-        self._cpu_place = place.cpu
         #: Requests on their way to the scheduler.
-        self._taking: dict[str, Task | Timer] = {}
+        self._taking: dict[str, Timer] = {}
         self._inbox: list[Callable[[], None]] = []
         self._awake = False
         self._busy = False
-        self._run: StepRun | None = None
+        self._run: _StepRun | None = None
         self._alarm: Timer | None = None
 
     @property
@@ -142,7 +141,7 @@ class SimulatedPD:
 
         It gets nothing after `cancel`.
         """
-        arrival, place = self._clock.now, self._cpu_place
+        arrival = self._clock.now
 
         def done() -> None:
             del self._taking[request.name]
@@ -153,19 +152,8 @@ class SimulatedPD:
             else:
                 answer(None)
 
-        def take() -> None:
-            self._taking[request.name] = self._cpu.start(
-                self._costs.take(len(request.prompt_token_ids)),
-                done,
-                threads=place.threads,
-                weight=place.weight,
-                owner="intake",
-            )
-
-        if self._costs.take_busy and self._busy:
-            self._taking[request.name] = self._clock.after(self._costs.take_busy, take)
-        else:
-            take()
+        seconds = self._costs.take(len(request.prompt_token_ids))
+        self._taking[request.name] = self._clock.after(seconds, done)
 
     def _take(
         self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
@@ -193,11 +181,8 @@ class SimulatedPD:
         self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._clock.now))
 
     def cancel(self, request_id: str) -> None:
-        if (task := self._taking.pop(request_id, None)) is not None:
-            if isinstance(task, Timer):
-                task.cancel()
-            else:
-                self._cpu.stop(task)
+        if (timer := self._taking.pop(request_id, None)) is not None:
+            timer.cancel()
             return
         self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
 
@@ -224,14 +209,11 @@ class SimulatedPD:
             self.counts.preemptions += len(output.preempted)
             if output.chunks:
                 self._busy = True
-                if self._interval:
-                    self._cores.begin(self, self._place.threads)
-                self._turn.take(functools.partial(self._begin, output))
+                self._device.acquire(functools.partial(self._begin, output))
                 return
             self.loads.start(output.ec_connector_metadata)
             if not self._update(output, [])[0]:
                 break
-        self._tell_streams(0, 0, 0.0)
         self._rest()
 
     def _rest(self) -> None:
@@ -245,11 +227,10 @@ class SimulatedPD:
 
     def _begin(self, output: SchedulerOutput) -> None:
         self.loads.start(output.ec_connector_metadata)
-        prefill = decodes = context = samples = 0
+        prefill = decodes = context = 0
         prefill_context = 0.0
         for chunk in output.chunks:
             start, count = chunk.start, chunk.count
-            samples += chunk.samples
             if start >= len(chunk.state.request.prompt_token_ids):
                 decodes += count
                 context += start + count
@@ -257,32 +238,11 @@ class SimulatedPD:
                 prefill += count
                 prefill_context += chunk_context(start, count)
         seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
-        seconds = self._share() * (seconds + self._costs.tell(samples))
         self.counts.steps += 1
         self.counts.prefill_tokens += prefill
-        self._tell_streams(samples, prefill, seconds)
-        started = self._clock.now
-        self._start(seconds, lambda: self._stepped(output, samples, started))
+        self._clock.after(seconds, self._stepped, output, self._clock.now)
 
-    def _share(self) -> float:
-        """What steps take of their costs on the core or cores that the worker has now."""
-        alone = not self._interval or self._cores.alone(self)
-        return self._own_core if alone else 1.0
-
-    def _start(self, seconds: float, done: Callable[[], None], *, marks: bool = False) -> Task:
-        place = self._place
-        return self.device.start(
-            seconds,
-            done,
-            threads=place.threads,
-            weight=place.weight,
-            owner="step",
-            marks=marks,
-            riders=self._sink.riders(),
-            thread=self._turn,
-        )
-
-    def _stepped(self, output: SchedulerOutput, samples: int, started: float) -> None:
+    def _stepped(self, output: SchedulerOutput, started: float) -> None:
         self.counts.seconds += self._clock.now - started
         chunks: list[Any] = output.chunks
         tokens = [chunk.state.request.output.token for chunk in chunks if chunk.samples]
@@ -306,58 +266,26 @@ class SimulatedPD:
         return moved, events
 
     def _next(self, quiet: bool) -> None:
-        """The device goes to whoever waits; without anything new, decoding runs on."""
-        now = self._clock.now
-        crowded = self._interval > 0 and self._cores.crowded(self, self._place.threads)
-        if not crowded:
-            self._begun = now
-        if quiet and not crowded and not self._turn.contended and self._run_on():
+        """Without anything new the decode steps run on; else the device is released."""
+        if quiet and not self._device.contended and self._run_on():
             return
-        self._turn.give()
+        self._device.release()
         self._busy = False
-        if self._interval:
-            self._cores.end(self)
-        rested = self._begun + self._interval * min(self.scheduler.item_pressure, 1.0) if crowded else now
-        if now < rested:
-            # What comes in meanwhile is looked at when the rest is over.
-            self._awake = True
-            self._resting = self._clock.at(rested, self._rested)
-            self._cores.watch(self, self._look)
-            return
-        self._begun = now
         self._loop()
-
-    def _look(self) -> None:
-        """Others begin or end to compute: cores may be free again."""
-        if not self._cores.crowded(self, self._place.threads):
-            self._rested()
-
-    def _rested(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
-            self._cores.watch(self, None)
-            self._begun = self._clock.now
-            self._loop()
 
     def _run_on(self) -> bool:
         running = self.scheduler.running
         now, count = self._clock.now, len(running)
         context = sum(state.num_tokens for state in running)
-        share, tell = self._share(), self._costs.tell(count)
-        first = share * (self._costs.step_seconds(0, count, context, 0.0) + tell)
+        first = self._costs.step_seconds(0, count, context, 0.0)
         steps = self.scheduler.room(lambda step: now + step * first)
         if steps < 1:
             return False
-        self._tell_streams(count, 0, first)
-        last = share * (self._costs.step_seconds(0, count, context + count * (steps - 1), 0.0) + tell)
-        slope = (last - first) / (steps - 1) if steps > 1 else 0.0
-        work = steps * first + slope * steps * (steps - 1) / 2
-        task = self._start(work, self._ran_on, marks=True)
-        self._run = StepRun(task, now, steps, first, slope)
-        self._turn.listen(self._cut)
-        if self._interval:
-            self._cores.watch(self, self._cut)
+        slope = self._costs.step_seconds(0, count, context + count, 0.0) - first
+        run = _StepRun(now, steps, first, slope, Timer(self._ran_on, ()))
+        run.timer = self._clock.at(run.end(steps), self._ran_on)
+        self._run = run
+        self._device.on_waiter(self._cut)
         return True
 
     def _cut(self) -> None:
@@ -365,23 +293,20 @@ class SimulatedPD:
         run = self._run
         if run is None:
             return
-        work = run.work(run.steps)
-        steps = run.steps_in(work - self.device.left(run.task)) + 1
+        steps = run.steps_until(self._clock.now) + 1
         if steps < run.steps:
-            self.device.shorten(run.task, work - run.work(steps))
             run.steps = steps
+            run.timer.cancel()
+            run.timer = self._clock.at(run.end(steps), self._ran_on)
 
     def _ran_on(self) -> None:
         run, self._run = self._run, None
         assert run is not None
         now = self._clock.now
-        ends = run.ends(now)
         self.counts.steps += run.steps
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
-        if self._interval:
-            self._begun = ends[-2] if run.steps > 1 else run.started
-            self._cores.watch(self, None)
+        ends = [run.end(step) for step in range(1, run.steps + 1)]
         self._sink.run(self.scheduler.run_on(run.steps, now), ends)
         self._update(SchedulerOutput(0), [])
         self._next(False)
@@ -390,6 +315,3 @@ class SimulatedPD:
     def _sink(self) -> TokenSink:
         assert self.sink is not None
         return self.sink
-
-    def _tell_streams(self, tokens: int, prefill: int, seconds: float) -> None:
-        self._sink.streams(tokens, prefill, seconds)

@@ -1,16 +1,15 @@
 """The proxy in virtual time: it carries out what the requests' real state machines ask for.
 
 It is `proxy/dispatcher.py`. Simpler than there: one proxy, one choice a request, one model, a store that is
-never down, pictures inside the requests. Requests are taken in one at a time. What passing tokens on costs
-is taken off the proxy's host evenly over the step that makes them, and no token waits for another step's.
+never down, pictures inside the requests. Requests are taken in one at a time; no token waits for another
+step's.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import InternalError, Overloaded, RequestError
@@ -22,16 +21,14 @@ from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.decode_runs import TOKENS, RunTokens
 from triptych.simulator.cluster.encoder import Ready, SimulatedEncoder
 from triptych.simulator.cluster.encoder_jobs import EncoderJobs, JobSink
+from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.flow import Flow
-from triptych.simulator.cluster.hops import Hops
 from triptych.simulator.cluster.pd import SimulatedPD
-from triptych.simulator.cluster.processors import Host, Turn
 from triptych.simulator.cluster.requests import Request
 from triptych.simulator.cluster.router import MAX_WAITING, Router
-from triptych.simulator.cluster.shape import Limits, Place
+from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.cluster.task import Task
-from triptych.simulator.costs.costs import ClientCosts, CostModel
+from triptych.simulator.costs.costs import CostModel
 from triptych.types import FinishReason, ItemPlan
 
 
@@ -45,40 +42,6 @@ class ProxyCounts:
     cpu_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class Streams:
-    """One PD worker's sink: its messages after their latency, and what proxy and client do for its tokens.
-
-    On the worker's own host that rides on its steps; elsewhere it is a load as long as steps are alike.
-    """
-
-    proxy: SimulatedProxy
-    same_host: bool
-    batch: tuple[int, int] = (0, 0)
-    load: Task | None = field(default=None, repr=False)
-    cores: Mapping[str, float] = field(default_factory=dict, repr=False)
-
-    def riders(self) -> Mapping[str, float]:
-        """Cores that steps like the one told of last make others take, by owner."""
-        return self.cores
-
-    def events(self, events: list[pd.EngineEvent], tokens: int) -> None:
-        self.proxy.pd_events(events, tokens)
-
-    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
-        self.proxy.pd_run(told, ends)
-
-    def streams(self, tokens: int, prefill: int, seconds: float) -> None:
-        """A step of `seconds` makes `tokens`; as long as steps are alike, so is the proxy's work."""
-        if self.batch == (tokens, prefill):
-            return
-        self.batch = (tokens, prefill)
-        if self.same_host:
-            self.cores = self.proxy.riders(tokens, seconds)
-            return
-        self.load = self.proxy.relay(self.load, tokens, seconds)
-
-
 class SimulatedProxy:
     """All requests. `ended` is called once for each, with the error that the client saw or nothing."""
 
@@ -90,39 +53,29 @@ class SimulatedProxy:
         store: SimulatedStore,
         encoders: Sequence[SimulatedEncoder],
         workers: Sequence[SimulatedPD],
-        host: Host,
-        place: Place,
         ended: Callable[[Flow, str], None],
-        hops: Hops,
-        client: ClientCosts,
     ) -> None:
         self.counts = ProxyCounts()
         self._clock = clock
         self._costs = costs
         self._limits = limits
         self._store = store
-        self._host = host
-        self._place = place
         self._ended = ended
-        self._loop = Turn(clock)
-        self._client_loop = Turn(clock)
-        self._from_workers = hops.stream()
+        self._loop = FifoLock()
         self._flows: dict[str, Flow] = {}
-        self._hops = hops
-        self._client = client
         self.jobs = EncoderJobs(
             clock,
             encoders,
             limits.encoder,
             JobSink(self._job_planned, self._job_ready),
             share=limits.store_memory // 2,
-            hops=hops,
+            rpc=costs.rpc,
             flow_control=limits.proxy.flow_control,
         )
         self.router = Router(
             clock,
             workers,
-            hops=hops,
+            rpc=costs.rpc,
             max_num_seqs=limits.pd.max_num_seqs,
             max_requests=MAX_WAITING + limits.pd.max_num_seqs,
             accepted=lambda flow, attempt: self._carry_out(flow, flow.lifecycle.accepted(attempt)),
@@ -131,7 +84,7 @@ class SimulatedProxy:
             ),
         )
         for worker in workers:
-            worker.sink = Streams(self, worker.device is host and host.cores < math.inf)
+            worker.sink = self
         self._handlers: dict[type[Any], Callable[[Flow, Any], None]] = {
             do.LookUp: self._look_up,
             do.StartJobs: self._start_jobs,
@@ -156,34 +109,18 @@ class SimulatedProxy:
         params = {feature.mm_hash: "messages" for feature in request.features}
         flow = Flow(request, planned, now, deadline, warm_up, Lifecycle(params))
         flow.timer = self._clock.at(min(deadline, now + patience), self._deadline, flow)
-        take_in = functools.partial(self._take_in, flow)
-        if self._client.request:
-            self._client_loop.take(functools.partial(self._send, take_in))
-        else:
-            self._loop.take(take_in)
-
-    def _send(self, take_in: Callable[[], None]) -> None:
-        """The client's own work, one request after another, then the way to the proxy."""
-
-        def done() -> None:
-            self._client_loop.give()
-            self._clock.after(self._hops.plain(), self._loop.take, take_in)
-
-        place = self._place
-        self._host.start(
-            self._client.request, done, threads=place.threads, weight=place.weight, owner="client"
-        )
+        self._loop.acquire(functools.partial(self._take_in, flow))
 
     def _take_in(self, flow: Flow) -> None:
-        request, place = flow.request, self._place
+        request = flow.request
         seconds = self._costs.proxy.take(len(request.features), request.media_bytes, request.text_tokens)
         self.counts.cpu_seconds += seconds
 
         def done() -> None:
-            self._loop.give()
+            self._loop.release()
             self._admit(flow)
 
-        self._host.start(seconds, done, threads=place.threads, weight=place.weight, owner="proxy")
+        self._clock.after(seconds, done)
 
     def _admit(self, flow: Flow) -> None:
         machine = flow.lifecycle
@@ -231,7 +168,7 @@ class SimulatedProxy:
 
     def _look_up(self, flow: Flow, order: do.LookUp) -> None:
         flow.looked_up = self._clock.now
-        self._clock.after(self._hops.store_trip(), self._looked_up, flow, order.mm_hashes)
+        self._clock.after(2 * self._costs.rpc, self._looked_up, flow, order.mm_hashes)
 
     def _looked_up(self, flow: Flow, mm_hashes: tuple[str, ...]) -> None:
         plans = self._store.look_up(mm_hashes)
@@ -260,45 +197,20 @@ class SimulatedProxy:
     def _leave(self, flow: Flow, order: do.Leave) -> None:
         self.jobs.leave(flow.name)
 
-    def relay(self, load: Task | None, tokens: int, seconds: float) -> Task | None:
-        """Work on a worker's tokens in place of `load`, the one until now."""
-        if load is not None:
-            self._host.stop(load)
-        demand = sum(self.riders(tokens, seconds).values())
-        if demand <= 0 or self._host.cores == math.inf:
-            return None
-        place = self._place
-        # Short work that is often there gets its core before others have used theirs up.
-        weight = place.weight / min(demand, 1.0)
-        return self._host.start(math.inf, None, threads=demand, weight=weight, owner="proxy")
-
-    def riders(self, tokens: int, seconds: float) -> Mapping[str, float]:
-        """Cores that tokens made within `seconds` take here and at the client, by owner."""
-        if not tokens or seconds <= 0:
-            return {}
-        own, client = self._costs.proxy.relay(tokens), self._client.read(tokens)
-        found = {"proxy": own / seconds} if own else {}
-        return found | {"client": client / seconds} if client else found
-
-    def pd_events(self, events: list[pd.EngineEvent], tokens: int) -> None:
+    def events(self, events: list[pd.EngineEvent], tokens: int) -> None:
         """A worker's message about one step is sent now; the client has its tokens once all are through."""
-        relay = self._costs.proxy.relay(tokens)
+        relay = self._costs.proxy.token * tokens
         self.counts.tokens += tokens
         self.counts.cpu_seconds += relay
-        self._from_workers.send(self._pd_events, events, self._to_client(tokens))
+        self._clock.after(self._costs.rpc, self._pd_events, events, relay)
 
-    def pd_run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
+    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
         """The same for a run of steps that ended at `ends`."""
         self.counts.tokens += len(told) * len(ends)
-        self.counts.cpu_seconds += self._costs.proxy.relay(len(told)) * len(ends)
-        later = self._hops.rpc() + self._to_client(len(told))
+        self.counts.cpu_seconds += self._costs.proxy.token * len(told) * len(ends)
+        later = self._costs.rpc + self._costs.proxy.token * len(told)
         moments = [end + later for end in ends]
-        self._from_workers.send(self._pd_run, told, moments)
-
-    def _to_client(self, tokens: int) -> float:
-        """Seconds from a message's arrival here until the client has read it."""
-        work = self._costs.proxy.relay(tokens) + self._client.read(tokens)
-        return work + self._hops.plain() if tokens else 0.0
+        self._clock.after(self._costs.rpc, self._pd_run, told, moments)
 
     def _pd_run(self, told: list[RunTokens], moments: list[float]) -> None:
         for run in told:
@@ -306,7 +218,7 @@ class SimulatedProxy:
             if flow is not None:
                 shown = flow.lifecycle.tokens(run.attempt, run.position, run.token_ids, "")
                 if isinstance(shown, Delta):
-                    flow.tokens += _after(flow.tokens, moments)
+                    flow.tokens += moments
                 else:
                     self._carry_out(flow, shown)
 
@@ -365,10 +277,3 @@ class SimulatedProxy:
         timings.encode = max(timings.encode, end.encode_seconds)
         timings.save = max(timings.save, end.save_seconds)
         self._carry_out(flow, flow.lifecycle.item_ready(mm_hash, end.plan))
-
-
-def _after(tokens: list[float], moments: list[float]) -> list[float]:
-    """The moments, none before the tokens that the client has: a way may have become shorter."""
-    if not tokens or moments[0] >= tokens[-1]:
-        return moments
-    return [max(moment, tokens[-1]) for moment in moments]

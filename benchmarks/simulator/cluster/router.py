@@ -9,7 +9,6 @@ from triptych.proxy.requests.lifecycle import Submit
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.flow import Flow
-from triptych.simulator.cluster.hops import Hops
 from triptych.simulator.cluster.pd import SimulatedPD
 
 #: As in the worker: requests that it takes beside those that run.
@@ -24,7 +23,7 @@ class Router:
         clock: Clock,
         workers: Sequence[SimulatedPD],
         *,
-        hops: Hops,
+        rpc: float,
         max_num_seqs: int,
         max_requests: int,
         accepted: Callable[[Flow, int], None],
@@ -32,8 +31,7 @@ class Router:
     ) -> None:
         self.workers = {f"pd-{index}": worker for index, worker in enumerate(workers)}
         self._clock = clock
-        self._hops = hops
-        self._out, self._back = hops.stream(), hops.stream()
+        self._rpc = rpc
         self._max_num_seqs = max_num_seqs
         self._max_requests = max_requests
         self._accepted = accepted
@@ -51,19 +49,19 @@ class Router:
         assert address is not None, "there is always a worker"
         flow.address, flow.in_flight = address, True
         self._in_flight[address] += 1
-        self._out.send(self._take, flow, order, address)
+        self._clock.after(self._rpc, self._take, flow, order, address)
 
     def _take(self, flow: Flow, order: Submit, address: str) -> None:
         """At the worker. A request that has ended meanwhile has its cancellation right behind it."""
         worker = self.workers[address]
 
         def answer(error: RequestError | None) -> None:
-            self._back.send(self._answered, flow, order.attempt, address, error)
+            self._clock.after(self._rpc, self._answered, flow, order.attempt, address, error)
 
         if worker.held >= self._max_requests:
             answer(Overloaded("too many requests wait for this worker", retry_after=1.0))
         else:
-            worker.submit(flow.request, order.attempt, order.ready, flow.deadline + self._hops.rpc(), answer)
+            worker.submit(flow.request, order.attempt, order.ready, flow.deadline + self._rpc, answer)
 
     def _answered(self, flow: Flow, attempt: int, address: str, error: RequestError | None) -> None:
         if error is not None:
@@ -74,7 +72,7 @@ class Router:
 
     def notify(self, flow: Flow, mm_hashes: tuple[str, ...]) -> None:
         """These items are in the store."""
-        self._out.send(self.workers[flow.address].items_ready, mm_hashes)
+        self._clock.after(self._rpc, self.workers[flow.address].items_ready, mm_hashes)
 
     def release(self, flow: Flow, *, cancel: bool) -> None:
         """The request's attempt is over."""
@@ -83,4 +81,4 @@ class Router:
         flow.in_flight = False
         self._in_flight[flow.address] -= 1
         if cancel:
-            self._out.send(self.workers[flow.address].cancel, flow.name)
+            self._clock.after(self._rpc, self.workers[flow.address].cancel, flow.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -57,10 +57,6 @@ class PDCosts:
     prompt token and token before it; `decode_seq` and `context_token`: per sequence that decodes, and per
     token that it looks back on; `load_item` and `load_byte`: one embedding out of the store; `take_request`
     and `take_token`: a request on its way to the scheduler, parsed, rendered and tokenised.
-
-    What other threads of the worker take from its engine, under one interpreter lock: `message` and
-    `message_token` per step that makes tokens, and per token in it, for telling of them; `take_busy` is what
-    a request on its way in waits for the lock while steps run.
     """
 
     step: float
@@ -72,13 +68,6 @@ class PDCosts:
     load_byte: float
     take_request: float = 0.0
     take_token: float = 0.0
-    message: float = 0.0
-    message_token: float = 0.0
-    take_busy: float = 0.0
-
-    def tell(self, tokens: int) -> float:
-        """Seconds that a step becomes longer by telling of its `tokens`; nothing without tokens."""
-        return self.message + self.message_token * tokens if tokens else 0.0
 
     def take(self, prompt_tokens: int) -> float:
         """CPU seconds of a request before the scheduler has it."""
@@ -112,8 +101,7 @@ def chunk_context(start: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProxyCosts:
-    """CPU seconds of a proxy: per request, per picture and per byte of it, per token that it passes on,
-    and per message of a PD worker that brings tokens.
+    """CPU seconds of a proxy: per request, per picture and per byte of it, per token that it passes on.
 
     `prompt_token` is 0 for ours, which leaves the prompt's text to the PD worker: it is for servers whose
     front door tokenises and preprocesses for all their replicas.
@@ -124,11 +112,6 @@ class ProxyCosts:
     token: float
     item: float = 0.0
     prompt_token: float = 0.0
-    message: float = 0.0
-
-    def relay(self, tokens: int) -> float:
-        """Seconds of one message with so many tokens; nothing without tokens."""
-        return self.message + self.token * tokens if tokens else 0.0
 
     def take(self, items: int, media_bytes: int, prompt_tokens: int) -> float:
         """Seconds until a request with so many pictures and tokens of text is on its way."""
@@ -141,39 +124,8 @@ class ProxyCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientCosts:
-    """CPU seconds of whoever asks: per request, and per message and token that it reads."""
-
-    request: float = 0.0
-    message: float = 0.0
-    token: float = 0.0
-
-    def read(self, tokens: int) -> float:
-        """Seconds of one message with so many tokens; nothing without tokens."""
-        return self.message + self.token * tokens if tokens else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CoreCosts:
-    """How a machine shares its cores. `wake`: seconds until a thread that is woken has a core while all of
-    them compute; `nice_weight`: what a process at niceness 10 gets beside one at 0, as a share of its;
-    `own_core`: what steps take on a core that the worker has for itself, as a share of their costs.
-
-    Where the kernel groups processes by session (autogroup), niceness counts within a session only, and the
-    weight is 1.
-    """
-
-    wake: float = 0.0
-    nice_weight: float = 1.0
-    own_core: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class CostModel:
-    """`source` says where the figures come from; `rpc` is the latency of one message, one way.
-
-    `client` and `cores` count only in shapes whose workers share a machine's cores.
-    """
+    """What every stage costs. `source` says where the figures come from; `rpc` is one message's latency."""
 
     name: str
     source: str
@@ -181,8 +133,6 @@ class CostModel:
     pd: PDCosts
     proxy: ProxyCosts
     rpc: float
-    client: ClientCosts = ClientCosts()
-    cores: CoreCosts = CoreCosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +189,8 @@ def read_costs(path: Path, flag: str = "--costs") -> CostModel:
     ConfigError when it cannot be read, holds no cost model, or one with a cost that cannot be.
     """
     costs = _decode(path, CostModel, "cost model: write one with `triptych profile`", flag)
-    stages: tuple[tuple[str, Any], ...] = (
-        ("encoder", costs.encoder),
-        ("pd", costs.pd),
-        ("proxy", costs.proxy),
-        ("client", costs.client),
-        ("cores", costs.cores),
-    )
-    found = {f"{stage}.{name}": value for stage, part in stages for name, value in asdict(part).items()}
+    stages = {"encoder": asdict(costs.encoder), "pd": asdict(costs.pd), "proxy": asdict(costs.proxy)}
+    found = {f"{stage}.{name}": value for stage, part in stages.items() for name, value in part.items()}
     for name, value in (*found.items(), ("rpc", costs.rpc)):
         if not 0 <= value < math.inf:
             raise ConfigError(f"{flag} {path}: {name} is {value}, but must be seconds of 0 and above")

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import os
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from triptych.config import EncoderConfig, PDConfig
 from triptych.goodput.report.machine import Machine, describe, load_average
-from triptych.simulator.costs.costs import (
-    ClientCosts,
-    CostModel,
-    EncoderCosts,
-    ModelShape,
-    PDCosts,
-    ProxyCosts,
-)
+from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 from triptych.simulator.profile.fit import TERMS, Fit, Sample, fit_costs
-from triptych.simulator.profile.profile_cores import core_costs
-from triptych.simulator.profile.profile_live import (
-    LiveWindow,
-    colder,
-    live_samples,
-    live_windows,
-    own_core,
-    own_core_windows,
-    step_ratio,
-    take_busy,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +25,7 @@ if TYPE_CHECKING:
 FORMAT = "triptych-profile/1"
 #: Of the memory that is free, the share that the KV cache of the measurement may take.
 _KV_SHARE = 0.25
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +42,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was measured, beside the model. `step_ratio`: steps of a running worker next to steps alone at
-    that time; `step_drift`: those alone next to the costs, which were measured a moment before.
-    """
+    """What was measured, beside the model."""
 
     model: str
     device: str
@@ -70,8 +50,6 @@ class Settings:
     encoder_threads: int
     pd_threads: int
     quick: bool
-    step_ratio: float
-    step_drift: float
     max_num_batched_tokens: int
     encoder_batch_patches: int
 
@@ -118,41 +96,27 @@ def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: N
     dtype = resolve_dtype(options.model, device, options.dtype)
     served = _Served(options, device, dtype)
     samples: dict[str, list[Sample]] = {}
-    say("cores that others use")
-    cores = core_costs(served.effort.live_seconds)
     say("the proxy and its messages")
     samples["proxy"], trips = _proxy(served.effort)
     say("saves and loads")
     samples["save"], samples["load"] = _transfers(served.effort)
     threads_before = torch.get_num_threads()
     try:
-        shape, windows, pinned = served.model(samples, say)
+        shape = served.model(samples, say)
     finally:
         torch.set_num_threads(threads_before)
-    windows = windows or served.live(say)
     fits = {stage: fit_costs(taken, TERMS[stage]) for stage, taken in samples.items()}
-    pd = PDCosts(**_terms(fits, "step", "load", "intake"))
-    # One thread on a CPU: what it took is the kernel's word. Else steps are as long as they were alone.
-    ratio = step_ratio(windows, pd) if served.one_thread else 1.0
-    pd = colder(pd, ratio)
-    live = live_samples(windows, pd, one_thread=served.one_thread)
-    samples |= live
-    fits |= {stage: fit_costs(taken, TERMS[stage]) for stage, taken in live.items()}
-    pd = replace(pd, take_busy=take_busy(windows, pd), **_terms(fits, "tell"))
     machine = describe(load_before)
-    settings = served.settings(ratio, statistics.median(window.alone for window in windows))
+    settings = served.settings()
     when = datetime.date.today().isoformat()
     source = f"`triptych profile` of {options.name} ({settings.dtype}) on {machine.chip}, {when}"
     costs = CostModel(
         name=f"{options.name} on {machine.chip}",
         source=source,
         encoder=EncoderCosts(**_terms(fits, "prepare", "tower", "save")),
-        pd=pd,
-        # A message's tokens cost more in a running cluster than in a stream that never ends.
-        proxy=ProxyCosts(**_terms(fits, "proxy") | {k: fits["relay"].costs[k] for k in ("message", "token")}),
+        pd=PDCosts(**_terms(fits, "step", "load", "intake")),
+        proxy=ProxyCosts(**_terms(fits, "proxy")),
         rpc=statistics.median(trips) / 2,
-        client=ClientCosts(**_terms(fits, "client")),
-        cores=replace(cores, own_core=own_core(pinned, windows)),
     )
     return Profile(costs, shape, settings, machine, fits, samples)
 
@@ -171,23 +135,17 @@ class _Served:
         self._threads = [0, 0]
         self.effort: Effort = QUICK if options.quick else FULL
 
-    def model(
-        self, samples: dict[str, list[Sample]], say: Callable[[str], None]
-    ) -> tuple[ModelShape, list[LiveWindow], list[LiveWindow]]:
-        """The checkpoint's sizes, with the stages of both sides put into `samples`; and windows of a running
-        cluster, where its steps are to be set against steps alone, and of one with a core for each worker.
-
-        Else there are none: a cluster then starts when these two sides have left the device.
-        """
+    def model(self, samples: dict[str, list[Sample]], say: Callable[[str], None]) -> ModelShape:
+        """The checkpoint's sizes; the samples of both sides' stages are put into `samples`."""
         import torch
 
-        from triptych.encoder_worker.worker import torch_threads
+        from triptych.cpu.threads import tower_threads
         from triptych.models.registry import load_encoder
-        from triptych.simulator.profile.profile_encoder import prepare_samples, tower_samples
+        from triptych.simulator.profile.encoder import prepare_samples, tower_samples
 
         say("the encoder: preprocessing and tower")
         encoder = load_encoder(self._options.model, device=self._device, dtype=self._dtype)
-        self._threads[0] = torch_threads(self._encoder)
+        self._threads[0] = tower_threads(self._encoder.threads, self._encoder.cpus)
         torch.set_num_threads(self._threads[0])
         samples["prepare"] = prepare_samples(encoder, self.effort)
         samples["tower"] = tower_samples(encoder, self.effort, self._encoder.batch_patches)
@@ -195,66 +153,38 @@ class _Served:
 
     def _decoder(
         self, encoder: EncoderSide, samples: dict[str, list[Sample]], say: Callable[[str], None]
-    ) -> tuple[ModelShape, list[LiveWindow], list[LiveWindow]]:
+    ) -> ModelShape:
         import torch
 
+        from triptych.cpu.threads import decoder_threads
         from triptych.models.registry import load_decoder
         from triptych.pd_worker.attention.attention import ATTENTION_NAME
         from triptych.pd_worker.frontend.prompt import open_checkpoint
-        from triptych.pd_worker.service import torch_threads as pd_threads
         from triptych.simulator.costs.checkpoint_shape import shape_of
-        from triptych.simulator.profile import profile_pd
-        from triptych.simulator.profile.profile_intake import intake_samples
+        from triptych.simulator.profile import pd
 
         say("the decoder's steps")
         path = self._options.model
         decoder = load_decoder(
             path, device=self._device, dtype=self._dtype, attn_implementation=ATTENTION_NAME
         )
-        self._threads[1] = pd_threads(self._pd, decoder)
+        self._threads[1] = decoder_threads(self._pd.threads, decoder.geometry.hidden_size)
         torch.set_num_threads(self._threads[1])
-        length = profile_pd.model_len(decoder)
+        length = pd.model_len(decoder)
         prompts, tokenizer = open_checkpoint(path, decoder, length)
         shape = shape_of(path, encoder, decoder, prompts)
-        samples["intake"] = intake_samples(prompts, decoder, self.effort)
-        grid = profile_pd.scenarios(
+        samples["intake"] = pd.intake_samples(prompts, decoder, self.effort)
+        grid = pd.scenarios(
             self._pd,
             length,
             quick=self._options.quick,
             most_tokens=int(_KV_SHARE * self._memory()) // shape.kv_token_bytes // 4,
         )
-        with profile_pd.step_bench(path, self._pd, decoder, tokenizer, grid) as bench:
-            samples["step"] = profile_pd.step_samples(bench, grid, self.effort)
-            if not self.one_thread:
-                return shape, [], []
-            fit = fit_costs(samples["step"], TERMS["step"])
+        with pd.step_bench(path, self._pd, decoder, tokenizer, grid) as bench:
+            samples["step"] = pd.step_samples(bench, grid, self.effort)
+        return shape
 
-            def alone() -> float:
-                return profile_pd.alone(bench, grid, fit)
-
-            return shape, self.live(say, alone), self._own_core(say, alone)
-
-    def live(self, say: Callable[[str], None], alone: Callable[[], float] = lambda: 1.0) -> list[LiveWindow]:
-        """Windows of a running cluster with these settings; `alone` as in `live_windows`."""
-        say("a cluster that answers texts")
-        return live_windows(self._options.model, self._words(), self.effort, alone)
-
-    def _own_core(self, say: Callable[[str], None], alone: Callable[[], float]) -> list[LiveWindow]:
-        if len(os.sched_getaffinity(0)) < 2:
-            return []
-        say("the same with a core for each worker")
-        return own_core_windows(self._options.model, self._words(), self.effort, alone)
-
-    def _words(self) -> list[str]:
-        options = self._options
-        return ["--device", options.device, "--dtype", options.dtype, "--threads", str(options.threads)]
-
-    @property
-    def one_thread(self) -> bool:
-        """Whether the engine's thread does all of a step's work."""
-        return self._device.type == "cpu" and self._threads[1] == 1
-
-    def settings(self, step_ratio: float, step_drift: float) -> Settings:
+    def settings(self) -> Settings:
         return Settings(
             model=self._options.name,
             device=self._device_name(),
@@ -262,8 +192,6 @@ class _Served:
             encoder_threads=self._threads[0],
             pd_threads=self._threads[1],
             quick=self._options.quick,
-            step_ratio=step_ratio,
-            step_drift=step_drift,
             max_num_batched_tokens=self._pd.max_num_batched_tokens,
             encoder_batch_patches=self._encoder.batch_patches,
         )
@@ -287,16 +215,43 @@ class _Served:
 
 
 def _proxy(effort: Effort) -> tuple[list[Sample], list[float]]:
-    from triptych.simulator.profile.profile_proxy import proxy_samples
+    from triptych.simulator.profile.proxy import proxy_samples
 
     return proxy_samples(effort)
 
 
 def _transfers(effort: Effort) -> tuple[list[Sample], list[Sample]]:
-    from triptych.simulator.profile.profile_store import transfer_samples
+    from triptych.simulator.profile.store import transfer_samples
 
     return transfer_samples(effort)
 
 
-def _terms(fits: dict[str, Fit], *stages: str) -> dict[str, Any]:
+def _terms(fits: Mapping[str, Fit], *stages: str) -> dict[str, float]:
     return {term: cost for stage in stages for term, cost in fits[stage].costs.items()}
+
+
+def report(found: Profile) -> str:
+    """The costs, how far the fits are from samples that they have not seen, and where this was."""
+    machine = found.machine
+    lines = [found.costs.source, ""]
+    for stage, fit in found.fits.items():
+        costs = ", ".join(f"{name} {seconds(cost)}" for name, cost in fit.costs.items())
+        lines.append(f"{stage:8} {costs}")
+        lines.append(
+            f"{'':8} error {fit.median_error:.0%} median, {fit.p90_error:.0%} P90 of {fit.held_out} samples "
+            f"not fitted; {fit.samples} in all"
+        )
+    lines.append(f"{'rpc':8} {seconds(found.costs.rpc)} one way")
+    lines.append("")
+    lines.append(f"load average {machine.load_before:g} before, {machine.load_after:g} after")
+    if machine.loaded:
+        lines.append(
+            f"MADE ON A LOADED MACHINE ({machine.load_before:g} on {machine.cores} cores): measure again"
+        )
+    return "\n".join(lines)
+
+
+def seconds(value: float) -> str:
+    """In the unit that leaves one to three digits before the point."""
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if value >= scale), (1e-12, "ps"))
+    return f"{value / scale:.3g} {unit}" if value else "0"

@@ -12,19 +12,15 @@ from triptych.simulator.profile.fit import Sample
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Repeats of every measurement, and the seconds that one, and one stage, may take at most;
-    `live_seconds` is about what one window of a running cluster lasts, of which there are `live_rounds`.
-    """
+    """Repeats of every measurement, and the seconds that one, and one stage, may take at most."""
 
     repeats: int
     sample_seconds: float
     stage_seconds: float
-    live_seconds: float
-    live_rounds: int = 1
 
 
-FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0, live_seconds=3.0, live_rounds=3)
-QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5, live_seconds=2.0)
+FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0)
+QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5)
 
 
 class Deadline:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.exchange import JsonEndpoint, Reply
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.form_body import parse_form
+from triptych.proxy.http.sse import DONE
 from triptych.proxy.openai.audio.replies import delta_event, done_event, whole_reply
 from triptych.proxy.openai.audio.request import TranscriptionRequest, parse_transcription
 from triptych.proxy.openai.audio.transcriber import Transcriber
-from triptych.proxy.openai.chat.replies import DONE
 from triptych.proxy.pd.queries import PDQueries
 
 
-class AudioEndpoint(JsonEndpoint[TranscriptionRequest]):
+class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
     """A form with a file in; a transcript, or with `translates` its English, out."""
 
     wanted = "send a form with an audio file, such as curl -F file=@speech.wav"
@@ -33,7 +33,7 @@ class AudioEndpoint(JsonEndpoint[TranscriptionRequest]):
         form = parse_form(content_type, raw)
         return parse_transcription(form, request_id, translates=self._translates, timeout=self._timeout)
 
-    async def answer(self, request: TranscriptionRequest, reply: Reply) -> None:
+    async def answer(self, request: TranscriptionRequest, reply: HttpReply) -> None:
         model = self._dispatcher.resolve_model(request.call.model)
         transcriber = Transcriber(self._dispatcher, self._queries, model, request)
         async with aclosing(transcriber.run()) as pieces:

@@ -9,7 +9,7 @@ from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
 from triptych.proxy.http.form_body import Form
-from triptych.proxy.media.source import AudioFile
+from triptych.proxy.media.source import AudioPart
 from triptych.types import SamplingParams
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
@@ -65,7 +65,7 @@ def parse_transcription(
         sampling=check_sampling(sampling),
         timeout=timeout,
         cache_salt=check_salt(form.one("cache_salt")),
-        encoder=EncoderPrompt(AudioFile(_file(form)), "file"),
+        encoder=EncoderPrompt(AudioPart(_file(form), "file"), "file"),
         transcription=Transcription(
             language=language,
             task="translate" if translates else "transcribe",

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from triptych.errors import RequestError
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
+from triptych.proxy.http.sse import DONE, to_json
 from triptych.proxy.openai.chat.request import ChatOptions
 from triptych.types import Usage
-
-DONE = b"data: [DONE]\n\n"
-_json = msgspec.json.Encoder().encode
-
-
-def error_body(error: RequestError) -> dict[str, Any]:
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    if error.status == 429:
-        kind = "rate_limit_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def error_json(error: RequestError) -> bytes:
-    return _json(error_body(error))
-
-
-def error_event(error: RequestError) -> bytes:
-    return b"data: " + _json(error_body(error)) + b"\n\n"
-
-
-def retry_after(error: RequestError) -> str | None:
-    return None if error.retry_after is None else str(max(math.ceil(error.retry_after), 1))
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -66,7 +41,7 @@ class TextChunks:
 
     def render(self, texts: Sequence[str]) -> bytes:
         """One chunk for every text; at least one."""
-        return self._before + self._between.join(map(_json, texts)) + self._after
+        return self._before + self._between.join(map(to_json, texts)) + self._after
 
 
 class SseStream:
@@ -82,7 +57,7 @@ class SseStream:
             "created": int(time.time()),
             "model": model,
         }
-        self._head = b"data: " + _json(head)[:-1]
+        self._head = b"data: " + to_json(head)[:-1]
         usage = b',"usage":null' if options.include_usage else b""
         tail = b'},"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
         self._texts = TextChunks(self._head, 0, tail)
@@ -153,7 +128,7 @@ class SseStream:
         if self._options.include_usage:
             body["usage"] = None
         body.update(extra)
-        return self._head + b"," + _json(body)[1:] + b"\n\n"
+        return self._head + b"," + to_json(body)[1:] + b"\n\n"
 
 
 class WholeReply:
@@ -200,4 +175,4 @@ class WholeReply:
             reply["prompt_token_ids"] = self._prompt
         if self._options.timings:
             reply["triptych_timings"] = timings_body(self._done.timings)
-        return _json(reply)
+        return to_json(reply)

@@ -10,7 +10,8 @@ import msgspec
 
 from triptych.proxy.call.answer import Answer, Shown, ShownCall
 from triptych.proxy.call.chat import Delta, Done, Output, Started
-from triptych.proxy.openai.chat.replies import DONE, timings_body, usage_body
+from triptych.proxy.http.sse import DONE
+from triptych.proxy.openai.chat.replies import timings_body, usage_body
 from triptych.proxy.openai.chat.request import ChatOptions
 from triptych.types import PositionLogprobs, TokenLogprob
 

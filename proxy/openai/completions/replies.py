@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.proxy.openai.chat.replies import DONE, timings_body, usage_body
+from triptych.proxy.http.sse import DONE
+from triptych.proxy.openai.chat.replies import timings_body, usage_body
 from triptych.proxy.openai.completions.request import CompletionOptions
 from triptych.types import PositionLogprobs, Usage
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -12,15 +13,43 @@ from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import decode_body
+from triptych.proxy.openai.chat.types import StreamOptions
 from triptych.proxy.openai.completions.two_prompts import two_prompts
-from triptych.proxy.openai.completions.types import CompletionBody
-from triptych.proxy.openai.fields.sampling import sampling_of
+from triptych.proxy.openai.fields.sampling import SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64
 _SERVED = frozenset({"best_of", "echo", "add_special_tokens"})
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """POST /v1/completions. `prompt`: a text, token ids, or a list of either.
+
+    `encoder_prompt`, `decoder_prompt` and `multi_modal_data` are decoded late; see `two_prompts`.
+    """
+
+    prompt: str | list[str | int | list[int]] | None = None
+    encoder_prompt: Any = None
+    decoder_prompt: Any = None
+    multi_modal_data: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    model: str | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    triptych_timings: bool | None = None
+    user: str | None = None
+
+
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
-from triptych.proxy.media.source import AudioFile, ImagePart, parse_image_url
+from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
 
 MEDIA = "multi_modal_data"
 _TEXT, _IDS = "prompt", "prompt_token_ids"
@@ -121,7 +121,7 @@ def media_prompt(value: Any, path: str) -> EncoderPrompt:
     return EncoderPrompt(source, where)
 
 
-def _audio(audio: Any, path: str) -> AudioFile:
+def _audio(audio: Any, path: str) -> AudioPart:
     """The file of {"data": BASE64}, or of {"url"}, a data: URL."""
     name, text = _content(audio, path, "data:…")
     if name == "url":
@@ -131,7 +131,7 @@ def _audio(audio: Any, path: str) -> AudioFile:
                 f"{path}.url must read data:audio/wav;base64,…; audio is not fetched", param=f"{path}.url"
             )
         text = text[len(head) + 1 :]
-    return AudioFile(text)
+    return AudioPart(text, path)
 
 
 def _image(image: Any, path: str) -> ImagePart:

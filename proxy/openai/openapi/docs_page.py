@@ -1,11 +1,19 @@
-"""The OpenAPI document as one page for people: plain HTML, nothing fetched from elsewhere."""
+"""What the server says of itself: its version, its OpenAPI document, and that document as one HTML page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from html import escape
 from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triptych import __version__
+from triptych.proxy.openai.openapi.document import make_openapi
 
 _STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -14,6 +22,32 @@ _STYLE = (
     "border-bottom:1px solid #e4e4e4;vertical-align:top}code,pre{font:14px monospace}"
     "pre{background:#f5f5f5;padding:.8rem;overflow:auto}"
 )
+
+
+class DocsEndpoints:
+    """Everything is made at the first request for it."""
+
+    def __init__(self, *, max_choices: int) -> None:
+        self._max_choices = max_choices
+
+    @cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(make_openapi(max_choices=self._max_choices))
+
+    @cached_property
+    def _page(self) -> str:
+        return make_page(make_openapi(max_choices=self._max_choices))
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def document(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    async def page(self, request: Request) -> Response:
+        # The page needs nothing but its own style.
+        headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return Response(self._page, media_type="text/html", headers=headers)
 
 
 def make_page(document: Mapping[str, Any]) -> str:

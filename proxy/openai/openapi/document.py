@@ -10,14 +10,14 @@ import msgspec
 
 from triptych import __version__
 from triptych.proxy.openai.chat.types import ChatBody
-from triptych.proxy.openai.completions.types import CompletionBody
+from triptych.proxy.openai.completions.request import CompletionBody
 from triptych.proxy.openai.fields.sampling import SamplingBody
 from triptych.proxy.openai.fields.unserved import UnservedBody
 from triptych.proxy.openai.openapi import replies
 from triptych.proxy.openai.openapi.fields import HIDDEN, LIMITS, MESSAGE, SHAPES, WORDS, Schema
 from triptych.proxy.openai.openapi.forms import FORMS, TranscriptReply
-from triptych.proxy.openai.responses.types import ResponsesBody
-from triptych.proxy.openai.tokenize import DetokenizeBody, TokenizeBody
+from triptych.proxy.openai.responses.request import ResponsesBody
+from triptych.proxy.openai.tokenize.request import DetokenizeBody, TokenizeBody
 
 REFERENCE = "#/components/schemas/"
 _UNSERVED = frozenset(UnservedBody.__struct_fields__)

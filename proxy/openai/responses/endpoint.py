@@ -9,14 +9,14 @@ import msgspec
 from triptych.errors import RequestError
 from triptych.proxy.call.chat import Done
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.exchange import JsonEndpoint, Pace, Reply
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.openai.responses.replies import ResponseBook, sse
 from triptych.proxy.openai.responses.request import ResponsesRequest, parse_responses
 
 _json = msgspec.json.Encoder().encode
 
 
-class ResponsesEndpoint(JsonEndpoint[ResponsesRequest]):
+class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
     def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
@@ -28,7 +28,7 @@ class ResponsesEndpoint(JsonEndpoint[ResponsesRequest]):
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> ResponsesRequest:
         return parse_responses(raw, request_id, max_images=self._max_images, timeout=self._timeout)
 
-    async def answer(self, request: ResponsesRequest, reply: Reply) -> None:
+    async def answer(self, request: ResponsesRequest, reply: HttpReply) -> None:
         book = ResponseBook(request, self._dispatcher.resolve_model(request.call.model))
         try:
             await self._answer(request, book, reply)
@@ -38,7 +38,7 @@ class ResponsesEndpoint(JsonEndpoint[ResponsesRequest]):
                 raise named from None
             await reply.part(b"".join(map(sse, book.fail(named))), last=True)
 
-    async def _answer(self, request: ResponsesRequest, book: ResponseBook, reply: Reply) -> None:
+    async def _answer(self, request: ResponsesRequest, book: ResponseBook, reply: HttpReply) -> None:
         async with aclosing(self._dispatcher.chat(request.call)) as batches:
             if not request.options.stream:
                 async for outputs in batches:
@@ -46,7 +46,7 @@ class ResponsesEndpoint(JsonEndpoint[ResponsesRequest]):
                         pass
                 await reply.whole(_json(book.response))
                 return
-            pace = Pace()
+            pace = WritePacer()
             async for outputs in batches:
                 # Each event is rendered before the next one changes the response.
                 if part := b"".join(map(sse, book.take(outputs))):

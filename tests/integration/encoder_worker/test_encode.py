@@ -10,7 +10,8 @@ import torch
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Bench, Job, bench, png
 from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import Loaded
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.models.base import EncoderSide
 from triptych.types import ItemPlan

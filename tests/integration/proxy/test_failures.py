@@ -11,7 +11,8 @@ from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.registry.registry import Registry, RegistryLook
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.types import ItemPlan
 

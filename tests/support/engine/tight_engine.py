@@ -15,7 +15,7 @@ from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import HostMemory
 from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.ec_connector.store.embedding_store import Loaded, LoadResult, Missing
+from triptych.ec_connector.store.results import Loaded, LoadResult, Missing
 from triptych.pd_worker.core.outputs import ItemMissing, ModelRunnerOutput, RequestAdmitted, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.types import ItemPlan, MMFeature
@@ -82,23 +82,23 @@ class TightEngine(ModellessEngine):
         config = ECTransferConfig(store_url="unix:///none", host_buffer_bytes=self.capacity, load_timeout=1e6)
         self.worker = RedisConnectorWorker(config, loop=self.loop)  # type: ignore[assignment]
         self.transport = ServerlessStore()
-        self.worker._store = self.transport  # type: ignore[attr-defined]
+        self.worker._client._store = self.transport  # type: ignore[attr-defined]
         self._seen = 0
         if self.pooled:
             pool = PinnedPool(PinnedMemory(self.capacity, lock=False))
-            self.worker._memory = HostMemory(self.capacity, pool)  # type: ignore[attr-defined]
-            self.worker._copier = CopyingDevice()  # type: ignore[assignment]
+            self.worker._loads._memory = HostMemory(self.capacity, pool)  # type: ignore[attr-defined]
+            self.worker._loads._copier = CopyingDevice()  # type: ignore[attr-defined]
             self._count_pieces(pool)
 
     def _count_pieces(self, pool: PinnedPool) -> None:
-        take = pool.take
+        take = pool.allocate
 
         def counting(nbytes: int) -> list[torch.Tensor]:
             pieces = take(nbytes)
             self.scattered += len(pieces) > 1
             return pieces
 
-        pool.take = counting  # type: ignore[method-assign]
+        pool.allocate = counting  # type: ignore[method-assign]
 
     def turn(self, count: int = 3) -> None:
         for _ in range(count):

@@ -22,7 +22,7 @@ from triptych.protos import (
 )
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.limits import PrincipalLimits
-from triptych.proxy.auth.middleware import Door, HttpDoor
+from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.server import ProxyServicer
@@ -87,7 +87,7 @@ class FakeCluster:
         limits = options.pop("connections", ConnectionLimits())
         body_memory = options.pop("body_memory", 64 << 20)
         max_calls = options.pop("max_calls", 512)
-        door = Door(keys, PrincipalLimits(), self.metrics) if keys is not None else None
+        authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
             registry, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
         )
@@ -107,10 +107,12 @@ class FakeCluster:
         self.listener = listener
         self.bodies = BodyBudget(body_memory, max_body)
         app = BudgetedBodies(app, self.bodies)
-        self.http = HttpServer(HttpDoor(app, door) if door is not None else app, listener, limits)
+        if authenticator is not None:
+            app = AuthMiddleware(app, authenticator)
+        self.http = HttpServer(app, listener, limits)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        admission = GrpcAdmission(self.bodies, door, max_calls=max_calls)
+        admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls)
         self.grpc_server = make_server(
             interceptors=[admission], options=server_options(self.bodies.message_bytes, limits.grpc)
         )

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from support.data.items import make_plan
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 
 
 def test_metadata_survives_msgpack() -> None:
@@ -13,8 +13,8 @@ def test_metadata_survives_msgpack() -> None:
     metadata = TransferMetadata(
         step=7,
         fetches=(Fetch(plan, 3), Fetch(make_plan("other"), 4)),
-        moves=(HostCopy(plan.mm_hash, 2),),
-        drops=(HostCopy(plan.mm_hash, 1),),
+        moves=(LoadId(plan.mm_hash, 2),),
+        drops=(LoadId(plan.mm_hash, 1),),
     )
     assert TransferMetadata.from_bytes(metadata.to_bytes()) == metadata
 

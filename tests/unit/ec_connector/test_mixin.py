@@ -9,7 +9,7 @@ import torch
 from support.data.items import make_plan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin as Runner
 
 WORKER = ECConnectorRole.WORKER
@@ -62,7 +62,7 @@ def test_two_runners_of_one_process_have_connectors_of_their_own(
 
 def test_without_a_connector_both_calls_do_nothing(runner: Runner) -> None:
     runner.maybe_save_ec_to_connector({}, "absent")
-    with runner.maybe_get_ec_connector_output(SimpleNamespace(), {}) as output:
+    with runner.maybe_get_ec_connector_output(SimpleNamespace(ec_connector_metadata=None), {}) as output:
         assert output is None
 
 
@@ -74,7 +74,7 @@ def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body
     key = item.plan.mm_hash
     runner.maybe_save_ec_to_connector({key: item}, key)
     cache: dict[str, EncoderOutput] = {}
-    orders = TransferMetadata(1, fetches=(Fetch(item.plan, 1),), moves=(HostCopy(key, 1),))
+    orders = TransferMetadata(1, fetches=(Fetch(item.plan, 1),), moves=(LoadId(key, 1),))
     step = SimpleNamespace(ec_connector_metadata=orders)
     with runner.maybe_get_ec_connector_output(step, cache) as output:
         assert runner.get_ec_transfer().metadata is orders

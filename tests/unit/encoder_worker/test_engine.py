@@ -109,11 +109,13 @@ class SlowTower(Tower):
 
 class Bench:
     def __init__(
-        self, tower: Tower | None = None, saver: Saver | None = None, *, passing: bool = False
+        self, tower: Tower | None = None, saver: Saver | None = None, *, thread_per_batch: bool = False
     ) -> None:
         self.tower, self.saver, self.outputs = tower or Tower(), saver or Saver(), OutputCache(1 << 20)
         self.events: queue.Queue[EngineEvent] = queue.Queue()
-        self.engine = EncoderEngine(self.tower, self.saver, self.outputs, self.events.put, passing=passing)
+        self.engine = EncoderEngine(
+            self.tower, self.saver, self.outputs, self.events.put, thread_per_batch=thread_per_batch
+        )
 
     def take(self, count: int) -> list[EngineEvent]:
         return [self.events.get(timeout=10) for _ in range(count)]
@@ -134,7 +136,7 @@ def item(key: str, *, value: float = 1.0, rows: int = 2, wanted: bool = True, di
     return TowerItem(plan, prepared, None, digest, lambda: wanted)
 
 
-def test_in_passing_each_batch_has_a_thread_that_ends_with_it() -> None:
+def test_each_batch_has_a_thread_that_ends_with_it() -> None:
     seen: list[threading.Thread] = []
 
     class Noting(Tower):
@@ -143,7 +145,7 @@ def test_in_passing_each_batch_has_a_thread_that_ends_with_it() -> None:
             assert torch.is_inference_mode_enabled()
             return super().encode(items)
 
-    bench = Bench(Noting(), passing=True)
+    bench = Bench(Noting(), thread_per_batch=True)
     bench.engine.start()
     try:
         for key in ("a", "b"):
@@ -246,29 +248,29 @@ class Panic(BaseException):
     """What is no Exception, as pyo3's panics are."""
 
 
-@pytest.mark.parametrize("passing", [False, True])
-def test_a_tower_that_panics_ends_the_engine_and_answers_nobody(passing: bool) -> None:
+@pytest.mark.parametrize("thread_per_batch", [False, True])
+def test_a_tower_that_panics_ends_the_engine_and_answers_nobody(thread_per_batch: bool) -> None:
     class Panicking(Tower):
         def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
             raise Panic("the engine's thread ends")
 
-    assert _dies(Panicking(), passing=passing).events.empty()
+    assert _dies(Panicking(), thread_per_batch=thread_per_batch).events.empty()
 
 
-@pytest.mark.parametrize("passing", [False, True])
-def test_a_lost_device_ends_the_engine_and_answers_nobody(passing: bool) -> None:
+@pytest.mark.parametrize("thread_per_batch", [False, True])
+def test_a_lost_device_ends_the_engine_and_answers_nobody(thread_per_batch: bool) -> None:
     class Lost(Tower):
         def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
             self.batches.append(len(items))
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    bench = _dies(Lost(), passing=passing)
+    bench = _dies(Lost(), thread_per_batch=thread_per_batch)
     assert bench.events.empty()
     assert bench.tower.batches == [2], "the items are not tried one by one"
 
 
-def _dies(tower: Tower, *, passing: bool) -> Bench:
-    bench, dead = Bench(tower, passing=passing), threading.Event()
+def _dies(tower: Tower, *, thread_per_batch: bool) -> Bench:
+    bench, dead = Bench(tower, thread_per_batch=thread_per_batch), threading.Event()
     bench.engine.beat.on_death = dead.set
     bench.engine.start()
     bench.engine.encode([item("a"), item("b")])
@@ -309,17 +311,17 @@ def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(
     assert any(isinstance(event, Saved) for event in b.take(3))
 
 
-def test_a_save_whose_output_cannot_be_let_go_keeps_no_other_from_its_answer(
+def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(
     b: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_go = b.outputs.let_go
+    unpin = b.outputs.unpin
 
     def fail_on_a(mm_hash: str) -> None:
         if mm_hash == "a":
             raise RuntimeError("it sticks")
-        let_go(mm_hash)
+        unpin(mm_hash)
 
-    monkeypatch.setattr(b.outputs, "let_go", fail_on_a)
+    monkeypatch.setattr(b.outputs, "unpin", fail_on_a)
     b.saver.output.saved += ["a", "b"]
     b.saver.tell()
     assert b.take(2) == [Saved("a"), Saved("b")]

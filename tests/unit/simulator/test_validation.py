@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.goodput.launch import parse_shape
-from triptych.simulator.costs.costs import CoreCosts
-from triptych.simulator.validation import SYSTEMS, Comparison, compare, plan_cells, table
+from triptych.simulator.validation import SYSTEMS, Comparison, compare, plan_cells, systems_for, table
 
 
 def runs(*values: float) -> list[dict[str, float]]:
@@ -14,10 +13,14 @@ def runs(*values: float) -> list[dict[str, float]]:
 
 
 def test_every_system_stands_for_the_same_workers_on_both_sides() -> None:
-    assert len(SYSTEMS) >= 6
     for system in SYSTEMS:
-        started, simulated = parse_shape(system.launch), system.simulated(2, 1, CoreCosts())
+        started, simulated = parse_shape(system.launch), system.shape
         assert (started.encoding, started.decoding) == (simulated.encoders, simulated.pd_workers), system.name
+
+
+def test_systems_need_a_core_for_each_worker() -> None:
+    assert [system.name for system in systems_for(2)] == ["1e1pd-pinned", "1-colocated"]
+    assert systems_for(4) == SYSTEMS
 
 
 def test_systems_take_turns_and_closed_windows_come_before_open_ones_whose_rate_they_give() -> None:

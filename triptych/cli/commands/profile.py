@@ -32,7 +32,7 @@ from triptych.cli.options import MODEL_HELP
 )
 @click.option("--quick", is_flag=True, help="a small grid, in 20 seconds instead of three minutes")
 def profile(model: str, device: str, dtype: str, threads: int, output: Path, quick: bool) -> None:
-    from triptych.cli.app import thread_environment
+    from triptych.cpu.threads import thread_environment
     from triptych.errors import ConfigError
     from triptych.launch.model_path import model_name, resolve_model
 
@@ -42,9 +42,8 @@ def profile(model: str, device: str, dtype: str, threads: int, output: Path, qui
         raise ConfigError(f"--threads {threads} must be 0 or above")
     thread_environment()
     path = resolve_model(model)
-    from triptych.simulator.profile.profile import ProfileOptions, write_profile
+    from triptych.simulator.profile.profile import ProfileOptions, report, write_profile
     from triptych.simulator.profile.profile import profile as measure
-    from triptych.simulator.profile.profile_report import report
 
     options = ProfileOptions(path, model_name(path), device, dtype, threads, quick)
     found = measure(options, lambda line: click.echo(f"measuring {line} …", err=True))

@@ -30,7 +30,7 @@ from triptych.config import (
 from triptych.ec_connector.store.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.fork.zygote import Zygote
+from triptych.launch.fork.client import ForkServer
 from triptych.launch.model_path import (
     AUDIO_DEMO_MODEL,
     DEMO_MODEL,
@@ -134,7 +134,7 @@ def plan_cluster(
         run_dir=run_dir,
         store_url=url,
         store=store,
-        zygote=_zygote(path) if Zygote.possible(values["device"]) else (),
+        fork_server=_fork_server(path) if ForkServer.possible(values["device"]) else (),
     )
 
 
@@ -149,10 +149,9 @@ def _workers(
     check_sharing(
         values["cpu_sharing"], cpus_per_worker=values["cpus_per_worker"], topology=values["topology"]
     )
-    # In the order of importance: decoding goes first where cores are shared.
     kinds: tuple[tuple[str, int, tuple[type[Any], ...], dict[str, Any]], ...] = (
         ("pd", shape.pd_workers, (PDConfig,), _pd_values(values)),
-        ("encoder", shape.encoders, (EncoderConfig,), _encoder_values(values)),
+        ("encoder", shape.encoders, (EncoderConfig,), {"threads": values["encoder_threads"]}),
         ("colocated", shape.replicas, (EncoderConfig, PDConfig, ColocatedConfig), {}),
     )
     cpus = assign_cores(
@@ -162,7 +161,7 @@ def _workers(
         quota=cpu_quota(),
         nodes=numa_nodes(),
     )
-    page = str(run_dir / "cores") if values["cpu_sharing"] in ("turn", "pace") else ""
+    page = str(run_dir / "cores") if values["cpu_sharing"] == "pace" else ""
     workers: list[tuple[str, tuple[str, ...]]] = []
     for kind, count, configs, own in kinds:
         for index in range(count):
@@ -173,16 +172,6 @@ def _workers(
             command = (*_triptych(kind), str(path), *arguments(configs, given, without))
             workers.append((name, command))
     return tuple(workers)
-
-
-def _encoder_values(values: dict[str, Any]) -> dict[str, Any]:
-    """What encoders get otherwise than PD workers."""
-    sharing = values["cpu_sharing"]
-    return {
-        "threads": values["encoder_threads"],
-        "nice": values["encoder_nice"] if sharing in ("nice", "pace") else 0,
-        "give_way": values["give_way"] if sharing == "turn" else 0.0,
-    }
 
 
 def _pd_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -201,8 +190,8 @@ def _triptych(command: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "triptych.cli", command)
 
 
-def _zygote(path: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "triptych.cli.zygote", str(path))
+def _fork_server(path: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.launch.fork.server", str(path))
 
 
 def _say_ready(path: Path, name: str, values: dict[str, Any]) -> None:

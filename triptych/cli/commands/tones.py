@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triptych.demo.audio.recordings import LONGEST
-from triptych.demo.audio.tones import DIGITS, tones_file
+from triptych.demo.tones import DIGITS, LONGEST, tones_file
 from triptych.errors import ConfigError
 
 

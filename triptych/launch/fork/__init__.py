@@ -1,1 +1,1 @@
-"""The process that has imported everything and forks workers."""
+"""The fork server: a process that has imported torch and transformers, and forks workers on request."""

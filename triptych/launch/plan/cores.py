@@ -59,7 +59,7 @@ def share_cores(values: Mapping[str, Any], cores: int) -> dict[str, Any]:
     """The flags with what they leave to us: --cpu-sharing auto, and 0 as --encoders and --encoder-threads.
 
     Where encoders and PD workers share the cores of one machine and nothing else was asked for, towers get a
-    thread on every core, in as many encoders as that takes, behind decoding (`pace`).
+    thread on every core, in as many encoders as that takes (`pace`).
     """
     share = values["topology"] == "epd" and values["device"] == "cpu" and not values["cpus_per_worker"]
     sharing = values["cpu_sharing"]

@@ -13,7 +13,7 @@ from triptych.launch.plan.shape import ClusterShape
 from triptych.types import DTYPE_BYTES
 
 #: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. Workers that are forked
-#: share most of it: all together hold less than this for each, their zygote included.
+#: share most of it: all together hold less than this for each, their fork server included.
 WORKER_BASE_BYTES = 450 * MIB
 PROXY_BASE_BYTES = 120 * MIB
 #: Matrices that stay as they are with --quantization.

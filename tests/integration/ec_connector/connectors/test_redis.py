@@ -14,9 +14,10 @@ from support.engine.transfers import mute_server, wait_for
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, Loaded, Missing
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import Loaded, Missing
 from triptych.types import ItemPlan
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -39,7 +40,7 @@ def fetch_and_move(worker: RedisConnectorWorker, plan: ItemPlan, generation: int
     worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(plan, generation),)), cache)
     wait_for(worker, lambda out: out.fetched)
     assert not cache
-    worker.start_load_caches(TransferMetadata(2, moves=(HostCopy(plan.mm_hash, generation),)), cache)
+    worker.start_load_caches(TransferMetadata(2, moves=(LoadId(plan.mm_hash, generation),)), cache)
     assert wait_for(worker, lambda out: out.loaded).loaded == [plan.mm_hash]
     return cache[plan.mm_hash]
 
@@ -106,14 +107,14 @@ async def test_a_damaged_item_fails_with_the_digest_that_lets_a_save_replace_it(
 def test_an_item_that_is_resident_is_loaded_without_a_host_copy(worker: RedisConnectorWorker) -> None:
     item = entry(make_plan())
     cache = {item.plan.mm_hash: item}
-    worker.start_load_caches(TransferMetadata(1, moves=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    worker.start_load_caches(TransferMetadata(1, moves=(LoadId(item.plan.mm_hash, 1),)), cache)
     assert wait_for(worker, lambda out: out.loaded).loaded == [item.plan.mm_hash]
     assert cache[item.plan.mm_hash] is item
 
 
 def test_a_move_without_a_host_copy_is_a_failed_load(worker: RedisConnectorWorker) -> None:
     cache: dict[str, EncoderOutput] = {}
-    worker.start_load_caches(TransferMetadata(1, moves=(HostCopy(make_plan().mm_hash, 1),)), cache)
+    worker.start_load_caches(TransferMetadata(1, moves=(LoadId(make_plan().mm_hash, 1),)), cache)
     (failure,) = wait_for(worker, lambda out: out.failed).failed
     assert "gone" in failure.reason
     assert not cache
@@ -125,7 +126,7 @@ def test_dropped_host_copies_give_their_memory_back(worker: RedisConnectorWorker
     wait_for(worker, lambda out: out.saved)
     loaded = fetch_and_move(worker, item.plan)
     assert worker.host_bytes == item.plan.nbytes
-    worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), {})
+    worker.start_load_caches(TransferMetadata(3, drops=(LoadId(item.plan.mm_hash, 1),)), {})
     wait_for(worker, lambda _: worker.host_bytes == 0)
     assert torch.equal(loaded.data, item.data)
 
@@ -156,12 +157,12 @@ class LateCopier(DeviceCopier):
 def moving(worker: RedisConnectorWorker, item: EncoderOutput, cache: dict[str, EncoderOutput]) -> LateCopier:
     """Begins the move of an item that is fetched; the copier that will end it."""
     copier = LateCopier()
-    worker._copier = copier
+    worker._loads._copier = copier
     worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
     wait_for(worker, lambda out: out.saved)
     worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), cache)
     wait_for(worker, lambda out: out.fetched)
-    worker.start_load_caches(TransferMetadata(2, moves=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    worker.start_load_caches(TransferMetadata(2, moves=(LoadId(item.plan.mm_hash, 1),)), cache)
     return copier
 
 
@@ -170,7 +171,7 @@ def test_an_item_is_in_the_cache_once_it_is_whole_and_its_host_copy_is_kept_unti
 ) -> None:
     item, cache = entry(make_plan()), dict[str, EncoderOutput]()
     copier = moving(worker, item, cache)
-    worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    worker.start_load_caches(TransferMetadata(3, drops=(LoadId(item.plan.mm_hash, 1),)), cache)
     assert worker.get_finished().loaded == []
     assert not cache, "nobody can read what is not whole"
     assert worker.host_bytes == item.plan.nbytes, "it is being read"
@@ -191,7 +192,7 @@ def test_a_copy_that_fails_late_leaves_nothing_in_the_cache(
     (failure,) = wait_for(worker, lambda out: out.failed).failed
     assert failure.mm_hash == item.plan.mm_hash and str(error) in failure.reason
     assert not cache
-    worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(item.plan.mm_hash, 1),)), cache)
+    worker.start_load_caches(TransferMetadata(3, drops=(LoadId(item.plan.mm_hash, 1),)), cache)
     wait_for(worker, lambda _: worker.host_bytes == 0)
 
 
@@ -211,7 +212,7 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
             out = wait_for(worker, lambda out: out.fetched)
             assert list(out.fetched) == [item.plan.mm_hash]
             assert worker.host_bytes == limit
-            worker.start_load_caches(TransferMetadata(2, drops=(HostCopy(item.plan.mm_hash, n),)), {})
+            worker.start_load_caches(TransferMetadata(2, drops=(LoadId(item.plan.mm_hash, n),)), {})
         wait_for(worker, lambda _: worker.host_bytes == 0)
     finally:
         worker.shutdown()
@@ -274,13 +275,13 @@ def test_a_dropped_load_is_never_reported_and_a_later_one_of_its_key_is(
     for generation in range(1, 40, 2):
         worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, generation),)), {})
         orders = TransferMetadata(
-            2, drops=(HostCopy(key, generation),), fetches=(Fetch(item.plan, generation + 1),)
+            2, drops=(LoadId(key, generation),), fetches=(Fetch(item.plan, generation + 1),)
         )
         worker.start_load_caches(orders, {})
         out = wait_for(worker, lambda out: out.fetched or out.failed)
         assert out.generations == {key: generation + 1}
         assert not out.failed
-        worker.start_load_caches(TransferMetadata(3, drops=(HostCopy(key, generation + 1),)), {})
+        worker.start_load_caches(TransferMetadata(3, drops=(LoadId(key, generation + 1),)), {})
     wait_for(worker, lambda _: worker.host_bytes == 0)
 
 

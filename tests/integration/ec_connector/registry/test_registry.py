@@ -12,7 +12,8 @@ from support.waiting import until
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import WorkerInfo
 

@@ -13,14 +13,9 @@ from triptych.ec_connector.registry.leases import Lease, Leases
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store import codec, keys
 from triptych.ec_connector.store.address import parse_store_url
-from triptych.ec_connector.store.embedding_store import (
-    EmbeddingStore,
-    Loaded,
-    Missing,
-    SaveResult,
-    StoreFull,
-    StoreUnavailable,
-)
+from triptych.ec_connector.store.control import StoreFull, StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
 from triptych.ec_connector.store.scatter import ScatterBuffer
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.launch.embedded_store import EmbeddedStore

@@ -307,7 +307,7 @@ def test_many_threads_may_submit_and_cancel(checkpoint: Checkpoint) -> None:
 
 
 def test_making_an_engine_leaves_no_openmp_threads_behind(checkpoint: Checkpoint) -> None:
-    """Else those of its steps would not spin (`in_passing_thread`)."""
+    """Else those of its steps would not spin (`in_short_lived_thread`)."""
     counts: list[int] = []
 
     def make() -> None:

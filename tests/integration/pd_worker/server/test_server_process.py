@@ -15,10 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
 from triptych.config import PDConfig
+from triptych.cpu.threads import decoder_threads
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
-from triptych.pd_worker.service import default_threads, run
+from triptych.pd_worker.service import run
 from triptych.rpc.channels import make_channel
 
 _CHILD = """
@@ -110,5 +111,5 @@ async def test_a_taken_port_is_refused_at_the_start(store_url: str, flag: str) -
 
 
 def test_narrow_decoders_get_one_thread() -> None:
-    assert default_threads(160) == 1
-    assert default_threads(4096) >= 1
+    assert decoder_threads(0, 160) == 1
+    assert decoder_threads(0, 4096) >= 1

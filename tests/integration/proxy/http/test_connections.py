@@ -14,7 +14,7 @@ import pytest
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.proxy.http.connections import Connection, ConnectionLimits
+from triptych.proxy.http.connections import ConnectionLimits, LimitedConnection
 
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 BODY = json.dumps(HELLO).encode()
@@ -38,7 +38,7 @@ async def connected(
             await writer.wait_closed()
 
 
-def open_connections(cluster: FakeCluster) -> set[Connection]:
+def open_connections(cluster: FakeCluster) -> set[LimitedConnection]:
     return cluster.http.server_state.connections
 
 

@@ -16,8 +16,8 @@ from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.proxy.http import metrics_page
-from triptych.proxy.http.metrics_page import MetricsPage
+from triptych.proxy.openai import app
+from triptych.proxy.openai.app import MetricsPage
 from triptych.proxy.pd import queries as pd_queries
 
 CLIENTS = 100
@@ -146,7 +146,7 @@ async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old
         asked.append(page)
         return await text(page)
 
-    monkeypatch.setattr(metrics_page, "generate_latest", slow)
+    monkeypatch.setattr(app, "generate_latest", slow)
     monkeypatch.setattr(MetricsPage, "text", counted)
     async with FakeCluster(store) as cluster, client(cluster) as asker:
         asking = [asyncio.create_task(asker.get("/metrics")) for _ in range(CLIENTS)]

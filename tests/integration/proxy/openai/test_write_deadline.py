@@ -12,7 +12,7 @@ from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.proxy.http import exchange
+from triptych.proxy.http import endpoint
 
 #: Far more than the buffers of a connection hold.
 FLOOD = ["x" * (256 << 10)] * 200
@@ -21,7 +21,7 @@ FLOOD = ["x" * (256 << 10)] * 200
 async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_theirs(
     store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "WRITE_SECONDS", 0.5)
+    monkeypatch.setattr(endpoint, "WRITE_SECONDS", 0.5)
     async with FakeCluster(store) as cluster:
         pd = cluster.pd_workers[0]
         pd.script = [*FLOOD, "end"]
@@ -44,7 +44,7 @@ async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_t
 async def test_a_client_that_reads_slowly_but_reads_keeps_its_stream(
     store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "WRITE_SECONDS", 1.0)
+    monkeypatch.setattr(endpoint, "WRITE_SECONDS", 1.0)
     async with FakeCluster(store) as cluster:
         pd = cluster.pd_workers[0]
         pd.script = FLOOD[:40]

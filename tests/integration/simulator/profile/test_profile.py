@@ -16,12 +16,11 @@ from triptych.errors import ConfigError
 from triptych.simulator.costs.costs import read_costs, read_shape
 from triptych.simulator.profile import timing
 from triptych.simulator.profile.fit import TERMS
-from triptych.simulator.profile.profile_speed import speed_gauge
 
 
 @pytest.mark.timeout(300)
 def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quickest = replace(timing.QUICK, repeats=2, sample_seconds=0.05, stage_seconds=0.3, live_seconds=0.2)
+    quickest = replace(timing.QUICK, repeats=2, sample_seconds=0.05, stage_seconds=0.3)
     monkeypatch.setattr(timing, "QUICK", quickest)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("KMP_BLOCKTIME", "0")
@@ -44,19 +43,6 @@ def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytes
     assert costs.pd.step_seconds(256, 4, 1000, 256 * 128) > costs.pd.step_seconds(0, 1, 10, 0) > 0
     assert costs.proxy.take(1, 100_000, 32) > 0 and 0 < costs.rpc < 1
     assert shape.patch == 8
-    with speed_gauge(Path(model), path) as gauge:
-        speed = gauge()
-    assert 0 < speed.steps < math.inf and 0 < speed.towers < math.inf
-
-
-def test_speed_is_told_by_a_profile_only(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    path.write_text('{"format": "triptych-costs/1"}')
-    with (
-        pytest.raises(ConfigError, match="is not of `triptych profile`"),
-        speed_gauge(tmp_path, path),
-    ):
-        pass
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.metadata import Fetch, HostCopy, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.types import ItemPlan
 
 NAMESPACE = "n" * 64
@@ -89,7 +89,7 @@ def test_from_save_to_cache_a_value_is_the_same_tensor():
     worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
     made, cache = output("a" * 64), {}
     worker.save_caches({made.plan.mm_hash: made}, made.plan.mm_hash)
-    copy = HostCopy(made.plan.mm_hash, 1)
+    copy = LoadId(made.plan.mm_hash, 1)
     worker.start_load_caches(TransferMetadata(1, (Fetch(made.plan, 1),), (copy,)), cache)
     assert cache[made.plan.mm_hash].data is made.data
     assert worker.get_finished().loaded == [made.plan.mm_hash]

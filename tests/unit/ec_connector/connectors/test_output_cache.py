@@ -26,14 +26,14 @@ def test_the_least_recently_used_output_goes_first() -> None:
 def test_a_held_output_stays_until_it_is_let_go() -> None:
     cache = OutputCache(16)
     cache["a"] = output("a")
-    cache.hold("a")
+    cache.pin("a")
     cache["b"] = output("b")
     assert list(cache) == ["a"]
-    cache.hold("a")
-    cache.let_go("a")
+    cache.pin("a")
+    cache.unpin("a")
     cache["c"] = output("c", rows=2)
     assert list(cache) == ["a"]
-    cache.let_go("a")
+    cache.unpin("a")
     cache["d"] = output("d")
     assert list(cache) == ["d"]
 
@@ -51,8 +51,8 @@ def test_a_new_output_takes_the_place_of_the_old_one() -> None:
 def test_making_room_ends_though_everything_is_held_and_asking_for_nothing_changes_nothing() -> None:
     cache = OutputCache(16)
     cache["a"] = output("a")
-    cache.hold("a")
+    cache.pin("a")
     cache["b"] = output("b", rows=9)
     assert cache.get("missing") is None
-    cache.let_go("a")
+    cache.unpin("a")
     assert list(cache) == ["a"]

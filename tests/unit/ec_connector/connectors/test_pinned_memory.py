@@ -21,10 +21,10 @@ def test_parts_never_overlap_and_whatever_is_free_can_be_taken(seed: int, size: 
     pool, taken = PinnedPool(memory), []
     for _ in range(40):
         if taken and rng.random() < 0.45:
-            pool.give(taken.pop(rng.randrange(len(taken))))
+            pool.free(taken.pop(rng.randrange(len(taken))))
         else:
             want = rng.randint(0, pool.num_free)
-            taken.append(pool.take(want))
+            taken.append(pool.allocate(want))
             assert sum(piece.numel() for piece in taken[-1]) == want
         memory.bytes.zero_()
         for piece in (piece for part in taken for piece in part):
@@ -32,25 +32,25 @@ def test_parts_never_overlap_and_whatever_is_free_can_be_taken(seed: int, size: 
         assert memory.bytes.max() <= 1 if size else True
         assert int(memory.bytes.sum()) == size - pool.num_free
     for part in taken:
-        pool.give(part)
-    assert [piece.numel() for piece in pool.take(size)] == ([size] if size else [])
+        pool.free(part)
+    assert [piece.numel() for piece in pool.allocate(size)] == ([size] if size else [])
 
 
 def test_a_part_is_in_one_piece_where_one_is_long_enough_and_the_shortest_such() -> None:
     pool = PinnedPool(PinnedMemory(10, lock=False))
-    first, second, third, _ = (pool.take(nbytes) for nbytes in (4, 1, 2, 3))
-    pool.give(first)
-    pool.give(third)
-    [piece] = pool.take(2)
+    first, second, third, _ = (pool.allocate(nbytes) for nbytes in (4, 1, 2, 3))
+    pool.free(first)
+    pool.free(third)
+    [piece] = pool.allocate(2)
     assert piece.data_ptr() == third[0].data_ptr()
-    assert len(pool.take(4)) == 1
+    assert len(pool.allocate(4)) == 1
 
 
 def test_more_than_is_free_is_an_error_and_takes_nothing() -> None:
     pool = PinnedPool(PinnedMemory(10, lock=False))
-    pool.take(4)
+    pool.allocate(4)
     with pytest.raises(MemoryError, match="7 bytes .* 6 are free"):
-        pool.take(7)
+        pool.allocate(7)
     assert pool.num_free == 6
 
 
@@ -80,7 +80,7 @@ def test_exactly_the_bytes_asked_for_are_locked_once_and_unlocked_once(monkeypat
     memory = PinnedMemory(12345, lock=True)
     pool = PinnedPool(memory)
     for _ in range(5):
-        pool.give(pool.take(1000))
+        pool.free(pool.allocate(1000))
     pool.close()
     pool.close()
     at = memory.bytes.data_ptr()

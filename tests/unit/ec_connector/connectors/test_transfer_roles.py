@@ -40,7 +40,7 @@ def test_the_scheduler_of_a_producer_orders_no_load(config, ec_role, loads):
     scheduler = ECConnectorFactory.create_connector(config(ec_role), ECConnectorRole.SCHEDULER)
     scheduler.add_request(Request())
     scheduler.item_ready(PLAN.mm_hash)
-    assert scheduler.has_caches(Request()) == [Presence.COMING if loads else Presence.UNKNOWN]
+    assert scheduler.has_caches(Request()) == [Presence.LOADING if loads else Presence.UNKNOWN]
     scheduler.update_state_after_alloc(Request(), 0)
     metadata = scheduler.build_connector_meta(None)
     assert (len(metadata.fetches), metadata.moves) == (int(loads), ())

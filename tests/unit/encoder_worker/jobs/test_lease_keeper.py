@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from triptych.ec_connector.registry.leases import Lease, OwnedBy
-from triptych.ec_connector.store.embedding_store import StoreUnavailable
+from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 
 TERM = 0.03

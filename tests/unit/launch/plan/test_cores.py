@@ -25,11 +25,11 @@ def test_the_proxy_leaves_the_last_cores_to_the_pd_workers_and_keeps_one():
     assert proxy_cores({7}, 1) == ""
 
 
-def test_workers_that_share_no_cores_cannot_give_way():
+def test_workers_that_share_no_cores_cannot_be_paced():
     with pytest.raises(ConfigError, match="--cpus-per-worker"):
-        check_sharing("turn", cpus_per_worker=1, topology="epd")
+        check_sharing("pace", cpus_per_worker=1, topology="epd")
     with pytest.raises(ConfigError, match="--topology epd"):
-        check_sharing("nice", cpus_per_worker=0, topology="colocated")
+        check_sharing("pace", cpus_per_worker=0, topology="colocated")
     check_sharing("free", cpus_per_worker=1, topology="colocated")
 
 
@@ -42,7 +42,7 @@ def test_workers_that_share_no_cores_cannot_give_way():
         ({"encoders": 1}, 8, ("pace", 1, 4)),
         ({"encoders": 3, "encoder_threads": 2}, 8, ("pace", 3, 2)),
         ({"threads": 1}, 8, ("pace", 4, 1)),
-        ({"cpu_sharing": "nice"}, 8, ("nice", 1, 0)),
+        ({"cpu_sharing": "pace", "cpus_per_worker": 1}, 8, ("pace", 4, 2)),
         ({"cpu_sharing": "free"}, 8, ("free", 1, 0)),
         ({"cpus_per_worker": 1}, 8, ("free", 1, 0)),
         ({"device": "cuda"}, 8, ("free", 1, 0)),

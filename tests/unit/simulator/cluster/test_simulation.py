@@ -18,16 +18,7 @@ from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.report.sustained import judge
 from triptych.goodput.search import SearchLimits, search
 from triptych.goodput.slo import Slo
-from triptych.simulator.cluster.shape import (
-    ClusterShape,
-    Limits,
-    Place,
-    colocated,
-    colocated_on_cores,
-    on_devices,
-    pinned,
-    shared,
-)
+from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.result import Simulation
 from triptych.simulator.run import simulate
 
@@ -36,9 +27,6 @@ SHAPES = (
     on_devices(2, 3),
     colocated(1),
     colocated(2),
-    pinned(1, 1),
-    shared(2, 2, cores=2, pd_weight=4),
-    colocated_on_cores(1, cores=2, threads=2),
 )
 #: 40 blocks a PD worker: about five requests of the mix.
 TIGHT = replace(LIMITS, pd=replace(LIMITS.pd, kv_memory=40 * 16 * MODEL.kv_token_bytes))
@@ -141,24 +129,9 @@ def test_pixels_beyond_the_memory_are_prepared_again() -> None:
     assert all(record.ok for record in found.records) and nothing_left(found)
 
 
-def test_priority_of_decoders_on_shared_cores_shortens_the_gaps_between_tokens() -> None:
-    load = replace(MIX, sizes=((1280, 1280, 1.0),))
-    heavy = replace(COSTS, encoder=replace(COSTS.encoder, tower_patch=5e-5))
-
-    def tpot(weight: float) -> float:
-        shape = shared(2, 1, cores=1, pd_weight=weight)
-        records = run(shape, load, rate=2, count=40, costs=heavy).records
-        return sum(record.tpot for record in records) / len(records)
-
-    assert tpot(8) < 0.8 * tpot(1)
-
-
-def test_passing_tokens_on_takes_its_part_of_a_shared_machine() -> None:
+def test_passing_tokens_on_is_counted_as_the_proxys_cpu_time() -> None:
     dear = replace(COSTS, proxy=replace(COSTS.proxy, token=0.004))
-    shape = shared(1, 1, cores=1)
-    cheap, costly = (run(shape, TEXT, rate=2, count=20, costs=each) for each in (COSTS, dear))
-    mean = [sum(r.tpot for r in found.records) / 20 for found in (cheap, costly)]
-    assert mean[1] > 1.2 * mean[0]
+    cheap, costly = (run(on_devices(1, 1), TEXT, rate=2, count=20, costs=each) for each in (COSTS, dear))
     assert costly.counters.proxy_cpu_share > cheap.counters.proxy_cpu_share
 
 
@@ -209,11 +182,9 @@ def test_what_cannot_be_simulated_is_named(times: list[float], shape: ClusterSha
         simulate(plan_requests(PICTURE, 2, 0), times, shape, COSTS, MODEL)
 
 
-def test_a_shape_names_its_missing_host_and_its_missing_pd_worker() -> None:
+def test_a_shape_names_its_missing_pd_worker() -> None:
     with pytest.raises(ConfigError, match="no PD worker"):
         on_devices(1, 0)
-    with pytest.raises(ConfigError, match="no host moon"):
-        replace(on_devices(1, 1), proxy=Place("moon"))
 
 
 def test_the_simulator_needs_no_torch() -> None:

@@ -96,13 +96,12 @@ def test_columns_that_say_the_same_are_no_trap() -> None:
 def test_terms_are_the_fields_of_the_costs() -> None:
     from dataclasses import fields
 
-    from triptych.simulator.costs.costs import ClientCosts, EncoderCosts, PDCosts, ProxyCosts
+    from triptych.simulator.costs.costs import EncoderCosts, PDCosts, ProxyCosts
 
     def of(*kinds: type) -> set[str]:
         return {field.name for kind in kinds for field in fields(kind)}
 
     named = {stage: set(terms) for stage, terms in TERMS.items()}
     assert named["prepare"] | named["tower"] | named["save"] == of(EncoderCosts)
-    assert named["step"] | named["load"] | named["intake"] | named["tell"] | {"take_busy"} == of(PDCosts)
-    assert named["proxy"] | named["relay"] | {"prompt_token"} == of(ProxyCosts)
-    assert named["client"] == of(ClientCosts)
+    assert named["step"] | named["load"] | named["intake"] == of(PDCosts)
+    assert named["proxy"] | {"prompt_token"} == of(ProxyCosts)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.proxy.http import exchange
-from triptych.proxy.openai.app import ChatEndpoint
+from triptych.proxy.http import endpoint as http_endpoint
+from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.chat.replies import SseStream
 from triptych.proxy.openai.chat.request import ChatOptions, parse_body
 from triptych.types import FinishReason, Usage
@@ -81,7 +81,7 @@ class OneAnswer:
 async def test_a_client_that_takes_nothing_is_given_up_and_its_request_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exchange, "WRITE_SECONDS", 0.02)
+    monkeypatch.setattr(http_endpoint, "WRITE_SECONDS", 0.02)
     dispatcher = OneAnswer()
     body = iter([{"type": "http.request", "body": BODY % b""}])
 

@@ -1,0 +1,311 @@
+"""Times of a PD worker: steps of the real scheduler, runner, sampler, text and outbox, and its intake."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from triptych.config import PDConfig
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.connectors.loop_thread import LoopThread
+from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.metrics import PDMetrics
+from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.registry import generation_defaults
+from triptych.pd_worker.core.capacity import block_bytes
+from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.sampling import resolve
+from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.events.streams import EventStream, Outbox
+from triptych.pd_worker.frontend.detokenizer import OutputText
+from triptych.pd_worker.frontend.prompt import PromptBuilder
+from triptych.pd_worker.step_metrics import StepMetrics
+from triptych.simulator.costs.costs import chunk_context
+from triptych.simulator.profile.fit import TERMS, Sample
+from triptych.simulator.profile.timing import Deadline, Effort, timed
+from triptych.types import SamplingParams
+
+_PROXY = "profile"
+#: Decode steps of one batch: each is measured.
+_DECODE_STEPS = 6
+_MODEL_LEN = 4096
+_FAR = 1e9
+#: Words of the prompts whose intake is measured.
+_LENGTHS = (1, 512, 64, 256, 16, 1024, 128, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`decodes` sequences of `context` tokens decode; then prompts of `prefills` tokens join, one by one."""
+
+    decodes: int
+    context: int
+    prefills: tuple[int, ...]
+
+    @property
+    def output_tokens(self) -> int:
+        """So many that none of the sequences ends before the last step."""
+        return _DECODE_STEPS + len(self.prefills) + 2 * self.decodes + 8
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its sequences hold in the KV cache."""
+        return self.decodes * (self.context + self.output_tokens)
+
+
+def scenarios(
+    config: PDConfig, max_len: int, *, quick: bool = False, most_tokens: int = sys.maxsize
+) -> list[Scenario]:
+    """Cheap ones first: what has no time left is dropped from the end. None holds above `most_tokens`."""
+    budget = config.max_num_batched_tokens
+    half, longest = max(1, budget // 2), max_len // 2
+    lengths = (16, 64, 128, half, budget, 2 * budget, 4 * budget)
+    found = [Scenario(0, 0, _distinct(lengths, longest))]
+    joining = _distinct((half,) if quick else (16, 64, half // 2, half), longest)
+    for context in _distinct((32, 512) if quick else (32, 256, 1024), longest):
+        for count in _distinct((1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), config.max_num_seqs):
+            found.append(Scenario(count, context, joining))
+    return sorted((s for s in found if s.tokens <= most_tokens), key=lambda scenario: scenario.tokens)
+
+
+def _distinct(values: Sequence[int], most: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(value for value in values if 1 <= value <= most))
+
+
+def pd_config(served: PDConfig, decoder: DecoderSide, grid: Sequence[Scenario]) -> PDConfig:
+    """The served settings, with a KV cache that keeps the grid's sequences from one round to the next."""
+    length, held = model_len(decoder), dict.fromkeys((scenario.context for scenario in grid), 0)
+    for scenario in grid:
+        held[scenario.context] = max(held[scenario.context], scenario.tokens)
+    blocks = -(-(2 * length + sum(held.values())) // served.block_size) + 2 * served.max_num_seqs
+    nbytes = block_bytes(decoder.geometry, served.block_size, decoder.dtype)
+    return replace(served, kv_memory=blocks * nbytes, max_model_len=length)
+
+
+def model_len(decoder: DecoderSide) -> int:
+    """Longest sequence that is measured."""
+    return min(decoder.geometry.max_position_embeddings, _MODEL_LEN)
+
+
+class StepBench:
+    """An engine whose steps are driven and timed here; its events go through an outbox, as a proxy's do."""
+
+    def __init__(
+        self, config: PDConfig, decoder: DecoderSide, tokenizer: Any, defaults: GenerationDefaults
+    ) -> None:
+        transfers = ECTransferConfig(connector="memory", store=MemoryStore())
+        metrics = PDMetrics("profile")
+        self._engine = Engine(
+            config,
+            decoder,
+            transfers,
+            lambda events: None,
+            metrics,
+        )
+        self._metrics = StepMetrics(metrics, "profile", self._engine.scheduler)
+        self._decoder, self._tokenizer, self._defaults = decoder, tokenizer, defaults
+        self._rng = random.Random(0)
+        self._kept: defaultdict[int, list[list[int]]] = defaultdict(list)
+        self._count = 0
+        self._loop = LoopThread("outbox")
+        self._outbox, stream = self._loop.submit(_open_outbox()).result()
+        self._reader = self._loop.submit(_read(stream))
+
+    def close(self) -> None:
+        async def end() -> None:
+            self._outbox.shut_down()
+
+        self._loop.stop(end())
+
+    def run(self, scenario: Scenario, note: Callable[[str, dict[str, float], float], None]) -> None:
+        """One round of the scenario; `note` gets every step that counts, with the phase it belongs to."""
+        with self._requests() as started:
+            # The same sequences every round: after the first, the prefix cache has all but their ends.
+            sequences = self._sequences(scenario.decodes, scenario.context)
+            decoding = [started(tokens, scenario.output_tokens) for tokens in sequences]
+            while not all(request.output_token_ids for request in decoding):
+                self._step()
+            if scenario.decodes:
+                for _ in range(_DECODE_STEPS):
+                    note("decode", *self._step())
+            for length in scenario.prefills:
+                request = started(self._random(length), 1)
+                step = 0
+                while not request.output_token_ids:
+                    note(f"prefill {length} {step}", *self._step())
+                    step += 1
+
+    @contextmanager
+    def _requests(self) -> Iterator[Callable[[list[int], int], EngineRequest]]:
+        scheduler = self._engine.scheduler
+        names: list[str] = []
+
+        def started(tokens: list[int], max_tokens: int) -> EngineRequest:
+            request = self._request(tokens, max_tokens)
+            names.append(request.request_id)
+            self._in_loop(lambda: self._outbox.open(_PROXY, request.request_id, 1))
+            scheduler.check(request)
+            scheduler.add(request, 0.0)
+            return request
+
+        try:
+            yield started
+        finally:
+            scheduler.cancel(names, _PROXY)
+            self._step()
+            self._in_loop(lambda: self._outbox.give_up(_PROXY, names))
+
+    def _step(self) -> tuple[dict[str, float], float]:
+        """(terms, seconds) of one step of the engine."""
+        engine = self._engine
+        began = time.perf_counter()
+        output = engine.scheduler.schedule(0.0)
+        terms = step_terms(output)
+        result = engine.runner.execute(output)
+        events = engine.scheduler.update(output, result, 0.0)
+        self._metrics.record(output, events)
+        self._outbox.emit(events)
+        seconds = time.perf_counter() - began
+        if result.error is not None:
+            raise result.error
+        return terms, seconds
+
+    def _request(self, tokens: list[int], max_tokens: int) -> EngineRequest:
+        self._count += 1
+        geometry = self._decoder.geometry
+        # As the load generators ask: greedy, and on past the end of the sequence.
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        sampling = resolve(params, self._defaults, len(tokens), self._engine.max_model_len)
+        positions, delta = self._decoder.positions(tokens, ())
+        assert len(positions) == geometry.position_rows
+        return EngineRequest(
+            request_id=f"r{self._count}",
+            attempt=1,
+            proxy_id=_PROXY,
+            arrival=float(self._count),
+            deadline=_FAR,
+            prompt_token_ids=tokens,
+            features=(),
+            ready=frozenset(),
+            positions=positions,
+            position_delta=delta,
+            sampling=sampling,
+            prefix_root=bytes(32),
+            output=OutputText(self._tokenizer, sampling),
+        )
+
+    def _sequences(self, count: int, length: int) -> list[list[int]]:
+        kept = self._kept[length]
+        kept.extend(self._random(length) for _ in range(count - len(kept)))
+        return kept[:count]
+
+    def _random(self, length: int) -> list[int]:
+        """Token ids without the image token."""
+        vocabulary = self._decoder.geometry.vocab_size // 2
+        image = self._decoder.image_token_id
+        drawn = (self._rng.randrange(vocabulary) for _ in range(length))
+        return [token if token != image else 0 for token in drawn]
+
+    def _in_loop(self, work: Callable[[], object]) -> None:
+        async def run() -> None:
+            work()
+
+        self._loop.submit(run()).result()
+
+
+@contextmanager
+def step_bench(
+    model: Path, served: PDConfig, decoder: DecoderSide, tokenizer: Any, grid: Sequence[Scenario]
+) -> Iterator[StepBench]:
+    """A bench for the scenarios of `grid` under the served settings."""
+    bench = StepBench(pd_config(served, decoder, grid), decoder, tokenizer, generation_defaults(model))
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+async def _open_outbox() -> tuple[Outbox, EventStream]:
+    outbox = Outbox(lambda request_ids, proxy_id: None)
+    return outbox, outbox.attach(_PROXY, [])
+
+
+async def _read(stream: EventStream) -> None:
+    """What the gRPC server does with each message, short of the socket."""
+    while (message := await stream.next()) is not None:
+        message.SerializeToString()
+
+
+def step_terms(output: SchedulerOutput) -> dict[str, float]:
+    """The terms of `PDCosts.step_seconds`; before the step's results are taken in."""
+    terms = dict.fromkeys(TERMS["step"], 0.0)
+    terms["step"] = 1.0
+    for chunk in output.chunks:
+        if chunk.state.is_decoding:
+            terms["decode_seq"] += 1
+            terms["context_token"] += chunk.end
+        else:
+            terms["prefill_token"] += chunk.count
+            terms["prefill_context"] += chunk_context(chunk.start, chunk.count)
+    return terms
+
+
+def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> list[Sample]:
+    """One sample for every step of every scenario; the grid is gone through `effort.repeats` times, so that
+    what else the machine does meets all alike.
+    """
+    deadline = Deadline(effort.stage_seconds)
+    found: dict[tuple[int, str], list[tuple[dict[str, float], float]]] = defaultdict(list)
+    left = list(enumerate(grid))
+    for turn in range(effort.repeats + 1):
+        for place, (index, scenario) in enumerate(left):
+            if deadline.over and (turn > 1 or place > len(left) // 2):
+                # The first turn only warms up; what it had no time for is left out.
+                left = left[:place] if turn <= 1 else left
+                break
+
+            def note(phase: str, terms: dict[str, float], seconds: float, index: int = index) -> None:
+                found[index, phase].append((terms, seconds))
+
+            if turn == 0:
+                bench.run(scenario, lambda phase, terms, seconds: None)
+            bench.run(scenario, note)
+        if deadline.over:
+            break
+    return [_sample(steps) for steps in found.values()]
+
+
+def _sample(steps: Sequence[tuple[dict[str, float], float]]) -> Sample:
+    """The median of alike steps; their contexts differ by a few tokens."""
+    terms = {name: statistics.fmean(terms[name] for terms, _ in steps) for name in TERMS["step"]}
+    seconds = [taken for _, taken in steps]
+    return Sample(terms, statistics.median(seconds), tuple(seconds))
+
+
+def intake_samples(prompts: PromptBuilder, decoder: DecoderSide, effort: Effort) -> list[Sample]:
+    """Chat prompts of text; their tokens, template included, are counted after they are made."""
+    deadline = Deadline(effort.stage_seconds)
+    samples: list[Sample] = []
+    for words in _LENGTHS:
+        text = " ".join(f"word{index % 10}" for index in range(words))
+        messages = json.dumps([{"role": "user", "content": text}]).encode()
+
+        def work(messages: bytes = messages) -> None:
+            prompt = prompts.build(messages, [])
+            decoder.positions(prompt.token_ids, prompt.features)
+
+        tokens = len(prompts.build(messages, []).token_ids)
+        samples.append(timed(work, {"take_request": 1, "take_token": tokens}, effort))
+        if deadline.over and len(samples) >= 4:
+            break
+    return samples

@@ -1,0 +1,233 @@
+"""Loads from the embedding store: into host copies, and from there into the encoder cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
+from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.host_buffers import HostBuffer, HostMemory
+from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
+from triptych.ec_connector.connectors.reports import Reports
+from triptych.ec_connector.connectors.store_client import StoreClient
+from triptych.ec_connector.metadata import Fetch, LoadId
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.results import Missing
+from triptych.log import short
+from triptych.types import ItemPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _ItemLoad:
+    """A load from its fetch order to its drop."""
+
+    id: LoadId
+    plan: ItemPlan
+    task: Future[None] | None = None
+    #: The host copy, once it has landed.
+    host: HostBuffer | None = None
+    #: Copies to the device that read the host copy.
+    moving: int = 0
+    #: The host copy is not needed any more.
+    dropped: bool = False
+
+
+class StoreLoads:
+    """The loads under way and the host copies that they made, one per key."""
+
+    def __init__(
+        self, config: ECTransferConfig, client: StoreClient, copier: DeviceCopier, reports: Reports
+    ) -> None:
+        self._client = client
+        self._copier = copier
+        self._reports = reports
+        self._timeout = config.load_timeout
+        self._pool: PinnedPool | None = None
+        if copier.is_cuda and config.is_consumer:
+            self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, lock=True))
+        self._memory = HostMemory(config.host_buffer_bytes, self._pool)
+        self._lock = threading.Lock()
+        self._loads: dict[str, _ItemLoad] = {}
+        self._moves: set[Future[None]] = set()
+        #: Items that are whole on the device and not in the encoder cache yet.
+        self._arrived: deque[tuple[LoadId, EncoderOutput]] = deque()
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all host copies, landed or under way."""
+        return self._memory.used
+
+    def begin(self, fetch: Fetch) -> None:
+        """Starts a fetch, in place of an older load of its key."""
+        load = _ItemLoad(fetch.load_id, fetch.plan)
+        if self._client.closed:
+            self._reports.failed(load.id, "the connector is shut down")
+            return
+        with self._lock:
+            before = self._loads.pop(fetch.plan.mm_hash, None)
+            self._loads[fetch.plan.mm_hash] = load
+            load.task = self._client.submit(self._fetch(load))
+        if before is not None:
+            self._end(before)
+
+    async def _fetch(self, load: _ItemLoad) -> None:
+        """Brings one item into host memory, which stays with the load if it succeeds."""
+        need, limit = load.plan.nbytes, self._memory.limit
+        if need > limit:
+            self._fail(load, f"needs {need} bytes of host memory, the limit is {limit}")
+            return
+        try:
+            buffer = await self._memory.acquire(need)
+        except (MemoryError, RuntimeError) as error:
+            self._fail(load, f"no host memory: {error}")
+            return
+        kept = False
+        try:
+            kept = await self._receive(load, buffer)
+        finally:
+            if not kept:
+                self._memory.release(buffer)
+
+    async def _receive(self, load: _ItemLoad, buffer: HostBuffer) -> bool:
+        """Whether the load has its host copy in `buffer` now."""
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._timeout):
+                store = await self._client.store()
+                result = await store.load(load.plan, lambda nbytes: buffer.memory())
+        except StoreUnavailable as error:
+            return self._fail(load, str(error))
+        except TimeoutError:
+            return self._fail(load, f"no value within {self._timeout:g} s")
+        except Exception as error:
+            logger.exception("load of %s failed", short(load.plan.mm_hash))
+            return self._fail(load, f"unexpected: {error!r}")
+        if isinstance(result, Missing):
+            return self._fail(load, result.reason, result.damaged_digest)
+        with self._lock:
+            if self._loads.get(load.plan.mm_hash) is not load:
+                return False
+            load.host = buffer
+        self._reports.fetched(load.id, time.perf_counter() - began)
+        return True
+
+    def _fail(self, load: _ItemLoad, reason: str, damaged_digest: str = "") -> bool:
+        """Reports the load as failed, unless it was dropped; always False."""
+        with self._lock:
+            if self._loads.get(load.plan.mm_hash) is not load:
+                return False
+            del self._loads[load.plan.mm_hash]
+        logger.info("load of %s failed: %s", short(load.plan.mm_hash), reason)
+        self._reports.failed(load.id, reason, damaged_digest)
+        return False
+
+    def move(self, load_id: LoadId, encoder_cache: EncoderCacheMap) -> None:
+        """Copies a landed host copy to the device; it is in the encoder cache once it is whole there."""
+        if load_id.mm_hash in encoder_cache:
+            self._reports.loaded(load_id)
+            return
+        with self._lock:
+            load = self._loads.get(load_id.mm_hash)
+            host = load.host if load is not None and load.id == load_id else None
+            if load is not None and host is not None:
+                load.moving += 1
+        if load is None or host is None:
+            self._reports.failed(load_id, "its host copy is gone")
+            return
+        try:
+            tensor, wait = self._copier.to_device(host.pieces, load.plan)
+            output = EncoderOutput(load.plan, tensor)
+            if wait is not None:
+                moving = self._client.submit(self._finish_move(load, output, wait))
+                self._moves.add(moving)
+                moving.add_done_callback(self._moves.discard)
+                return
+        except Exception as error:
+            self._not_moved(load, error)
+        else:
+            encoder_cache[load_id.mm_hash] = output
+            self._reports.loaded(load_id)
+        self._moved(load)
+
+    async def _finish_move(self, load: _ItemLoad, output: EncoderOutput, wait: Callable[[], None]) -> None:
+        """Waits until the item is whole on the device."""
+        try:
+            await asyncio.to_thread(wait)
+        except Exception as error:
+            self._not_moved(load, error)
+        else:
+            self._arrived.append((load.id, output))
+            self._reports.on_progress()
+        finally:
+            self._moved(load)
+
+    def _not_moved(self, load: _ItemLoad, error: Exception) -> None:
+        logger.error("copy of %s to the device failed", short(load.plan.mm_hash), exc_info=error)
+        self._reports.failed(load.id, f"copy to the device failed: {error}")
+
+    def _moved(self, load: _ItemLoad) -> None:
+        """A copy to the device has ended, successfully or not."""
+        with self._lock:
+            load.moving -= 1
+        self._release(load)
+
+    def put_arrived(self, encoder_cache: EncoderCacheMap) -> None:
+        """Puts what has become whole on the device into the encoder cache."""
+        while self._arrived:
+            load_id, output = self._arrived.popleft()
+            encoder_cache[load_id.mm_hash] = output
+            self._reports.loaded(load_id)
+
+    def drop(self, load_id: LoadId) -> None:
+        """Frees the load's host copy; a fetch under way is cancelled and frees its memory."""
+        with self._lock:
+            load = self._loads.get(load_id.mm_hash)
+            if load is not None and load.id == load_id:
+                del self._loads[load_id.mm_hash]
+            else:
+                load = None
+            self._reports.forget(load_id)
+        if load is not None:
+            self._end(load)
+
+    def _end(self, load: _ItemLoad) -> None:
+        """Ends a load that is not in the table any more."""
+        with self._lock:
+            load.dropped = True
+        if load.host is None and load.task is not None:
+            load.task.cancel()
+        self._release(load)
+
+    def _release(self, load: _ItemLoad) -> None:
+        """Frees the host copy once it is dropped and no copy to the device reads it."""
+        with self._lock:
+            if not load.dropped or load.moving or load.host is None:
+                return
+            host, load.host = load.host, None
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its memory with it
+            self._client.call_soon(self._memory.release, host)
+
+    def cancel(self) -> None:
+        """Cancels all fetches and moves, and forgets all host copies."""
+        with self._lock:
+            fetches = [load.task for load in self._loads.values()]
+            self._loads.clear()
+        for task in (*fetches, *self._moves.copy()):
+            if task is not None:
+                task.cancel()
+
+    def close(self) -> None:
+        """Frees page-locked memory, after the last transfer has ended."""
+        if self._pool is not None:
+            self._copier.drain()
+            self._pool.close()

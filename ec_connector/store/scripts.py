@@ -1,0 +1,50 @@
+"""Lua scripts over embeddings, each one atomic step in the server."""
+
+from __future__ import annotations
+
+#: The head of a value and a new TTL for it and its parts, in one step. The TTL in it is not yet verified:
+#: at most a week.
+LOOK_UP = """
+local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
+if #head < 48 then return head end
+local a, b, c, d = string.byte(head, 9, 12)
+local ttl = math.min(a + 256 * (b + 256 * (c + 256 * d)), 604800)
+redis.call('EXPIRE', KEYS[1], ttl)
+local e, f, g, h = string.byte(head, 13, 16)
+local parts = math.min(e + 256 * (f + 256 * (g + 256 * h)), 1024)
+if parts > 0 then
+  local id = {}
+  for i = 17, 24 do id[#id + 1] = string.format('%02x', string.byte(head, i)) end
+  for i = 0, parts - 1 do
+    local part = KEYS[1] .. ':' .. table.concat(id) .. ':' .. i
+    if redis.call('EXPIRE', part, ttl + tonumber(ARGV[1])) == 0 then return '' end
+  end
+end
+local size = string.byte(head, 7) + 256 * string.byte(head, 8)
+return string.sub(head, 1, 48 + size)
+"""
+
+#: Deletes a value whose first 4 KiB have this SHA-1.
+DROP_DAMAGED = """
+local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
+if #head == 0 or redis.sha1hex(head) ~= ARGV[1] then return 0 end
+return redis.call('UNLINK', KEYS[1])
+"""
+
+#: Deletes the parts of a write whose header is not the stored one: another writer's header came first. The
+#: write's own header can be there although its SET said no, where the reply to an earlier try was lost.
+DELETE_PARTS = """
+local id = redis.call('GETRANGE', KEYS[1], 16, 23)
+local hex = {}
+for i = 1, #id do hex[#hex + 1] = string.format('%02x', string.byte(id, i)) end
+if table.concat(hex) == ARGV[1] then return 0 end
+for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1
+"""
+
+#: The store's epoch, made if there is none, and the server's time.
+EPOCH = """
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+local time = redis.call('TIME')
+return {redis.call('GET', KEYS[1]), time[1], time[2]}
+"""

@@ -1,0 +1,1 @@
+"""Runnable examples; no part of the installed package."""

@@ -1,0 +1,1 @@
+"""The model that writes down dialled digits: a small Whisper."""

@@ -1,0 +1,1 @@
+"""The model that answers questions about drawn shapes: a small Qwen3-VL."""

@@ -1,0 +1,222 @@
+"""One POST as plain ASGI: a body in, one reply or a stream of events out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from triptych.config import format_size
+from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
+from triptych.proxy.http.errors import error_body, error_json, retry_after
+from triptych.proxy.http.sse import DONE, event
+
+logger = logging.getLogger(__name__)
+
+#: A client that takes nothing for so long is given up.
+WRITE_SECONDS = 60.0
+#: Least time between two writes to one client that takes a burst.
+BURST_SECONDS = 0.005
+#: Bodies above this are parsed off the event loop.
+INLINE_BODY = 64 << 10
+#: One thread: parsers hold the interpreter's lock, and a text takes up to five times its bytes meanwhile.
+_PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
+Headers = Sequence[tuple[bytes, bytes]]
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+P = TypeVar("P")
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+class PostEndpoint(ABC, Generic[P]):
+    """A POST endpoint as a plain ASGI application: the token path stays short.
+
+    A subclass says what a body means and how it is answered; a RequestError of either becomes the reply.
+    """
+
+    #: What an empty body, and one above the limit, should have been.
+    wanted = "send JSON"
+    smaller = "send fewer or smaller pictures"
+
+    def __init__(self, *, max_body: int) -> None:
+        self._max_body = max_body
+
+    @abstractmethod
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> P:
+        """The request in a body; of a large one in a thread."""
+
+    @abstractmethod
+    async def answer(self, request: P, reply: HttpReply) -> None:
+        """Sends the whole reply. Cancelled when the client goes or takes nothing."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id", b""))
+        reply = HttpReply(send, request_id)
+        if scope["method"] != "POST":
+            await reply.error(NotFound("use POST"), 405)
+            return
+        try:
+            await self._serve(await self._request(headers, receive, request_id), receive, reply)
+        except ClientGone:
+            logger.info("request %s: the client has gone", request_id)
+        except RequestError as error:
+            error.let_go()
+            await reply.error(error)
+        except Exception:
+            logger.exception("request %s", request_id)
+            await reply.error(InternalError("an unexpected error in the proxy"))
+
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
+        raw = await self._read(headers, receive)
+        return await self._parse(raw, request_id, headers.get(b"content-type", b""))
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._max_body:
+            raise TooLarge(limit, param="body")
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self._max_body:
+                raise TooLarge(limit, param="body")
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    async def _parse(self, raw: bytes, request_id: str, content_type: bytes) -> P:
+        if not raw:
+            raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
+        if len(raw) <= INLINE_BODY:
+            return self.parse(raw, request_id, content_type)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
+
+    async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
+        """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
+
+        One look now and then at the write that is under way costs less than a timer for each write.
+        """
+        answer = asyncio.create_task(self.answer(request, reply))
+        watch = asyncio.create_task(_disconnect(receive))
+        try:
+            while not answer.done():
+                await asyncio.wait(
+                    (answer, watch), timeout=WRITE_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not answer.done() and (watch.done() or reply.stalled(WRITE_SECONDS)):
+                    raise ClientGone
+            await answer
+        finally:
+            for task in (answer, watch):
+                task.cancel()
+            await asyncio.gather(answer, watch, return_exceptions=True)
+            # An error's traceback holds this frame, and the task the error: a cycle would keep the body.
+            del answer, watch, task
+
+
+class WritePacer:
+    """Gathers the tokens of a burst: a write costs more than a token.
+
+    Tokens that come no faster than every 10 ms are written as they come, and so are the first and the
+    second write after a pause: an answer's first token and its end do not wait.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    async def written(self) -> None:
+        now = asyncio.get_running_loop().time()
+        close, self._last = now - self._last < 2 * BURST_SECONDS, now
+        if close:
+            await asyncio.sleep(BURST_SECONDS)
+
+
+class HttpReply:
+    """One HTTP reply: nothing is sent before the first part, so that errors still have their status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send_now = send
+        self._request_id = request_id
+        self._begun = False
+        self._clock = asyncio.get_running_loop().time
+        #: When the write that is under way began.
+        self._writing_since: float | None = None
+
+    def stalled(self, seconds: float) -> bool:
+        """Whether the client has not taken the current write for so long."""
+        return self._writing_since is not None and self._clock() - self._writing_since >= seconds
+
+    async def part(self, data: bytes, *, last: bool = False) -> None:
+        if not self._begun:
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self._start(200, headers)
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def whole(
+        self,
+        data: bytes,
+        status: int = 200,
+        extra: Headers = (),
+        *,
+        content_type: bytes = b"application/json",
+    ) -> None:
+        headers = [(b"content-type", content_type), (b"content-length", str(len(data)).encode())]
+        await self._start(status, [*headers, *extra])
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def error(self, error: RequestError, status: int | None = None) -> None:
+        """A status before the first byte, an SSE error event after it."""
+        wait = retry_after(error)
+        extra = [(b"retry-after", wait.encode())] if wait else []
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                if self._begun:
+                    await self.part(event(error_body(error)) + DONE, last=True)
+                else:
+                    await self.whole(error_json(error), status or error.status, extra)
+        except (TimeoutError, ClientGone):
+            logger.info("request %s: the client has not taken its error", self._request_id)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._begun = True
+        headers.append((b"x-request-id", self._request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _send(self, message: Message) -> None:
+        self._writing_since = self._clock()
+        try:
+            await self._send_now(message)
+        except OSError:
+            raise ClientGone from None
+        finally:
+            self._writing_since = None
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _request_id(given: bytes) -> str:
+    """The client's id if it is fit for logs, else a new one."""
+    text = given.decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex

@@ -1,0 +1,88 @@
+"""The bodies of POST /tokenize and /detokenize, in vLLM's shapes, turned into questions to a PD worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from triptych.errors import InvalidRequest
+from triptych.protos import pd_pb2
+from triptych.proxy.call.validation import check_text, check_token_count
+from triptych.proxy.http.json_body import decode_body
+from triptych.proxy.openai.chat.request import call_of
+from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
+from triptych.proxy.splitter import pd_messages
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a text, or messages as POST /v1/chat/completions takes them."""
+
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeQuery:
+    """A question to a PD worker, and whose model it is about."""
+
+    model: str
+    message: pd_pb2.TokenizeRequest
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+def parse_tokenize(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQuery:
+    """The question that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_tokenize_decoder, raw)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt or messages must be there, and not both", param="prompt")
+    if body.add_special_tokens is False and body.prompt is not None:
+        raise InvalidRequest("add_special_tokens: false is not served", param="add_special_tokens")
+    if body.return_token_strs:
+        raise InvalidRequest(
+            "return_token_strs is not served: send the ids to /detokenize", param="return_token_strs"
+        )
+    if body.prompt is not None:
+        check_text(len(body.prompt), "prompt")
+        return TokenizeQuery(body.model or "", pd_pb2.TokenizeRequest(prompt=prompt_to_proto(body.prompt)))
+    chat = ChatBody(
+        messages=body.messages or [],
+        model=body.model,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    call, _ = call_of(chat, request_id, max_images=max_images, timeout=1.0)
+    message = pd_pb2.TokenizeRequest(
+        messages=pd_messages(call.messages), template=template_to_proto(call.template)
+    )
+    return TokenizeQuery(call.model, message)
+
+
+def parse_detokenize(raw: bytes) -> DetokenizeBody:
+    """The token ids that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_detokenize_decoder, raw)
+    check_token_count(len(body.tokens), "tokens")
+    if any(not 0 <= token < 1 << 32 for token in body.tokens):
+        raise InvalidRequest("tokens must hold token ids: integers from 0", param="tokens")
+    return body

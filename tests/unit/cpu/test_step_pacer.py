@@ -1,0 +1,113 @@
+"""When steps begin, and which core they run on."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+
+from triptych.cpu import step_pacer as module
+from triptych.cpu.affinity import OwnCore
+from triptych.cpu.core_page import CorePage
+from triptych.cpu.step_pacer import SharedCores, StepPacer, step_pacer
+from triptych.machine.resources import usable_cpus
+
+CORES = usable_cpus()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "cores")
+
+
+def _seconds(pacer: StepPacer, share: float = 1.0) -> float:
+    start = time.monotonic()
+    pacer.wait(share)
+    return time.monotonic() - start
+
+
+def test_steps_are_kept_apart_while_a_tower_lacks_cores_and_no_longer(path):
+    decoder, tower = step_pacer(path, 0, CORES, interval=3600.0), step_pacer(path, 1, 1)
+    decoder.wait()
+    decoder.wait()
+    thread = threading.Thread(target=decoder.wait)
+    with tower:
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_step_waits_no_longer_than_its_interval(path):
+    decoder = step_pacer(path, 0, CORES, interval=0.002)
+    with step_pacer(path, 1, 1):
+        decoder.wait()
+        assert _seconds(decoder) >= 0.0015
+
+
+def test_a_step_waits_for_its_share_of_the_interval(path):
+    decoder = step_pacer(path, 0, CORES, interval=3600.0)
+    with step_pacer(path, 1, 1):
+        decoder.wait()
+        # An hour for each that would gain; none does.
+        decoder.wait(0.0)
+        assert _seconds(decoder, 1e-6) >= 0.003
+
+
+def test_without_a_page_every_step_begins_at_once():
+    pacer = step_pacer("", 0, 1, interval=math.inf, own_core=True)
+    assert type(pacer) is StepPacer
+    with pacer:
+        pacer.wait()
+    pacer.close()
+
+
+class _Core(OwnCore):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def pin(self) -> None:
+        self.calls.append("pin")
+
+    def unpin(self) -> None:
+        self.calls.append("unpin")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+def test_a_decoder_keeps_to_its_core_until_a_tower_computes(path):
+    core = _Core()
+    decoder = SharedCores(CorePage(path, 0, 1), core=core)
+    decoder.wait()
+    with step_pacer(path, 1, 1):
+        decoder.wait()
+    decoder.wait()
+    decoder.close()
+    assert core.calls == ["pin", "unpin", "pin", "release"]
+
+
+def test_a_worker_under_a_quota_keeps_to_no_core(path, monkeypatch, caplog):
+    monkeypatch.setattr(module, "may_claim_cores", lambda: False)
+    monkeypatch.setattr(module, "claim_core", lambda: pytest.fail("a core is claimed"))
+    with caplog.at_level("INFO"):
+        step_pacer(path, 0, 1, own_core=True).close()
+    assert "keeps to no core" in caplog.text
+
+
+@pytest.mark.parametrize(("threads", "own_core", "claims"), [(1, True, 1), (1, False, 0), (2, True, 0)])
+def test_a_worker_of_one_thread_that_may_claims_a_core(path, monkeypatch, threads, own_core, claims):
+    claimed: list[_Core] = []
+
+    def claim() -> _Core:
+        claimed.append(core := _Core())
+        core.core = 6001
+        return core
+
+    monkeypatch.setattr(module, "may_claim_cores", lambda: True)
+    monkeypatch.setattr(module, "claim_core", claim)
+    step_pacer(path, 0, threads, own_core=own_core).close()
+    assert len(claimed) == claims

@@ -1,0 +1,129 @@
+"""Every count of threads and workers follows the quota, not the cores of the machine."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from triptych.cli.commands import serve
+from triptych.cpu.core_page import CorePage
+from triptych.cpu.threads import (
+    decoder_threads,
+    in_short_lived_thread,
+    thread_environment,
+    tower_threads,
+    use_threads,
+)
+from triptych.launch.plan.cores import share_cores
+from triptych.machine import resources as machine
+
+ROOT = Path(serve.__file__).resolve().parents[3]
+#: Who may ask for cores by their numbers, or hand them on.
+BY_NUMBER = {
+    "triptych/machine/resources.py",
+    "triptych/cpu/affinity.py",
+    "triptych/cli/commands/serve.py",
+}
+
+
+@pytest.fixture
+def pod_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 cores of two nodes, of which a quota pays for four and a half."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(machine, "allowed_cpus", lambda *_: frozenset(range(64)))
+    monkeypatch.setattr(machine, "cpu_quota", lambda *_: 4.5)
+    monkeypatch.setattr(machine, "numa_nodes", lambda *_: [frozenset(range(32)), frozenset(range(32, 64))])
+
+
+@pytest.mark.usefixtures("pod_of_four")
+def test_a_pod_of_four_cpus_on_64_cores_computes_with_four_threads(monkeypatch: pytest.MonkeyPatch):
+    assert decoder_threads(0, 4096) == 4
+    assert tower_threads(0, "0-63") == 4
+    assert tower_threads(0, "") == 2
+    names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    monkeypatch.setattr(os, "environ", {})
+    thread_environment()
+    assert [os.environ[name] for name in names] == ["4", "4", "4"]
+    os.environ["OMP_NUM_THREADS"] = "3"
+    thread_environment()
+    assert os.environ["OMP_NUM_THREADS"] == "3", "what the user says counts"
+
+
+@pytest.mark.usefixtures("pod_of_four")
+def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    given = {"topology": "epd", "device": "cpu", "cpus_per_worker": 0, "cpu_sharing": "auto"}
+    given |= {"encoders": 0, "encoder_threads": 0, "threads": 0}
+    monkeypatch.setattr(serve, "check_memory", lambda *_: {})
+    chosen, _ = serve._share_machine(tmp_path, given, 0)
+    assert (chosen["encoders"], chosen["encoder_threads"]) == (4, 1)
+    assert chosen == share_cores(given, 4)
+    page = CorePage(str(tmp_path / "cores"), 0, 4)
+    assert page._cores == 4
+
+
+def test_torch_is_told_both_counts_and_a_second_time_does_no_harm():
+    before = torch.get_num_threads()
+    try:
+        use_threads(1)
+        use_threads(1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_no_service_counts_the_cores_of_the_machine():
+    folders = ("triptych", "proxy", "pd_worker", "encoder_worker", "ec_connector")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    counting = {"cpu_count", "sched_getaffinity", "process_cpu_count"}
+    found = {
+        str(file.relative_to(ROOT))
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in counting
+    }
+    assert found <= BY_NUMBER, found - BY_NUMBER
+
+
+_SHORT_LIVED = """
+import os, sys, time, torch
+from triptych.cpu.threads import in_short_lived_thread
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def work():
+    return float(torch.ones(1 << 20).sum())
+
+torch.set_num_threads(2)
+before = threads()
+assert in_short_lived_thread(work) == 1 << 20
+deadline = time.monotonic() + 30
+while threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+after = threads()
+work()
+print(after - before, threads() - after)
+"""
+
+
+def test_a_short_lived_thread_leaves_no_threads_and_one_that_stays_does():
+    run = subprocess.run([sys.executable, "-c", _SHORT_LIVED], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["0", "1"], run.stderr
+
+
+def test_a_short_lived_thread_gives_what_its_work_gives():
+    def failing(word: str, *, times: int) -> str:
+        raise ValueError(word * times)
+
+    assert in_short_lived_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ValueError, match="nono"):
+        in_short_lived_thread(failing, "no", times=2)

@@ -1,0 +1,22 @@
+"""What `triptych profile` says of the machine that it measured. Nothing is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych.goodput.report.machine import Machine
+from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE, published
+from triptych.simulator.profile.profile import Profile, Settings, report
+
+MACHINE = Machine("abc", {}, "a chip", 2, 8.0, "Linux", "triptych profile", 0.1, 1.5)
+SETTINGS = Settings("tiny", "cpu", "float32", 1, 1, False, 2048, 512)
+FOUND = Profile(published("a100-80g"), QWEN3_VL_4B_SHAPE, SETTINGS, MACHINE, {}, {})
+
+
+def test_a_machine_that_was_idle_is_not_complained_of() -> None:
+    assert "measure again" not in report(FOUND)
+
+
+def test_a_machine_that_others_used_is_to_be_measured_again() -> None:
+    loaded = replace(FOUND, machine=replace(MACHINE, load_before=1.9))
+    assert "LOADED MACHINE (1.9 on 2 cores)" in report(loaded)
