@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from triptych.config import PDConfig
@@ -13,27 +14,28 @@ from triptych.cpu.step_pacer import StepPacer
 from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.errors import InternalError, Unavailable
+from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.machine.device_fault import check_device
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.core.admission import Admission
-from triptych.pd_worker.core.capacity import (
+from triptych.pd_worker.core.encoder_cache import EncoderCache
+from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.swap import SwapManager
+from triptych.pd_worker.core.limits import SchedulerLimits
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.pd_worker.runner.capacity import (
     cross_limits_of,
     max_model_len,
     num_host_blocks,
     num_kv_blocks,
     view_memory,
 )
-from triptych.pd_worker.core.encoder_cache import EncoderCache
-from triptych.pd_worker.core.inbox import Command
-from triptych.pd_worker.core.items import ItemTracker
-from triptych.pd_worker.core.kv_cache.cross_manager import CrossKVManager
-from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
-from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
-from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.scheduler import Scheduler, SchedulerLimits
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.watchdog import EngineBeat
@@ -42,6 +44,25 @@ logger = logging.getLogger(__name__)
 
 #: Longest sleep of an idle engine, should a wake-up ever be lost.
 _LONGEST_SLEEP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A call for the engine's thread; `failed` gets the error where it raises, so that the others go on."""
+
+    run: Callable[[], None]
+    failed: Callable[[RequestError], None]
+
+    def carry_out(self) -> None:
+        """Never raises an Exception."""
+        try:
+            self.run()
+        except Exception:
+            logger.exception("a command failed: only its own requests end")
+            try:
+                self.failed(InternalError("the engine failed on a command for this request"))
+            except Exception:
+                logger.exception("a failed command's requests could not be ended")
 
 
 class Engine:
@@ -99,7 +120,7 @@ class Engine:
         self._warm = False
         self._emit = emit
         self._pacer = pacer or StepPacer()
-        self._metrics = StepMetrics(metrics, model_name or config.served_model_name, self.scheduler)
+        self._metrics = StepMetrics(metrics, model_name or config.served_model_name)
         metrics.parameter_bytes.set(self.runner.parameter_bytes)
         self._condition = threading.Condition()
         self._inbox: list[Command] = []
@@ -204,7 +225,7 @@ class Engine:
         output = self.scheduler.schedule(time.monotonic())
         result = self._execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
-        self._metrics.record(output, events)
+        self._metrics.record(self.scheduler.collect_stats(), output, events)
         self._tell(events)
         moved = result.ec_connector_output
         return bool(output.computes or events or moved.fetched or moved.loaded or moved.failed)
@@ -226,7 +247,7 @@ class Engine:
         return result
 
     def _end_all(self, events: list[EngineEvent]) -> None:
-        self._metrics.record(None, events)
+        self._metrics.record(self.scheduler.collect_stats(), None, events)
         self._tell(events)
 
     def _take_inbox(self, *, sleep: bool) -> list[Command]:

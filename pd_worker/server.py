@@ -16,7 +16,7 @@ from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestEr
 from triptych.hashing import check_mm_hash
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.streams import MAX_NAMED, Outbox
-from triptych.pd_worker.frontend.names import MAX_KEYS, MAX_REQUESTS, check_count, check_name
+from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto

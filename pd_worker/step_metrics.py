@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from triptych.metrics import PDMetrics
-from triptych.pd_worker.core.outputs import EngineEvent, NewTokens, RequestFinished, SchedulerOutput
-from triptych.pd_worker.core.scheduler import Latencies, Scheduler
+from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
+from triptych.pd_worker.core.stats import ItemCounts, Latencies, SchedulerStats
 from triptych.types import FinishReason
 
 
 class StepMetrics:
-    """Reads the scheduler after each step; all gauges are zero at rest."""
+    """The engine's Prometheus metrics, updated after each step; all gauges are zero at rest."""
 
-    def __init__(self, metrics: PDMetrics, model_name: str, scheduler: Scheduler) -> None:
+    def __init__(self, metrics: PDMetrics, model_name: str) -> None:
         self._metrics = metrics
         self._model_name = model_name
-        self._scheduler = scheduler
 
-    def record(self, output: SchedulerOutput | None, events: Iterable[EngineEvent]) -> None:
+    def record(
+        self, stats: SchedulerStats, output: SchedulerOutput | None, events: Iterable[EngineEvent]
+    ) -> None:
         """`output` is None when the step failed before it was planned."""
-        self._gauges()
-        self._items()
-        self._latencies()
+        self._gauges(stats)
+        self._items(stats.items)
+        self._latencies(stats.latencies)
         if output is not None:
             self._step(output)
         for event in events:
@@ -31,32 +33,19 @@ class StepMetrics:
             elif isinstance(event, RequestFinished):
                 self._finished(event)
 
-    def _latencies(self) -> None:
-        taken, self._scheduler.latencies = self._scheduler.latencies, Latencies()
-        for histogram, values in (
-            (self._metrics.time_to_first_token, taken.first_token),
-            (self._metrics.inter_token_latency, taken.between_tokens),
-            (self._metrics.e2e_latency, taken.whole),
-        ):
-            for seconds in values:
-                histogram.observe(seconds)
+    def _gauges(self, stats: SchedulerStats) -> None:
+        metrics = self._metrics
+        metrics.requests_running.set(stats.num_running)
+        metrics.requests_waiting.set(stats.num_waiting)
+        metrics.kv_blocks_used.set(stats.kv_blocks_used)
+        metrics.kv_cache_usage.set(stats.kv_blocks_used / stats.kv_blocks)
+        metrics.cross_tables.set(stats.cross_tables)
+        metrics.host_blocks_used.set(stats.host_blocks_used)
+        metrics.encoder_cache_bytes.set(stats.encoder_cache_bytes)
+        metrics.encoder_cache_references.set(stats.encoder_cache_references)
+        metrics.reserved_bytes.set(stats.reserved_bytes)
 
-    def _gauges(self) -> None:
-        metrics, scheduler = self._metrics, self._scheduler
-        metrics.requests_running.set(scheduler.num_running)
-        metrics.requests_waiting.set(scheduler.num_waiting)
-        metrics.kv_blocks_used.set(scheduler.kv.num_used)
-        metrics.kv_cache_usage.set(scheduler.kv.num_used / scheduler.kv.num_blocks)
-        if scheduler.items.cross is not None:
-            metrics.cross_tables.set(scheduler.items.cross.num_tables)
-        if scheduler.swap is not None:
-            metrics.host_blocks_used.set(scheduler.swap.num_used)
-        metrics.encoder_cache_bytes.set(scheduler.items.cache.used)
-        metrics.encoder_cache_references.set(scheduler.items.cache.references)
-        metrics.reserved_bytes.set(scheduler.items.admission.reserved)
-
-    def _items(self) -> None:
-        counts = self._scheduler.items.take_counts()
+    def _items(self, counts: ItemCounts) -> None:
         for result, count in (
             ("resident", counts.resident),
             ("fetched", counts.fetched),
@@ -67,6 +56,15 @@ class StepMetrics:
         for seconds in counts.load_seconds:
             self._metrics.ec_load_seconds.observe(seconds)
         self._metrics.ec_load_bytes.inc(counts.load_bytes)
+
+    def _latencies(self, latencies: Latencies) -> None:
+        for histogram, values in (
+            (self._metrics.time_to_first_token, latencies.first_token),
+            (self._metrics.inter_token_latency, latencies.between_tokens),
+            (self._metrics.e2e_latency, latencies.whole),
+        ):
+            for seconds in values:
+                histogram.observe(seconds)
 
     def _step(self, output: SchedulerOutput) -> None:
         metrics = self._metrics

@@ -21,8 +21,8 @@ from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.proxy.call.model_kind import ModelKind
 from triptych.proxy.requests.lifecycle import RETRY_AFTER
-from triptych.rpc.auth import WorkerSession
 from triptych.rpc.channels import make_channel
+from triptych.rpc.client_auth import WorkerSession
 from triptych.rpc.proofs import InternalKey
 from triptych.types import WorkerInfo
 

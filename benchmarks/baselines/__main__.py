@@ -16,9 +16,9 @@ from rich.console import Console
 
 from benchmarks.baselines.cell import chosen, plan_cells
 from benchmarks.baselines.cell_files import CellFiles
+from benchmarks.baselines.estimates import format_duration, seconds_left
 from benchmarks.baselines.matrix import read_matrix
-from benchmarks.baselines.pace import seconds_left, told
-from benchmarks.baselines.runner import Options, Run
+from benchmarks.baselines.runner import MatrixRun, Options
 from triptych.errors import ConfigError
 from triptych.goodput.report.display import Display
 
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """0 when every cell that was asked for is done, 1 when some failed or are left, 2 for bad input."""
     options = parser().parse_args(arguments)
-    # So that servers end with this process, however it is told to end.
+    # Servers end with this process, by SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     display = Display(Console(soft_wrap=True))
     try:
@@ -52,12 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
         if options.list:
             for cell in cells:
                 display.say(f"{cell.name:40} {'there' if files.path(cell).exists() else ''}".rstrip())
-            display.say(f"{len(cells)} cells, about {told(seconds_left(cells, files.read(everything)))}")
+            display.say(
+                f"{len(cells)} cells, about {format_duration(seconds_left(cells, files.read(everything)))}"
+            )
             return 0
-        told_ = Options(
+        run_options = Options(
             options.minutes, options.restart_each, options.retry_failed, options.lock, options.want
         )
-        return 0 if Run(matrix, cells, files, told_, display).run(everything) else 1
+        return 0 if MatrixRun(matrix, cells, files, run_options, display).run(everything) else 1
     except ConfigError as error:
         display.warn(str(error))
         return 2

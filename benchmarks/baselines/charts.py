@@ -10,85 +10,87 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.baselines.shelf import Shelf
+from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.tables import number
+from triptych.goodput.measure.slo import parse_slo
 from triptych.goodput.report.plots import COLOURS
-from triptych.goodput.slo import parse_slo
 
 #: Bars whose neighbour is so many times as high would be invisible on a linear axis.
 _LINEAR_RANGE = 20.0
 
 
-def save_charts(shelf: Shelf, folder: Path) -> list[Path]:
+def save_charts(results: CellResults, folder: Path) -> list[Path]:
     """baselines-NAME-latency.png and so on, those that there is data for."""
     paths = []
     for name, draw in (("latency", latency), ("goodput", goodput), ("capacity", capacity)):
-        figure = draw(shelf)
+        figure = draw(results)
         if figure is not None:
-            paths.append(folder / f"baselines-{shelf.matrix['name']}-{name}.png")
+            paths.append(folder / f"baselines-{results.matrix['name']}-{name}.png")
             figure.savefig(paths[-1], dpi=110)
             plt.close(figure)
     return paths
 
 
-def latency(shelf: Shelf) -> Figure | None:
+def latency(results: CellResults) -> Figure | None:
     """Tails of TTFT and TPOT at the fixed rate, with the objectives."""
-    loads = shelf.measured_loads("fixed")
+    loads = results.measured_loads("fixed")
     if not loads:
         return None
     figure: Figure
     figure, axes = plt.subplots(2, 1, figsize=(max(7.0, 1.9 * len(loads)), 7.0), layout="constrained")
-    share = shelf.matrix["fixed"]["share"]
-    figure.suptitle(f"{shelf.matrix['name']}: at {share:.0%} of colocated's capacity{_mark(shelf)}")
-    systems = _systems(shelf, "fixed", loads)
+    share = results.matrix["fixed"]["share"]
+    figure.suptitle(f"{results.matrix['name']}: at {share:.0%} of colocated's capacity{_mark(results)}")
+    systems = _systems(results, "fixed", loads)
     for axis, metric in zip(axes, ("ttft", "tpot"), strict=True):
-        _bars(axis, shelf, metric, loads, systems)
+        _bars(axis, results, metric, loads, systems)
         for place, load in enumerate(loads):
-            limit = dict(parse_slo([shelf.matrix["loads"][load]]).limits).get(metric)
+            limit = dict(parse_slo([results.matrix["loads"][load]]).limits).get(metric)
             if limit is not None:
                 label = "SLO" if not place else None
                 axis.hlines(limit, place - 0.45, place + 0.45, color="#333333", linestyle="--", label=label)
-        _dress(axis, shelf.metrics[metric].title, loads)
+        _dress(axis, results.metrics[metric].title, loads)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=6)
     return figure
 
 
-def goodput(shelf: Shelf) -> Figure | None:
+def goodput(results: CellResults) -> Figure | None:
     """Highest sustained rates; whiskers are the range of repeats."""
-    return _single(shelf, "goodput", "search", "Goodput by search (c)")
+    return _single(results, "goodput", "search", "Goodput by search (c)")
 
 
-def capacity(shelf: Shelf) -> Figure | None:
+def capacity(results: CellResults) -> Figure | None:
     """Throughput of the closed loop, colocated's other settings included."""
     return _single(
-        shelf, "capacity", "capacity", f"{shelf.matrix['capacity']['concurrency']} requests at once"
+        results, "capacity", "capacity", f"{results.matrix['capacity']['concurrency']} requests at once"
     )
 
 
-def _single(shelf: Shelf, metric: str, kind: str, title: str) -> Figure | None:
-    loads = shelf.measured_loads(kind)
+def _single(results: CellResults, metric: str, kind: str, title: str) -> Figure | None:
+    loads = results.measured_loads(kind)
     if not loads:
         return None
-    systems = _systems(shelf, kind, loads)
+    systems = _systems(results, kind, loads)
     width = min(max(6.5, 0.3 * len(loads) * len(systems) + 2.0), 13.0)
     figure: Figure
     figure, axis = plt.subplots(figsize=(width, 4.0), layout="constrained")
-    figure.suptitle(f"{shelf.matrix['name']}: {title}{_mark(shelf)}")
-    _bars(axis, shelf, metric, loads, systems)
-    _dress(axis, shelf.metrics[metric].title, loads)
+    figure.suptitle(f"{results.matrix['name']}: {title}{_mark(results)}")
+    _bars(axis, results, metric, loads, systems)
+    _dress(axis, results.metrics[metric].title, loads)
     figure.legend(loc="outside lower center", fontsize=8, ncols=5)
     return figure
 
 
-def _systems(shelf: Shelf, kind: str, loads: Sequence[str]) -> list[str]:
-    return [name for name in shelf.systems if any(shelf.by_repeat(kind, load, name) for load in loads)]
+def _systems(results: CellResults, kind: str, loads: Sequence[str]) -> list[str]:
+    return [name for name in results.systems if any(results.by_repeat(kind, load, name) for load in loads)]
 
 
-def _bars(axis: Axes, shelf: Shelf, metric: str, loads: Sequence[str], systems: Sequence[str]) -> None:
+def _bars(
+    axis: Axes, results: CellResults, metric: str, loads: Sequence[str], systems: Sequence[str]
+) -> None:
     """Medians side by side, whiskers for the range; only systems that a load has take room there."""
-    every, width, heights, named = list(shelf.systems), 0.84 / len(systems), [], set()
+    every, width, heights, named = list(results.systems), 0.84 / len(systems), [], set()
     for place, load in enumerate(loads):
-        found = {name: list(shelf.values(metric, load, name).values()) for name in systems}
+        found = {name: list(results.values(metric, load, name).values()) for name in systems}
         there = {name: values for name, values in found.items() if values}
         for index, (system, values) in enumerate(there.items()):
             at, middle = place + (index - (len(there) - 1) / 2) * width, statistics.median(values)
@@ -127,5 +129,5 @@ def _dress(axis: Axes, title: str, loads: Sequence[str]) -> None:
     axis.set_axisbelow(True)
 
 
-def _mark(shelf: Shelf) -> str:
-    return " – LOADED MACHINE" if shelf.loaded() else ""
+def _mark(results: CellResults) -> str:
+    return " – LOADED MACHINE" if results.loaded() else ""

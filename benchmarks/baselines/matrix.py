@@ -13,8 +13,8 @@ import msgspec
 
 from triptych.errors import ConfigError
 from triptych.goodput.launch import parse_shape
-from triptych.goodput.load.presets import preset
-from triptych.goodput.slo import Slo, parse_slo
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.slo import Slo, parse_slo
 
 KINDS = ("capacity", "fixed", "search")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.baselines.cell import Cell, seed_of
+from benchmarks.baselines.estimates import Found, fixed_rate, search_start, window_requests
 from benchmarks.baselines.matrix import Matrix
 from benchmarks.baselines.processes import cpu_shares, machine_time, others_share, usages
-from benchmarks.baselines.rates import Found, fixed_rate, search_start, window_requests
 from benchmarks.baselines.servers import Server
 from triptych.errors import TriptychError
 from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
-from triptych.goodput.load.presets import preset
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.search import SearchLimits
+from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.result import search_fields, window_fields
 from triptych.goodput.run import Bench, ready
-from triptych.goodput.search import SearchLimits
-from triptych.goodput.settings import Settings
 
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12
@@ -49,9 +49,9 @@ class Measured:
     others_share: float = 0.0
 
 
-def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: float | None) -> Settings:
+def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: float | None) -> RunSettings:
     """Of the cell's windows; `rate` is that of the fixed window, or the first of the search."""
-    base = Settings(
+    base = RunSettings(
         target=target,
         workload=preset(cell.load).workload,
         workload_name=cell.load,
@@ -90,11 +90,11 @@ def rate_of(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | No
     return rate
 
 
-def settle(server: Server, display: Display) -> None:
-    """A short closed loop with pictures that nobody counts."""
+def warm_up(server: Server, display: Display) -> None:
+    """A short closed loop with pictures, not measured."""
     load = "images-4"
     asked = ready(
-        Settings(
+        RunSettings(
             target=Target(server.url, ""),
             workload=preset(load).workload,
             workload_name=load,
@@ -133,12 +133,12 @@ def measure_cell(
     after = usages(server.pids, memory=True)
     found.cpu_shares = cpu_shares(before, after, wall)
     found.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
-    found.windows = [slim(window_fields(window), cell.kind == "search") for window in bench.windows]
+    found.windows = [without_bulk(window_fields(window), cell.kind == "search") for window in bench.windows]
     if not any(window["completed"] for window in found.windows):
         raise CellFailed(f"no request was answered: {bench.windows[0].report.records[-1].error}")
 
 
-def slim(window: Mapping[str, Any], short: bool) -> dict[str, Any]:
+def without_bulk(window: Mapping[str, Any], short: bool) -> dict[str, Any]:
     """Without what no report reads; `short` leaves out all that is of single requests but the first error."""
     dropped = _BULKY + (_PER_REQUEST if short else ())
     kept = {name: value for name, value in window.items() if name not in dropped}

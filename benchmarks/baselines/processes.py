@@ -13,7 +13,7 @@ _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """`cpu`: seconds so far; `memory_mb`: proportional set size, so that pages forks share count once."""
 
     name: str
@@ -42,18 +42,20 @@ def tree(roots: Iterable[int]) -> list[int]:
     return found
 
 
-def usages(roots: Iterable[int], memory: bool = False) -> dict[int, Usage]:
+def usages(roots: Iterable[int], memory: bool = False) -> dict[int, ProcessUsage]:
     """By process id; a process that ends meanwhile is left out."""
     found = {}
     for pid in tree(roots):
         fields = _stat(pid)
         if fields is not None:
             cpu = (int(fields[1][11]) + int(fields[1][12])) / _TICKS
-            found[pid] = Usage(fields[0], cpu, _memory_mb(pid) if memory else 0.0)
+            found[pid] = ProcessUsage(fields[0], cpu, _memory_mb(pid) if memory else 0.0)
     return found
 
 
-def cpu_shares(before: Mapping[int, Usage], after: Mapping[int, Usage], wall: float) -> dict[str, float]:
+def cpu_shares(
+    before: Mapping[int, ProcessUsage], after: Mapping[int, ProcessUsage], wall: float
+) -> dict[str, float]:
     """CPU seconds per second by process name, equal names apart by a number; a new process counts whole."""
     found: dict[str, float] = {}
     for pid, usage in after.items():
@@ -67,14 +69,14 @@ def cpu_shares(before: Mapping[int, Usage], after: Mapping[int, Usage], wall: fl
 
 
 def others_share(before: MachineTime, after: MachineTime) -> float:
-    """Cores that processes outside of this run took, time stolen by the host included; never below 0."""
+    """Cores that processes outside of this run used, time stolen by the host included; never below 0."""
     wall = after.wall - before.wall
     return max(after.busy - before.busy - (after.own - before.own), 0.0) / max(wall, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineTime:
-    """Seconds: clock, CPU of everybody, CPU of this process with all its descendants, ended ones included."""
+    """Seconds: clock, CPU of all processes, CPU of this process and its descendants, ended ones too."""
 
     wall: float
     busy: float

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.baselines.cell_files import read_folder
-from benchmarks.baselines.shelf import Shelf
+from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.tables import report
 from benchmarks.result_page import RESULTS
 from triptych.errors import ConfigError
@@ -26,17 +26,21 @@ def main(arguments: list[str] | None = None) -> int:
     found.add_argument("--to", type=Path, default=RESULTS, help="folder to write to: benchmarks/results")
     options = found.parse_args(arguments)
     try:
-        shelves = [Shelf(plan, cells) for folder in options.folders for plan, cells in read_folder(folder)]
+        matrices = [
+            CellResults(plan, cells) for folder in options.folders for plan, cells in read_folder(folder)
+        ]
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if not options.write:
-        sys.stdout.write(report(shelves))
+        sys.stdout.write(report(matrices))
         return 0
     from benchmarks.baselines.charts import save_charts
 
-    paths = [path for shelf in shelves for path in save_charts(shelf, options.to)]
-    text = report(shelves, [path.name for path in paths], "python -m benchmarks baselines_report DIR --write")
+    paths = [path for results in matrices for path in save_charts(results, options.to)]
+    text = report(
+        matrices, [path.name for path in paths], "python -m benchmarks baselines_report DIR --write"
+    )
     target = options.to / "baselines.md"
     target.write_text(text)
     for path in (target, *paths):

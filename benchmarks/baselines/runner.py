@@ -11,16 +11,16 @@ from typing import Any
 
 from benchmarks.baselines.cell import Cell
 from benchmarks.baselines.cell_files import CellFiles
+from benchmarks.baselines.estimates import estimate, format_duration, seconds_left
+from benchmarks.baselines.machine_lock import machine_lock
 from benchmarks.baselines.matrix import Matrix, System, asked_of
-from benchmarks.baselines.measure import CellFailed, Measured, measure_cell, rate_of, settle
-from benchmarks.baselines.pace import estimate, seconds_left, told
-from benchmarks.baselines.servers import Fleet, Server, idle_shares
-from benchmarks.baselines.turn import turn
+from benchmarks.baselines.measure import CellFailed, Measured, measure_cell, rate_of, warm_up
+from benchmarks.baselines.servers import Server, ServerPool, idle_shares
 from triptych.errors import ConfigError, TriptychError
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import describe, load_average
 
-#: Cores that all idle servers together may take before it is told who they are.
+#: Cores that all idle servers together may take before they are listed.
 IDLE_LIMIT = 0.02
 IDLE_SECONDS = 5.0
 
@@ -36,7 +36,7 @@ class Options:
     want: Path | None = None
 
 
-class Run:
+class MatrixRun:
     """Measures the cells that are left, in their order."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Run:
         self._files = files
         self._options = options
         self._display = display
-        self._fleet = Fleet(matrix.model, self._settle)
+        self._pool = ServerPool(matrix.model, self._warm_up)
         self._load_at_start = load_average()
         self._began = time.monotonic()
 
@@ -63,18 +63,20 @@ class Run:
             for index, cell in enumerate(left):
                 expected = estimate(cell, list(finished.values()))
                 if not self._fits(expected):
-                    self._display.warn(f"{cell.name} would take {told(expected)}: no time left for it")
+                    self._display.warn(
+                        f"{cell.name} would take {format_duration(expected)}: no time left for it"
+                    )
                     break
                 found = self._cell(cell, finished)
                 finished[cell.name] = found
-                self._fleet.rest(self._matrix.named(cell.system))
+                self._pool.pause(self._matrix.named(cell.system))
                 self._tell(cell, found, left[index + 1 :], list(finished.values()))
                 if not idle_checked and index + 1 < len(left) and self._all_up(left[index + 1 :]):
                     idle_checked = True
                     self._check_idle()
                 self._end_unneeded(cell, left[index + 1 :])
         finally:
-            self._fleet.close()
+            self._pool.close()
         return all(cell.name in finished and finished[cell.name]["status"] == "done" for cell in self._cells)
 
     def _check_asked(self, finished: Iterable[dict[str, Any]]) -> None:
@@ -104,11 +106,11 @@ class Run:
         system = self._matrix.named(cell.system)
         server: Server | None = None
         measured, why, tail = Measured(), "", ""
-        with turn(self._options.lock, self._options.want):
+        with machine_lock(self._options.lock, self._options.want):
             begun, date, load_before = time.monotonic(), _date(), load_average()
             try:
                 measured.rate = rate_of(self._matrix, cell, list(finished.values()))
-                server = self._fleet.get(system)
+                server = self._pool.get(system)
                 server.empty_scratch()
                 measure_cell(self._matrix, cell, server, attempt, self._display, measured)
                 if not server.alive():
@@ -135,17 +137,17 @@ class Run:
         self._files.write(cell, found)
         return found
 
-    def _settle(self, system: System, server: Server) -> None:
+    def _warm_up(self, system: System, server: Server) -> None:
         self._display.say(f"{system.name}: ready after {server.seconds_to_ready:.1f} s")
-        settle(server, self._display)
+        warm_up(server, self._display)
 
     def _all_up(self, left: Sequence[Cell]) -> bool:
         lasting = {cell.system for cell in left if not self._matrix.named(cell.system).brief}
-        return not self._options.restart_each and lasting <= set(self._fleet.running())
+        return not self._options.restart_each and lasting <= set(self._pool.running())
 
     def _check_idle(self) -> None:
-        with turn(self._options.lock, self._options.want):
-            shares = idle_shares(self._fleet.running(), IDLE_SECONDS)
+        with machine_lock(self._options.lock, self._options.want):
+            shares = idle_shares(self._pool.running(), IDLE_SECONDS)
         text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         if sum(shares.values()) > IDLE_LIMIT:
             self._display.warn(f"idle servers take {sum(shares.values()):.1%} of a core: {text}")
@@ -155,18 +157,18 @@ class Run:
     def _end_unneeded(self, cell: Cell, left: Sequence[Cell]) -> None:
         brief = self._matrix.named(cell.system).brief or self._options.restart_each
         if brief or cell.system not in {other.system for other in left}:
-            self._fleet.end(cell.system)
+            self._pool.end(cell.system)
 
     def _tell(
         self, cell: Cell, found: dict[str, Any], left: Sequence[Cell], finished: list[dict[str, Any]]
     ) -> None:
         done = f"{len(self._cells) - len(left)} of {len(self._cells)}"
-        rest = told(seconds_left(left, finished))
+        rest = format_duration(seconds_left(left, finished))
         if found["status"] == "failed":
             self._display.warn(f"{cell.name} FAILED: {found['why'][:500]}")
         else:
             self._display.say(f"{cell.name}: {_figures(found, self._matrix.tail)}")
-        self._display.say(f"  {told(found['wall_s'])}; {done} cells, about {rest} left")
+        self._display.say(f"  {format_duration(found['wall_s'])}; {done} cells, about {rest} left")
 
 
 def _figures(found: dict[str, Any], tail: int) -> str:

@@ -40,11 +40,11 @@ class Server:
         return all(alive(pid) for pid in self.pids)
 
     def pause(self) -> None:
-        """Stops all processes where they are; `go_on` continues them. For servers started by commands."""
+        """Stops all processes where they are; `resume` continues them. For servers started by commands."""
         for pid in self.pids:
             _signal(pid, signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         for pid in self.pids:
             _signal(pid, signal.SIGCONT)
 
@@ -82,17 +82,17 @@ def _commanded(system: System, model: str) -> Iterator[Server]:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-scratch-", dir=memory))
         )
         values = {"MODEL": model, "SCRATCH": str(scratch)} | _free_ports(system.ports)
-        told = expand_system(system, lambda text, where: expand(text, values, where))
-        environment = os.environ | told.env
+        expanded = expand_system(system, lambda text, where: expand(text, values, where))
+        environment = os.environ | expanded.env
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, processes)
         begun, logs = time.monotonic(), []
-        for index, command in enumerate(told.commands):
+        for index, command in enumerate(expanded.commands):
             logs.append(folder / f"log-{index}")
-            processes.append(_start(command, environment, told.cwd, logs[-1]))
-        _wait_ready(told, processes, logs, begun + told.timeout)
+            processes.append(_start(command, environment, expanded.cwd, logs[-1]))
+        _wait_ready(expanded, processes, logs, begun + expanded.timeout)
         yield Server(
-            told.url,
+            expanded.url,
             tuple(process.pid for process in processes),
             tuple(logs),
             "; ".join(" ".join(command) for command in system.commands),
@@ -165,7 +165,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Last started, first ended; what a group leaves behind is killed by its number."""
     for process in reversed(processes):
         _signal(process.pid, signal.SIGTERM)
-        # A paused one hears it only when it goes on.
+        # A stopped process gets SIGTERM only once it continues.
         _signal(process.pid, signal.SIGCONT)
     deadline = time.monotonic() + _END_SECONDS
     for process in reversed(processes):
@@ -181,50 +181,50 @@ def _signal(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-class Fleet:
+class ServerPool:
     """Servers that stay up between cells. `after_start` is called with every server that has been started."""
 
     def __init__(self, model: str, after_start: Callable[[System, Server], None]) -> None:
         self._model = model
         self._after_start = after_start
-        self._up: dict[str, tuple[Server, contextlib.ExitStack]] = {}
+        self._running: dict[str, tuple[Server, contextlib.ExitStack]] = {}
 
     def get(self, system: System) -> Server:
         """Running and ready; a dead one is started again, a paused one goes on."""
-        if system.name in self._up and not self._up[system.name][0].alive():
+        if system.name in self._running and not self._running[system.name][0].alive():
             self.end(system.name)
-        if system.name not in self._up:
+        if system.name not in self._running:
             with contextlib.ExitStack() as stack:
                 server = stack.enter_context(serving(system, self._model))
                 try:
                     self._after_start(system, server)
                 except TriptychError as error:
                     raise ConfigError(f"system {system.name!r}: {error}\n{server.log_tail()}") from error
-                self._up[system.name] = (server, stack.pop_all())
-        server = self._up[system.name][0]
+                self._running[system.name] = (server, stack.pop_all())
+        server = self._running[system.name][0]
         if system.pause:
-            server.go_on()
+            server.resume()
         return server
 
-    def rest(self, system: System) -> None:
+    def pause(self, system: System) -> None:
         """After a cell: one that is to be paused is."""
-        if system.pause and system.name in self._up:
-            self._up[system.name][0].pause()
+        if system.pause and system.name in self._running:
+            self._running[system.name][0].pause()
 
     def running(self) -> dict[str, Server]:
-        return {name: server for name, (server, _) in self._up.items()}
+        return {name: server for name, (server, _) in self._running.items()}
 
     def end(self, name: str) -> None:
-        if name in self._up:
-            self._up.pop(name)[1].close()
+        if name in self._running:
+            self._running.pop(name)[1].close()
 
     def close(self) -> None:
-        for name in list(self._up):
+        for name in list(self._running):
             self.end(name)
 
 
 def idle_shares(servers: Mapping[str, Server], seconds: float) -> dict[str, float]:
-    """Cores that each takes while nobody asks anything, over `seconds`."""
+    """Cores that each idle server uses, over `seconds`."""
     before = {name: _cpu(server) for name, server in servers.items()}
     begun = time.monotonic()
     time.sleep(seconds)

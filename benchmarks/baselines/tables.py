@@ -1,4 +1,4 @@
-"""The report's text, in Markdown, from shelves of cells. Pure."""
+"""The report's text, in Markdown, from matrices of cells. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 
-from benchmarks.baselines.shelf import OTHERS_LIMIT, Shelf, cell_name
+from benchmarks.baselines.cell_results import OTHERS_LIMIT, CellResults, cell_name
 from benchmarks.baselines.verdicts import (
     BEFORE_FIRST_TOKEN,
     Line,
     best_setting,
-    blame,
     busiest,
     comparisons,
     cores_used,
+    explain_loss,
     judge_target,
     lost,
-    others,
     planned_targets,
     stage_table,
+    undecided,
     won,
 )
 
@@ -27,7 +27,7 @@ _FIXED = ("attainment", "ttft", "tpot", "text_tpot")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
-    """A Markdown table; the columns in `texts` are text, the others numbers."""
+    """A Markdown table; the columns in `texts` are text, the rest numbers."""
     rules = ("---" if index in texts else "---:" for index in range(len(head)))
     lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(rules) + " |"]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
@@ -49,32 +49,32 @@ def spread(values: Sequence[float]) -> str:
     return middle if low == high else f"{middle} ({low} – {high})"
 
 
-def report(shelves: Sequence[Shelf], pictures: Sequence[str] = (), command: str = "") -> str:
+def report(matrices: Sequence[CellResults], pictures: Sequence[str] = (), command: str = "") -> str:
     """The whole text; `pictures` are file names beside it."""
     lines = ["# Baselines", ""]
-    lines += _machine(shelves, command)
-    for shelf in shelves:
-        lines += ["", f"## {shelf.matrix['name']}: {shelf.matrix['about']}", ""]
-        lines += _systems(shelf)
+    lines += _machine(matrices, command)
+    for results in matrices:
+        lines += ["", f"## {results.matrix['name']}: {results.matrix['about']}", ""]
+        lines += _systems(results)
         for title, part in (
-            ("Targets", _targets(shelf)),
-            ("Wins and losses", _wins_and_losses(shelf)),
-            ("Goodput by search (definition c)", _searches(shelf)),
-            ("At a fixed rate", _fixed(shelf)),
-            ("Ratios", _ratios(shelf)),
-            ("Closed loop", _capacity(shelf)),
-            ("Where the time goes", _stages(shelf)),
-            ("What is missing or doubtful", _doubts(shelf)),
+            ("Targets", _targets(results)),
+            ("Wins and losses", _wins_and_losses(results)),
+            ("Goodput by search (definition c)", _searches(results)),
+            ("At a fixed rate", _fixed(results)),
+            ("Ratios", _ratios(results)),
+            ("Closed loop", _capacity(results)),
+            ("Where the time goes", _stages(results)),
+            ("What is missing or doubtful", _doubts(results)),
         ):
             if part:
                 lines += ["", f"### {title}", "", *part]
-        mine = [name for name in pictures if name.startswith(f"baselines-{shelf.matrix['name']}-")]
+        mine = [name for name in pictures if name.startswith(f"baselines-{results.matrix['name']}-")]
         lines += ["", *(f"![{name.removesuffix('.png')}]({name})" for name in mine)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _machine(shelves: Sequence[Shelf], command: str) -> list[str]:
-    cells = [cell for shelf in shelves for cell in shelf.cells]
+def _machine(matrices: Sequence[CellResults], command: str) -> list[str]:
+    cells = [cell for results in matrices for cell in results.cells]
     if not cells:
         return ["Nothing is measured yet."]
     machines = [cell["machine"] for cell in cells]
@@ -97,10 +97,10 @@ def _machine(shelves: Sequence[Shelf], command: str) -> list[str]:
     return lines
 
 
-def _systems(shelf: Shelf) -> list[str]:
+def _systems(results: CellResults) -> list[str]:
     rows = []
-    for name, system in shelf.systems.items():
-        cells = [cell for cell in shelf.cells if cell["cell"]["system"] == name and cell["server"]]
+    for name, system in results.systems.items():
+        cells = [cell for cell in results.cells if cell["cell"]["system"] == name and cell["server"]]
         starts = sorted({cell["server"]["seconds_to_ready"] for cell in cells})
         memory = [cell["memory_mb"] for cell in cells if cell["memory_mb"]]
         flags = f" `{' '.join(system['words'])}`" if system["words"] else ""
@@ -108,80 +108,84 @@ def _systems(shelf: Shelf) -> list[str]:
     return table(("system", "what", "seconds to ready", "memory, MB"), rows, (0, 1))
 
 
-def _targets(shelf: Shelf) -> list[str]:
-    rows, blames = [], []
-    for target in planned_targets(shelf):
-        outcome, title = judge_target(shelf, target), target.title.format(tail=shelf.matrix["tail"])
-        metric = shelf.metrics[target.metric]
-        against = shelf.role(target.against)
+def _targets(results: CellResults) -> list[str]:
+    rows, causes = [], []
+    for target in planned_targets(results):
+        outcome, title = judge_target(results, target), target.title.format(tail=results.matrix["tail"])
+        metric = results.metrics[target.metric]
+        against = results.role(target.against)
         sign = "≥" if metric.more_is_better else "≤"
         seen = "–"
         if not math.isnan(outcome.ratio):
             seen = f"{outcome.ratio:.2f} ({outcome.low:.2f} – {outcome.high:.2f})"
         rows.append((title, f"{sign} {target.need:g} x {against}", seen, f"**{outcome.state}**", outcome.by))
         if outcome.state == "missed":
-            why = blame(shelf, target.load, target.metric, against)
-            blames.append(f"- {title}: to blame is {why or 'not told: no stage times on this load'}.")
+            why = explain_loss(results, target.load, target.metric, against)
+            causes.append(f"- {title}: the cause is {why or 'unknown: this load has no stage times'}.")
     if not rows:
         return []
     found = table(("target", "wanted", "measured", "", "distance"), rows, (0, 1, 3, 4))
-    return found + (["", *blames] if blames else [])
+    return found + (["", *causes] if causes else [])
 
 
-def _wins_and_losses(shelf: Shelf) -> list[str]:
-    lines = comparisons(shelf)
+def _wins_and_losses(results: CellResults) -> list[str]:
+    lines = comparisons(results)
     if not lines:
         return ["Nothing to compare yet."]
-    ours, found = shelf.role("ours"), []
+    ours, found = results.role("ours"), []
     for title, some in (("better", won(lines)), ("worse", lost(lines))):
         count = f"in {len(some)} of {len(lines)} comparisons:" if some else "in none."
         found += [f"{ours} is {title} {count}", ""]
-        found += _by_load(shelf, some, title == "worse") + [""] * bool(some)
-    found.append(f"Open: {len(others(lines))}.")
+        found += _by_load(results, some, title == "worse") + [""] * bool(some)
+    found.append(f"Open: {len(undecided(lines))}.")
     return found
 
 
-def _by_load(shelf: Shelf, lines: Sequence[Line], blamed: bool) -> list[str]:
-    """A point for each load and system compared with: its figures, and once each what is to blame."""
+def _by_load(results: CellResults, lines: Sequence[Line], with_causes: bool) -> list[str]:
+    """A point for each load and system compared with: its figures, and once each the cause of a loss."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         groups.setdefault((line.load, line.against), []).append(line)
     found = []
     for (load, against), group in groups.items():
         figures = [
-            f"{shelf.metrics[line.metric].title.rpartition(', ')[0]} {line.ratio:.2f} x "
+            f"{results.metrics[line.metric].title.rpartition(', ')[0]} {line.ratio:.2f} x "
             f"({line.low:.2f} – {line.high:.2f})"
             for line in group
         ]
         text = f"- {load}, against {against}: {', '.join(figures)}"
-        whys = dict.fromkeys(blame(shelf, load, line.metric, against) for line in group) if blamed else {}
+        whys = (
+            dict.fromkeys(explain_loss(results, load, line.metric, against) for line in group)
+            if with_causes
+            else {}
+        )
         found.append(". ".join([text, *(why for why in whys if why)]) + ".")
     return found
 
 
-def _searches(shelf: Shelf) -> list[str]:
+def _searches(results: CellResults) -> list[str]:
     rows = []
-    for load in shelf.measured_loads("search"):
-        for system in shelf.measured_systems("search", load):
-            values = shelf.values("goodput", load, system)
-            cells = shelf.by_repeat("search", load, system).values()
+    for load in results.measured_loads("search"):
+        for system in results.measured_systems("search", load):
+            values = results.values("goodput", load, system)
+            cells = results.by_repeat("search", load, system).values()
             drifted = sum(cell["search"]["drifted"] for cell in cells)
             rows.append((f"{load}, {system}", spread(list(values.values())), str(len(values)), str(drifted)))
     return table(("load, system", "requests/s", "repeats", "of them drifted"), rows) if rows else []
 
 
-def _fixed(shelf: Shelf) -> list[str]:
+def _fixed(results: CellResults) -> list[str]:
     lines: list[str] = []
-    for load in shelf.measured_loads("fixed"):
-        systems = shelf.measured_systems("fixed", load)
-        cells = [cell for name in systems for cell in shelf.by_repeat("fixed", load, name).values()]
-        names = [name for name in _FIXED if any(shelf.values(name, load, system) for system in systems)]
-        lines += [f"**{load}** at {cells[0]['rate']:.3g} requests/s, SLO {shelf.matrix['loads'][load]}", ""]
-        head = ("system", *(shelf.metrics[name].title for name in names), "req/s", "sent", "failed")
+    for load in results.measured_loads("fixed"):
+        systems = results.measured_systems("fixed", load)
+        cells = [cell for name in systems for cell in results.by_repeat("fixed", load, name).values()]
+        names = [name for name in _FIXED if any(results.values(name, load, system) for system in systems)]
+        lines += [f"**{load}** at {cells[0]['rate']:.3g} requests/s, SLO {results.matrix['loads'][load]}", ""]
+        head = ("system", *(results.metrics[name].title for name in names), "req/s", "sent", "failed")
         rows = []
         for system in systems:
-            windows = [cell["windows"][0] for cell in shelf.by_repeat("fixed", load, system).values()]
-            figures = [spread(list(shelf.values(name, load, system).values())) for name in names]
+            windows = [cell["windows"][0] for cell in results.by_repeat("fixed", load, system).values()]
+            figures = [spread(list(results.values(name, load, system).values())) for name in names]
             throughput = spread([window["request_throughput"] for window in windows])
             counts = [str(sum(window[field] for window in windows)) for field in ("num_prompts", "failed")]
             rows.append((system, *figures, throughput, *counts))
@@ -189,67 +193,71 @@ def _fixed(shelf: Shelf) -> list[str]:
     return lines[:-1]
 
 
-def _ratios(shelf: Shelf) -> list[str]:
-    ours = shelf.role("ours")
+def _ratios(results: CellResults) -> list[str]:
+    ours = results.role("ours")
     rows = [
         (
-            f"{line.load}, {shelf.metrics[line.metric].title}",
+            f"{line.load}, {results.metrics[line.metric].title}",
             f"{ours} / {line.against}",
             f"{number(line.ratio)} ({number(line.low)} – {number(line.high)})",
             line.reading,
         )
-        for line in comparisons(shelf)
+        for line in comparisons(results)
     ]
     return table(("load, figure", "of", "ratio", ""), rows, (0, 1, 3)) if rows else []
 
 
-def _capacity(shelf: Shelf) -> list[str]:
-    loads = shelf.measured_loads("capacity")
+def _capacity(results: CellResults) -> list[str]:
+    loads = results.measured_loads("capacity")
     if not loads:
         return []
-    names = [name for name in shelf.systems if any(shelf.values("capacity", load, name) for load in loads)]
+    names = [
+        name for name in results.systems if any(results.values("capacity", load, name) for load in loads)
+    ]
     rows = [
-        (name, *(spread(list(shelf.values("capacity", load, name).values())) for load in loads))
+        (name, *(spread(list(results.values("capacity", load, name).values())) for load in loads))
         for name in names
     ]
     lines = [
-        f"Requests/s with {shelf.matrix['capacity']['concurrency']} at once.",
+        f"Requests/s with {results.matrix['capacity']['concurrency']} at once.",
         "",
         *table(("system", *loads), rows),
     ]
     for load in loads:
-        found = best_setting(shelf, load)
+        found = best_setting(results, load)
         if found is not None:
             best, share = found
             within = "within" if share >= 0.9 else "NOT within"
-            base = shelf.role("colocated")
+            base = results.role("colocated")
             lines += ["", f"{load}: {base} reaches {share:.0%} of its best setting ({best}): {within} 10 %."]
     return lines
 
 
-def _stages(shelf: Shelf) -> list[str]:
+def _stages(results: CellResults) -> list[str]:
     lines: list[str] = []
-    tail = shelf.matrix["tail"]
-    for load in shelf.measured_loads("fixed"):
+    tail = results.matrix["tail"]
+    for load in results.measured_loads("fixed"):
         rows = []
-        for system in shelf.measured_systems("fixed", load):
-            told = stage_table(shelf, load, system)
+        for system in results.measured_systems("fixed", load):
+            times_of = stage_table(results, load, system)
             times = [
-                f"{told[stage][0] * 1000:.1f} / {told[stage][1] * 1000:.1f}" if stage in told else "–"
+                f"{times_of[stage][0] * 1000:.1f} / {times_of[stage][1] * 1000:.1f}"
+                if stage in times_of
+                else "–"
                 for stage in (*BEFORE_FIRST_TOKEN, "decode")
             ]
-            shares = ", ".join(f"{name} {share:.2f}" for name, share in busiest(shelf, load, system))
-            rows.append((system, *times, number(cores_used(shelf, load, system)), shares))
+            shares = ", ".join(f"{name} {share:.2f}" for name, share in busiest(results, load, system))
+            rows.append((system, *times, number(cores_used(results, load, system)), shares))
         head = ("system", *BEFORE_FIRST_TOKEN, "decode", "cores used", "busiest processes")
         lines += [f"**{load}**, ms, median / P{tail}", "", *table(head, rows), ""]
     return lines[:-1]
 
 
-def _doubts(shelf: Shelf) -> list[str]:
+def _doubts(results: CellResults) -> list[str]:
     lines = []
-    missing, failed, loaded = shelf.missing(), shelf.failed(), shelf.loaded()
-    done = len(shelf.planned) - len(missing) - len(failed)
-    lines.append(f"- {done} of {len(shelf.planned)} cells are measured.")
+    missing, failed, loaded = results.missing(), results.failed(), results.loaded()
+    done = len(results.planned) - len(missing) - len(failed)
+    lines.append(f"- {done} of {len(results.planned)} cells are measured.")
     if missing:
         lines.append(f"- Not measured ({len(missing)}): {', '.join(_grouped(missing))}.")
     for cell in failed:
@@ -257,28 +265,28 @@ def _doubts(shelf: Shelf) -> list[str]:
     if loaded:
         most = max(cell["others_share"] for cell in loaded)
         lines.append(
-            f"- LOADED MACHINE: during {len(loaded)} cells others took more than {OTHERS_LIMIT:.0%} of a "
-            f"core (at most {most:.2f} cores): their figures are no claim."
+            f"- LOADED MACHINE: during {len(loaded)} cells other processes used more than "
+            f"{OTHERS_LIMIT:.0%} of a core (at most {most:.2f} cores): their figures are no claim."
         )
-    if unlike := shelf.unlike_requests():
+    if unlike := results.unlike_requests():
         lines.append(f"- Requests of other lengths, by the server's usage: {', '.join(unlike)}.")
-    if windows := [window for cell in shelf.cells for window in cell["windows"]]:
+    if windows := [window for cell in results.cells for window in cell["windows"]]:
         share = max(window["client_cpu_share"] for window in windows)
         lines.append(
-            f"- The load generator sent late at P99 by at most: {_lateness(shelf)}; it took at "
+            f"- The load generator sent late at P99 by at most: {_lateness(results)}; it took at "
             f"most {share:.0%} of a core."
         )
     return lines
 
 
-def _lateness(shelf: Shelf) -> str:
+def _lateness(results: CellResults) -> str:
     """Beside each system: where its threads take every core, the generator waits for one too."""
     most: dict[str, float] = {}
-    for cell in shelf.cells:
+    for cell in results.cells:
         system = cell["cell"]["system"]
         for window in cell["windows"]:
             most[system] = max(most.get(system, 0.0), window["p99_late_ms"] or 0.0)
-    return ", ".join(f"{name} {most[name]:.1f} ms" for name in shelf.systems if name in most)
+    return ", ".join(f"{name} {most[name]:.1f} ms" for name in results.systems if name in most)
 
 
 def _grouped(names: Sequence[str]) -> list[str]:

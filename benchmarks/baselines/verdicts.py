@@ -1,4 +1,4 @@
-"""Targets met or missed, wins and losses, stages to blame. Pure."""
+"""Verdicts of the report: targets met or missed, wins and losses, and the stage a loss comes from. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.baselines.shelf import Shelf
+from benchmarks.baselines.cell_results import CellResults
 from triptych.goodput.load.reply import STAGES
-from triptych.goodput.report.figures import percentile
+from triptych.goodput.measure.figures import percentile
 
 #: What a first token waits for; `decode` is what follows.
 BEFORE_FIRST_TOKEN = tuple(stage for stage in STAGES if stage != "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RatioTarget:
     """A ratio of `ours` over the system in the role `against`; `{tail}` in the title is the matrix's.
 
     At least `need`; at most, where less is better.
@@ -30,17 +30,17 @@ class Target:
 
 
 TARGETS = (
-    Target("goodput with half of the pictures seen before", "goodput", "reuse-50", "other", 2.0),
-    Target("P{tail} TPOT of text streams in the mix", "text_tpot", "mix", "colocated", 0.5),
-    Target("goodput with 4 pictures", "goodput", "images-4", "colocated", 1.5),
+    RatioTarget("goodput with half of the pictures seen before", "goodput", "reuse-50", "other", 2.0),
+    RatioTarget("P{tail} TPOT of text streams in the mix", "text_tpot", "mix", "colocated", 0.5),
+    RatioTarget("goodput with 4 pictures", "goodput", "images-4", "colocated", 1.5),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`state`: met, missed, not measured. `by` tells the distance in words."""
+    """`state`: met, missed, not measured. `by` is the distance in words."""
 
-    target: Target
+    target: RatioTarget
     state: str
     ratio: float = math.nan
     low: float = math.nan
@@ -48,11 +48,11 @@ class Outcome:
     by: str = ""
 
 
-def judge_target(shelf: Shelf, target: Target) -> Outcome:
+def judge_target(results: CellResults, target: RatioTarget) -> Outcome:
     """By the ratio of the medians; the range of single repeats stands beside it."""
-    a, b = shelf.role(target.against), shelf.role("ours")
-    metric = shelf.metrics[target.metric]
-    found = shelf.ratio(target.metric, target.load, a, b)
+    a, b = results.role(target.against), results.role("ours")
+    metric = results.metrics[target.metric]
+    found = results.ratio(target.metric, target.load, a, b)
     if found is None:
         return Outcome(target, "not measured")
     if math.isnan(found.ratio):
@@ -64,13 +64,13 @@ def judge_target(shelf: Shelf, target: Target) -> Outcome:
     return Outcome(target, "met" if met else "missed", found.ratio, found.low, found.high, by)
 
 
-def planned_targets(shelf: Shelf) -> list[Target]:
+def planned_targets(results: CellResults) -> list[RatioTarget]:
     """Those whose cells, both sides, are in the plan."""
     return [
         target
         for target in TARGETS
         if all(
-            shelf.plans(shelf.metrics[target.metric].kind, target.load, shelf.role(role))
+            results.plans(results.metrics[target.metric].kind, target.load, results.role(role))
             for role in ("ours", target.against)
         )
     ]
@@ -89,23 +89,23 @@ class Line:
     reading: str
 
 
-def comparisons(shelf: Shelf) -> list[Line]:
+def comparisons(results: CellResults) -> list[Line]:
     """Of ours with the two other roles, on every load and figure that both have."""
-    ours, found = shelf.role("ours"), []
-    for load in shelf.loads:
-        for name in shelf.metrics:
-            for against in (shelf.role("colocated"), shelf.role("other")):
-                one = shelf.ratio(name, load, against, ours)
+    ours, found = results.role("ours"), []
+    for load in results.loads:
+        for name in results.metrics:
+            for against in (results.role("colocated"), results.role("other")):
+                one = results.ratio(name, load, against, ours)
                 if one is not None and against != ours:
-                    reading = shelf.reading(name, load, against, ours)
+                    reading = results.reading(name, load, against, ours)
                     found.append(Line(load, name, against, one.ratio, one.low, one.high, reading))
     return found
 
 
-def stage_times(shelf: Shelf, load: str, system: str) -> dict[str, list[float]]:
-    """Seconds of completed requests by stage, over all repeats at the fixed rate; stages that were told."""
+def stage_times(results: CellResults, load: str, system: str) -> dict[str, list[float]]:
+    """Seconds of completed requests by stage that the server reports, over all repeats at the fixed rate."""
     found: dict[str, list[float]] = {}
-    for cell in shelf.by_repeat("fixed", load, system).values():
+    for cell in results.by_repeat("fixed", load, system).values():
         window = cell["windows"][0]
         for stages, error in zip(window["stages"], window["errors"], strict=True):
             for stage, seconds in stages.items() if not error else ():
@@ -113,34 +113,34 @@ def stage_times(shelf: Shelf, load: str, system: str) -> dict[str, list[float]]:
     return {stage: found[stage] for stage in STAGES if stage in found}
 
 
-def stage_table(shelf: Shelf, load: str, system: str) -> dict[str, tuple[float, float]]:
+def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
     """(median, tail) in seconds by stage."""
     return {
-        stage: (statistics.median(times), percentile(times, shelf.matrix["tail"]))
-        for stage, times in stage_times(shelf, load, system).items()
+        stage: (statistics.median(times), percentile(times, results.matrix["tail"]))
+        for stage, times in stage_times(results, load, system).items()
     }
 
 
-def blame(shelf: Shelf, load: str, metric: str, against: str) -> str:
-    """In words: which stage of ours a loss comes from, as far as timings tell. Empty without timings."""
-    mine = stage_table(shelf, load, shelf.role("ours"))
+def explain_loss(results: CellResults, load: str, metric: str, against: str) -> str:
+    """In words: which stage of ours a loss comes from, by its stage times. Empty without any."""
+    mine = stage_table(results, load, results.role("ours"))
     if not mine:
         return ""
     if metric in ("tpot", "text_tpot", "capacity"):
-        return _blame_decode(shelf, load, mine, stage_table(shelf, load, against), against)
+        return _explain_decode(results, load, mine, stage_table(results, load, against), against)
     stages = [stage for stage in BEFORE_FIRST_TOKEN if stage in mine]
-    theirs = stage_table(shelf, load, against)
+    theirs = stage_table(results, load, against)
     if not stages:
         return ""
     # Against a server without timings, the longest stage; else the one that is longer by most.
     worst = max(stages, key=lambda stage: mine[stage][1] - theirs.get(stage, (0.0, 0.0))[1])
-    tail = shelf.matrix["tail"]
+    tail = results.matrix["tail"]
     beside = f", {theirs[worst][1] * 1000:.0f} ms there" if worst in theirs else ""
     return f"{worst}: P{tail} {mine[worst][1] * 1000:.0f} ms{beside}"
 
 
-def _blame_decode(
-    shelf: Shelf,
+def _explain_decode(
+    results: CellResults,
     load: str,
     mine: Mapping[str, tuple[float, float]],
     theirs: Mapping[str, tuple[float, float]],
@@ -149,21 +149,21 @@ def _blame_decode(
     if "decode" not in mine:
         return ""
     beside = f", {theirs['decode'][0] * 1000:.0f} ms there" if "decode" in theirs else ""
-    cores = [cores_used(shelf, load, name) for name in (shelf.role("ours"), against)]
+    cores = [cores_used(results, load, name) for name in (results.role("ours"), against)]
     used = f"cores used {cores[0]:.2f}, {cores[1]:.2f} there"
     return f"decode: median {mine['decode'][0] * 1000:.0f} ms{beside}; {used}"
 
 
-def cores_used(shelf: Shelf, load: str, system: str) -> float:
+def cores_used(results: CellResults, load: str, system: str) -> float:
     """CPU seconds per second of all its processes at the fixed rate, median of the repeats."""
-    sums = [sum(cell["cpu_shares"].values()) for cell in shelf.by_repeat("fixed", load, system).values()]
+    sums = [sum(cell["cpu_shares"].values()) for cell in results.by_repeat("fixed", load, system).values()]
     return statistics.median(sums) if sums else math.nan
 
 
-def busiest(shelf: Shelf, load: str, system: str, count: int = 3) -> list[tuple[str, float]]:
+def busiest(results: CellResults, load: str, system: str, count: int = 3) -> list[tuple[str, float]]:
     """The processes that take most, by median share of a core over the repeats."""
     shares: dict[str, list[float]] = {}
-    for cell in shelf.by_repeat("fixed", load, system).values():
+    for cell in results.by_repeat("fixed", load, system).values():
         for name, share in cell["cpu_shares"].items():
             shares.setdefault(name, []).append(share)
     ranked = sorted(
@@ -172,14 +172,14 @@ def busiest(shelf: Shelf, load: str, system: str, count: int = 3) -> list[tuple[
     return [(name, share) for name, share in ranked[:count] if share >= 0.005]
 
 
-def best_setting(shelf: Shelf, load: str) -> tuple[str, float] | None:
+def best_setting(results: CellResults, load: str) -> tuple[str, float] | None:
     """The best of colocated's settings in the closed loop, and the baseline's share of it."""
-    base = shelf.role("colocated")
-    names = [base, *(name for name, system in shelf.systems.items() if system["variant_of"] == base)]
+    base = results.role("colocated")
+    names = [base, *(name for name, system in results.systems.items() if system["variant_of"] == base)]
     middles = {
         name: statistics.median(values.values())
         for name in names
-        if (values := shelf.values("capacity", load, name))
+        if (values := results.values("capacity", load, name))
     }
     if base not in middles or len(middles) < 2:
         return None
@@ -195,5 +195,5 @@ def won(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if line.reading == "better"]
 
 
-def others(lines: Sequence[Line]) -> list[Line]:
+def undecided(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if line.reading not in ("better", "worse")]

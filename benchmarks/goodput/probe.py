@@ -10,8 +10,8 @@ from dataclasses import replace
 import aiohttp
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.client import Client, make_session
-from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.client import LoadClient, make_session
+from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies
 from triptych.goodput.load.prompts import words_per_token
 from triptych.goodput.load.workload import PlannedRequest
@@ -21,7 +21,7 @@ _PATIENCE = 120.0
 
 
 def find_model(target: Target) -> Target:
-    """The target with the first model it serves, unless it has one. ConfigError when nobody answers."""
+    """The target with the first model it serves, unless it has one. ConfigError when it does not answer."""
     return target if target.model else replace(target, model=asyncio.run(_first_model(target)))
 
 
@@ -40,7 +40,7 @@ async def _first_model(target: Target) -> str:
 
 
 def calibrate(target: Target) -> float:
-    """Words per token by the server's own usage of two short requests; 1 when it tells no usage."""
+    """Words per token by the server's own usage of two short requests; 1 when it reports no usage."""
     planned = [PlannedRequest(seed, words, 1) for seed, words in ((1, _SHORT), (2, _LONG))]
     counts = asyncio.run(_prompt_tokens(target, planned))
     return words_per_token((_SHORT, counts[0]), (_LONG, counts[1]))
@@ -48,9 +48,9 @@ def calibrate(target: Target) -> float:
 
 async def _prompt_tokens(target: Target, planned: list[PlannedRequest]) -> list[int]:
     counts = []
-    job = Job(target, tuple((0.0, request) for request in planned))
+    job = LoadJob(target, tuple((0.0, request) for request in planned))
     async with make_session(target) as session:
-        client = Client(session, target, time.perf_counter(), _PATIENCE)
+        client = LoadClient(session, target, time.perf_counter(), _PATIENCE)
         for index, request in enumerate(planned):
             with closing(Bodies(job)) as bodies:
                 body = bodies.body(index)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import ConfigError
+from triptych.goodput.measure.search import SearchLimits, SearchResult, Verdict, search
+from triptych.goodput.measure.settings import RunSettings
+from triptych.goodput.measure.window import MeasuredWindow, measure
 from triptych.goodput.probe import calibrate, find_model
 from triptych.goodput.report.comparison import compare_results, compare_searches, compare_windows, differences
 from triptych.goodput.report.display import Display, summary_of
 from triptych.goodput.report.machine import describe, load_average
 from triptych.goodput.report.plots import save_plots
 from triptych.goodput.report.result import document, read_result, window_fields, write_csv, write_json
-from triptych.goodput.report.window import Window, measure
-from triptych.goodput.search import SearchLimits, SearchResult, Verdict, search
-from triptych.goodput.settings import Settings
 
 #: Windows of one run never share a seed: no cache may answer for an earlier window's requests.
 _SEED_STEP = 1000
@@ -40,7 +40,7 @@ class Course:
     search: SearchLimits | None = None
 
 
-def ready(settings: Settings, words_per_token: float = 0.0) -> Settings:
+def ready(settings: RunSettings, words_per_token: float = 0.0) -> RunSettings:
     """The settings with the target's model and its tokenizer's words per token."""
     target = find_model(settings.target)
     return replace(settings, target=target, words_per_token=words_per_token or calibrate(target))
@@ -51,18 +51,18 @@ class Bench:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunSettings,
         display: Display,
         metrics_urls: Sequence[str] = (),
         load_before: float | None = None,
     ) -> None:
         self.settings = settings
-        self.windows: list[Window] = []
+        self.windows: list[MeasuredWindow] = []
         self._display = display
         self._metrics_urls = metrics_urls
         self._load_before = load_average() if load_before is None else load_before
 
-    def window(self, settings: Settings, seed: int | None = None) -> Window:
+    def window(self, settings: RunSettings, seed: int | None = None) -> MeasuredWindow:
         if seed is None:
             seed = settings.seed * _SEED_STEP + len(self.windows)
         with self._display.progress(settings.label) as show:

@@ -2,7 +2,7 @@
 
 A burst fills the queue and clients keep it full, each request with an image of its own. With the rules, an
 image is encoded once a PD worker has room for it; without them (`--no-flow-control`) as soon as an encoder is
-free: the store then evicts what nobody has loaded, and it is encoded again.
+free: the store then evicts what is not loaded yet, and it is encoded again.
 
     python -m benchmarks.micro.back_pressure [--seconds 90] [--clients 250] [--tokens 24] [--write]
 """
@@ -35,10 +35,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.report.machine import commit
 from triptych.launch.model_path import DEMO_MODEL
-from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "back_pressure.md"
 WINDOW = 10.0
@@ -48,7 +48,7 @@ ENCODER_CACHE = "2MiB"
 
 
 @dataclass(slots=True)
-class Run:
+class MixRun:
     """What one run has shown."""
 
     rules: bool
@@ -96,17 +96,17 @@ def sized_model(target: Path, side: int) -> Path:
     return target
 
 
-def measure(model: Path, rules: bool, options: argparse.Namespace) -> Run:
+def measure(model: Path, rules: bool, options: argparse.Namespace) -> MixRun:
     words = ["--store-memory", STORE, "--encoder-cache-memory", ENCODER_CACHE, "--max-num-seqs", "1"]
     words += ["--threads", "1", "--kv-memory", "64MiB", "--prepared-memory", "1GiB"]
     words += ["--max-queue", str(options.clients + 8), "--no-prefix-caching", "--request-timeout", "600"]
     words += [] if rules else ["--no-flow-control"]
-    shape = ClusterShape(encoders=options.encoders, pd_workers=1)
+    shape = WorkerCounts(encoders=options.encoders, pd_workers=1)
     with launched(shape, str(model), words, START_SECONDS) as cluster:
-        return asyncio.run(load(cluster, Run(rules), options))
+        return asyncio.run(load(cluster, MixRun(rules), options))
 
 
-async def load(cluster: Launched, run: Run, options: argparse.Namespace) -> Run:
+async def load(cluster: Launched, run: MixRun, options: argparse.Namespace) -> MixRun:
     """Keeps `clients` requests in flight for `seconds`."""
     began = time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
@@ -131,11 +131,11 @@ async def client(
     session: aiohttp.ClientSession,
     url: str,
     index: int,
-    run: Run,
+    run: MixRun,
     began: float,
     options: argparse.Namespace,
 ) -> None:
-    """Asks about one new image after the other; what is refused is asked again when told to."""
+    """Asks about one new image after the other; a refused one is asked again after Retry-After."""
     number = 0
     while True:
         body = request(index * 10_000 + number, options)
@@ -193,7 +193,7 @@ def samples(url: str) -> list[Sample]:
         return [sample for family in families for sample in family.samples]
 
 
-def report(runs: list[Run], options: argparse.Namespace) -> str:
+def report(runs: list[MixRun], options: argparse.Namespace) -> str:
     command = "python -m benchmarks.micro.back_pressure " + " ".join(
         f"--{name} {getattr(options, name):g}"
         for name in ("seconds", "clients", "images", "tokens", "side", "encoders")
@@ -240,7 +240,7 @@ def report(runs: list[Run], options: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def share(run: Run) -> float:
+def share(run: MixRun) -> float:
     return 100 * run.again / max(run.encoded, 1.0)
 
 

@@ -36,7 +36,7 @@ def plan_of(name: str) -> ItemPlan:
     return ItemPlan(mm_hash, "benchmark", "image", _ROWS, _WIDTH, "bfloat16", _ROWS)
 
 
-class Transfers:
+class TransferRates:
     """The operations that are compared. Every buffer is made and touched before."""
 
     def __init__(self, store: EmbeddingStore, client: redis.asyncio.Redis) -> None:
@@ -100,7 +100,7 @@ async def measure(url: str, repeats: int) -> dict[str, list[float]]:
     """GB/s of every repeat by operation; one of each per round, so that noise meets all alike."""
     store = await EmbeddingStore.connect(url)
     client = redis.asyncio.Redis.from_url(url)
-    transfers = Transfers(store, client)
+    transfers = TransferRates(store, client)
     one, all_of_them = len(transfers.body), _AT_ONCE * len(transfers.body)
     reads = {
         "memcpy": (transfers.memcpy, one),

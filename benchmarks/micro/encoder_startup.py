@@ -46,7 +46,7 @@ START_SECONDS = 120.0
 _SLOW = """
 import contextlib, sys
 from triptych.cli import main
-sys.modules["triptych.cli.app"]._imports = lambda model: contextlib.nullcontext()
+sys.modules["triptych.cli.commands.services"].worker_imports = lambda model: contextlib.nullcontext()
 main()
 """
 _QUICK = ("-m", "triptych.cli")
@@ -65,7 +65,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class StartedCluster:
     """`triptych serve`: seconds to ready, and of an encoder's restart, forked and by exec."""
 
     wall: float
@@ -111,7 +111,7 @@ def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start
             store.stop()
 
 
-def _measure_cluster(model: str, device: str) -> Cluster:
+def _measure_cluster(model: str, device: str) -> StartedCluster:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         ports = [str(_free_port()) for _ in range(2)]
         words = ["serve", model, "--run-dir", folder, "--device", device, "--kv-memory", "64MiB"]
@@ -127,7 +127,7 @@ def _measure_cluster(model: str, device: str) -> Cluster:
             wall = time.perf_counter() - begun
             forked = _restart(process, folder)
             os.kill(_pid(folder, "fork-server"), signal.SIGKILL)
-            return Cluster(wall, forked, _restart(process, folder))
+            return StartedCluster(wall, forked, _restart(process, folder))
         finally:
             process.terminate()
             process.communicate(timeout=60)
@@ -222,7 +222,7 @@ async def _job(stub: encoder_pb2_grpc.EncoderServiceStub, namespace: str) -> flo
 
 
 def _report(
-    starts: list[Start], slow: list[Start], clusters: list[Cluster], options: argparse.Namespace
+    starts: list[Start], slow: list[Start], clusters: list[StartedCluster], options: argparse.Namespace
 ) -> str:
     model = Path(options.model).name
     lines = [

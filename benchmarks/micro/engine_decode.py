@@ -32,7 +32,7 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.attention.flex.start import prepare
+from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
@@ -43,7 +43,7 @@ BATCHES = (1, 4, 16)
 
 
 @dataclass(frozen=True)
-class Speed:
+class DecodeSpeed:
     """One side's decode in one round."""
 
     tokens_per_second: float
@@ -110,14 +110,14 @@ def make_requests(
     ]
 
 
-class Clock:
+class StepTimer:
     """Wall and CPU seconds since it was made."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
-    def speed(self, tokens: int) -> Speed:
-        return Speed(
+    def speed(self, tokens: int) -> DecodeSpeed:
+        return DecodeSpeed(
             tokens / (time.perf_counter() - self._wall), tokens / max(1e-9, time.process_time() - self._cpu)
         )
 
@@ -127,7 +127,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "cpu") -> Speed:
+def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "cpu") -> DecodeSpeed:
     """Prefills all, then times the steps in which all decode."""
     scheduler, now = engine.scheduler, 0.0
     for request in requests:
@@ -137,7 +137,7 @@ def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "c
         _step(engine)
     synchronize(device)
     before = sum(len(request.output_token_ids) for request in requests)
-    clock = Clock()
+    clock = StepTimer()
     while scheduler.num_running or scheduler.num_waiting:
         _step(engine)
     synchronize(device)
@@ -152,15 +152,15 @@ def _step(engine: Engine) -> None:
 class FirstToken:
     """A stopping criterion that never stops: starts the clock when the first token is there."""
 
-    clock: Clock | None = None
+    clock: StepTimer | None = None
 
     def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         if self.clock is None:
-            self.clock = Clock()
+            self.clock = StepTimer()
         return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
 
 
-def generate_round(model: Any, prompts: list[list[int]], tokens: int) -> tuple[Speed, list[list[int]]]:
+def generate_round(model: Any, prompts: list[list[int]], tokens: int) -> tuple[DecodeSpeed, list[list[int]]]:
     ids = torch.tensor(prompts)
     first = FirstToken()
     out = model.generate(
@@ -178,7 +178,9 @@ def generate_round(model: Any, prompts: list[list[int]], tokens: int) -> tuple[S
     return speed, out[:, ids.shape[1] :].tolist()
 
 
-def measure(path: Path, prompt_len: int, tokens: int, rounds: int) -> dict[int, tuple[Speed, Speed, int]]:
+def measure(
+    path: Path, prompt_len: int, tokens: int, rounds: int
+) -> dict[int, tuple[DecodeSpeed, DecodeSpeed, int]]:
     """(engine, generate, equal outputs in the last round) by batch; medians over interleaved rounds."""
     engine = make_engine(
         path, "cpu", torch.float32, max_model_len=prompt_len + tokens + 1, kv_memory=256 * MIB,
@@ -203,14 +205,14 @@ def measure(path: Path, prompt_len: int, tokens: int, rounds: int) -> dict[int, 
     return results
 
 
-def _median(speeds: list[Speed]) -> Speed:
-    return Speed(
+def _median(speeds: list[DecodeSpeed]) -> DecodeSpeed:
+    return DecodeSpeed(
         statistics.median(speed.tokens_per_second for speed in speeds),
         statistics.median(speed.tokens_per_cpu_second for speed in speeds),
     )
 
 
-def report(results: dict[int, tuple[Speed, Speed, int]], arguments: argparse.Namespace) -> str:
+def report(results: dict[int, tuple[DecodeSpeed, DecodeSpeed, int]], arguments: argparse.Namespace) -> str:
     command = (
         f"python -m benchmarks engine_decode {arguments.title} --tokens {arguments.tokens} "
         f"--prompt {arguments.prompt} --rounds {arguments.rounds} --threads {arguments.threads}"
@@ -221,7 +223,7 @@ def report(results: dict[int, tuple[Speed, Speed, int]], arguments: argparse.Nam
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {chip()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, fp32, medians of interleaved rounds. "
         f"Load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}; "
-        "per CPU second is the steadier figure where others share the cores.",
+        "per CPU second is the steadier figure where other processes share the cores.",
         "",
         "| batch | engine tok/s | generate tok/s | ratio | engine tok/CPU-s | generate tok/CPU-s | ratio "
         "| equal outputs |",

@@ -16,13 +16,13 @@ import sys
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.job import Job, Target, WindowReport
+from triptych.goodput.load.job import LoadJob, Target, WindowReport
 from triptych.goodput.load.processes import run_window
 from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.measure.figures import Figures, summarise
+from triptych.goodput.measure.slo import Slo
 from triptych.goodput.null_server import MODEL
-from triptych.goodput.report.figures import Figures, summarise
 from triptych.goodput.report.machine import describe, load_average
-from triptych.goodput.slo import Slo
 
 RESULT = RESULTS / "generator_lateness.md"
 TARGET_SECONDS = 0.002
@@ -37,7 +37,7 @@ def measure(url: str, load: Workload, rate: float, seconds: float, seed: int) ->
     count = round(rate * seconds)
     times = arrival_times(Arrivals(rate=rate), count, seed)
     schedule = tuple(zip(times, plan_requests(load, count, seed), strict=True))
-    report = run_window(Job(Target(url, MODEL), schedule, warm_up=count // 10))
+    report = run_window(LoadJob(Target(url, MODEL), schedule, warm_up=count // 10))
     return report, summarise(report.records, Slo())
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.presets import preset
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.report.drift import MOST_POINTS
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.search import SearchLimits, Verdict, search
+from triptych.goodput.measure.slo import Slo
+from triptych.goodput.measure.sustained import MOST_POINTS
 from triptych.goodput.report.machine import describe, load_average
-from triptych.goodput.search import SearchLimits, Verdict, search
-from triptych.goodput.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.costs.published import published
@@ -47,7 +47,7 @@ LOWEST, HIGHEST = 1.0, 28.0
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class PublishedSystem:
     """One column: `fitted` says whether its costs have the doors that were fitted to the report."""
 
     name: str
@@ -56,7 +56,7 @@ class System:
     limits: Limits
 
 
-def systems() -> tuple[System, ...]:
+def systems() -> tuple[PublishedSystem, ...]:
     """Replicas and 1E3PD with the doors of the report; then both without."""
     limits = read_device("a100").limits
     door = replace(limits, encoder=EncoderConfig(device="cuda", decode_threads=1))
@@ -66,14 +66,14 @@ def systems() -> tuple[System, ...]:
         free, proxy=replace(free.proxy, request=0.0, item=0.0, media_byte=0.0, token=0.0, prompt_token=0.0)
     )
     return (
-        System("replicas", colocated(4), replicas(), limits),
-        System("1E3PD", on_devices(1, 3), disaggregated(), door),
-        System("replicas, no door", colocated(4), free, limits),
-        System("1E3PD, no door", on_devices(1, 3), free, limits),
+        PublishedSystem("replicas", colocated(4), replicas(), limits),
+        PublishedSystem("1E3PD", on_devices(1, 3), disaggregated(), door),
+        PublishedSystem("replicas, no door", colocated(4), free, limits),
+        PublishedSystem("1E3PD, no door", on_devices(1, 3), free, limits),
     )
 
 
-def window(system: System, load: Workload, slo: Slo, rate: float, seconds: float) -> Verdict:
+def window(system: PublishedSystem, load: Workload, slo: Slo, rate: float, seconds: float) -> Verdict:
     """One simulated window of the harness's length, judged as the harness does."""
     warm_up, measured = math.ceil(rate * WARM_UP), math.ceil(rate * seconds)
     found = simulate(
@@ -90,11 +90,11 @@ def window(system: System, load: Workload, slo: Slo, rate: float, seconds: float
 
 
 def sustained(
-    system: System, figure: Figure, seconds: float, say: Callable[[str], None]
+    system: PublishedSystem, figure: Figure, seconds: float, say: Callable[[str], None]
 ) -> tuple[float, float, str]:
     """The highest rate, the lowest that was too much, and why that was."""
     chosen = preset(f"{figure.text}-{figure.images}")
-    told = figure.replicas if system.name.startswith("replicas") else figure.disaggregated
+    stated = figure.replicas if system.name.startswith("replicas") else figure.disaggregated
     reasons: dict[float, str] = {}
 
     def measure(rate: float) -> Verdict:
@@ -103,7 +103,7 @@ def sustained(
         return verdict
 
     limits = SearchLimits(
-        start=min(told or 8.0, 24.0),
+        start=min(stated or 8.0, 24.0),
         lowest=LOWEST,
         highest=HIGHEST,
         resolution=0.05,
@@ -129,14 +129,14 @@ def rows(cells: Cells) -> list[str]:
     lines = []
     for figure in FIGURES:
         load = f"{figure.text}, {figure.images}"
-        told = (figure.replicas, figure.disaggregated)
+        stated = (figure.replicas, figure.disaggregated)
         words, found = [load], []
-        for name, value in zip(("replicas", "1E3PD"), told, strict=True):
+        for name, value in zip(("replicas", "1E3PD"), stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
             mark = "*" if name_in_fit(name) in figure.fitted else ""
             words += [f"{value:g}" if value else "–", f"**{shown(rate, failing)}**{mark}"]
             found.append(rate)
-        ratio = f"{told[1] / told[0]:.2f}" if told[0] and told[1] else "–"
+        ratio = f"{stated[1] / stated[0]:.2f}" if stated[0] and stated[1] else "–"
         words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
         free = [cells[figure.text, figure.images, f"{name}, no door"] for name in ("replicas", "1E3PD")]
         words += [shown(rate, failing) for rate, failing, _ in free]
@@ -153,10 +153,10 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     """(load and system, simulated over published − 1) of every figure that nothing was fitted to."""
     found = []
     for figure in FIGURES:
-        for name, told in (("replicas", figure.replicas), ("1E3PD", figure.disaggregated)):
-            if told is not None and name_in_fit(name) not in figure.fitted:
+        for name, stated in (("replicas", figure.replicas), ("1E3PD", figure.disaggregated)):
+            if stated is not None and name_in_fit(name) not in figure.fitted:
                 rate = cells[figure.text, figure.images, name][0]
-                found.append((f"{figure.text}-{figure.images} {name}", rate / told - 1))
+                found.append((f"{figure.text}-{figure.images} {name}", rate / stated - 1))
     return found
 
 
@@ -216,8 +216,8 @@ differences:
 - **long-2 to long-4, 1E3PD: about half more than published.** Ours is limited by the steps of three PD
   workers (without a door it is nearly the same). The published figures fall faster than prompts grow: one
   serial stage of 18 ms a picture and 26 µs a token of text would serve 35, 12, 14, 11.4, 9.4 and 8.1 from the
-  first row to the last. So the published 1E3PD seems to have such a stage too; where it stands is not told,
-  and it is not in the model.
+  first row to the last. So the published 1E3PD seems to have such a stage too; the article does not say
+  where, and it is not in the model.
 - **Rates above the doors' own** (6.7 where the door is full at 6.0): with a TTFT limit of 20 s a queue that
   grows by up to 4 s a minute counts as sustained, here and in any sweep whose windows are as short."""
 

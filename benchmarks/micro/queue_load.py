@@ -16,11 +16,12 @@ from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
-from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.pd_worker.core.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.proxy.encoders.job_table import EncoderSlot, Job, JobTable, RunJob, StartJob
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, PDConfig, ProxyConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.presets import preset
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.report.figures import summarise
+from triptych.goodput.measure.figures import summarise
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.slo import Slo
 from triptych.goodput.report.machine import describe, load_average
-from triptych.goodput.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE, published
 from triptych.simulator.result import Simulation
@@ -49,7 +49,7 @@ LIMITS = Limits(
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRun:
     """One case: requests per CPU second, with and without runs of steps taken at once."""
 
     name: str
@@ -69,14 +69,14 @@ def window(
     return count / (time.process_time() - began), found
 
 
-def measure(case: tuple[str, ClusterShape, Workload, float], count: int, repeats: int) -> Timed:
+def measure(case: tuple[str, ClusterShape, Workload, float], count: int, repeats: int) -> TimedRun:
     name, *load = case
     runs = [window(*load, count, LIMITS) for _ in range(repeats)]
     slow, _ = window(*load, max(count // 4, 1), replace(LIMITS, jumps=False))
-    return Timed(name, [rate for rate, _ in runs], slow, runs[0][1])
+    return TimedRun(name, [rate for rate, _ in runs], slow, runs[0][1])
 
 
-def row(timed: Timed) -> str:
+def row(timed: TimedRun) -> str:
     counters = timed.found.counters
     figures = summarise(timed.found.records, Slo())
     median = statistics.median(timed.rates)
@@ -88,7 +88,7 @@ def row(timed: Timed) -> str:
     )
 
 
-def report(rows: list[Timed], options: argparse.Namespace, load_before: float) -> str:
+def report(rows: list[TimedRun], options: argparse.Namespace, load_before: float) -> str:
     machine = describe(load_before)
     words = f"--requests {options.requests} --repeats {options.repeats} --write"
     below = [timed.name for timed in rows if statistics.median(timed.rates) < GOAL]

@@ -32,12 +32,12 @@ from triptych.errors import ConfigError
 from triptych.goodput.launch import launched, parse_shape
 from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
-from triptych.goodput.load.presets import preset
-from triptych.goodput.report.figures import Figures, summarise
+from triptych.goodput.measure.figures import Figures, summarise
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.settings import RunSettings, make_job
+from triptych.goodput.measure.window import measure
 from triptych.goodput.report.machine import LOADED_SHARE, load_average
-from triptych.goodput.report.window import measure
 from triptych.goodput.run import ready
-from triptych.goodput.settings import Settings, make_job
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
 from triptych.simulator.run import simulate
@@ -61,11 +61,11 @@ _GUESS, _START = 20.0, 8.0
 _BY_NAME = {system.name: system for system in SYSTEMS}
 
 
-def settings_of(cell: Cell, options: argparse.Namespace, rate: float = 1.0) -> Settings:
-    """What the load generator and the simulator are told alike; `rate` is for open windows."""
+def settings_of(cell: Cell, options: argparse.Namespace, rate: float = 1.0) -> RunSettings:
+    """What the load generator and the simulator have in common; `rate` is for open windows."""
     chosen = preset(cell.load)
     closed = options.concurrency if cell.kind == "closed" else 0
-    return Settings(
+    return RunSettings(
         target=Target("http://127.0.0.1", ""),
         workload=chosen.workload,
         workload_name=cell.load,
@@ -187,7 +187,7 @@ def _cluster(system: ValidatedSystem, options: argparse.Namespace) -> Iterator[s
 
 
 def _warm_up(cell: Cell, options: argparse.Namespace, url: str) -> None:
-    """A few requests that nobody counts: the first ones of a process find nothing in its caches."""
+    """A few requests, not measured: the first ones of a process find nothing in its caches."""
     closed = settings_of(replace(cell, kind="closed"), options)
     target = replace(closed.target, url=url)
     measure(ready(replace(closed, target=target, requests=2 * options.concurrency)), seed_of(cell) + 1)

@@ -45,7 +45,7 @@ def simulate(
     arguments give equal results.
 
     The result's `records` go to `goodput.figures.summarise`, `goodput.sustained.judge` and, by way of it,
-    `goodput.search.search`; failures are records with their error, as from a real server ("HTTP 429: …",
+    `goodput.measure.search`; failures are records with their error, as from a real server ("HTTP 429: …",
     "timeout after …"). Its `counters` tell tower calls, store hits and bytes per second, and the utilisation
     of every pool.
 

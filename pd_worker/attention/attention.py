@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface
 
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
-from triptych.pd_worker.attention.flex.paged import FlexBatch
+from triptych.pd_worker.attention.flex_paged import FlexBatch
 from triptych.pd_worker.attention.gather_plan import GatherGroup
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from triptych.pd_worker.attention.flex import kernel as flex_kernel
-from triptych.pd_worker.attention.flex.kernel import MIN_BATCH, FlexCall
+from triptych.pd_worker.attention import flex_kernel as flex_kernel
+from triptych.pd_worker.attention.flex_kernel import MIN_BATCH, FlexCall
 from triptych.pd_worker.attention.key_ranges import of_mask, whole_blocks
 
 #: Values of --attention-backend.

@@ -1,6 +1,6 @@
 """Which encoder outputs are resident, counted in bytes: an entry is READY only once a worker says so.
 
-Pure decisions, no tensors: the worker's map follows by `take_evicted` and by the loads that were reserved.
+Pure decisions, no tensors: the worker's map follows by `drain_evicted` and by the loads that were reserved.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class EncoderCache:
         for index in list(self._held.get(request_id, ())):
             self.release((request_id, index))
 
-    def take_evicted(self) -> list[str]:
+    def drain_evicted(self) -> list[str]:
         """Keys that the worker has to drop; drained. Never names a key that is resident or on the way."""
         evicted, self._evicted = list(self._evicted), {}
         return evicted

@@ -1,59 +1,50 @@
-"""The embeddings of requests, from the promise of room to the last row: admission, cache and connector.
+"""The items of requests: room for their embeddings, loads, and release after the last row.
 
-An item that stands in the prompt is consumed row by row; one without a span (`length` 0) is consumed once its
-cross table is written. Where the table is here already, nothing of the item is loaded.
+An item with a placeholder is consumed row by row; a cross item (`length` 0) is consumed once its cross table
+is written. Where the table exists already, the embedding is not loaded.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
-from triptych.ec_connector.base import ECConnectorOutput, ECConnectorScheduler, Presence
+from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECConnectorScheduler, Presence
 from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
-from triptych.pd_worker.core.kv_cache.cross_manager import CrossKVManager, TableState
-from triptych.pd_worker.core.outputs import (
-    EngineEvent,
-    GatheredRows,
-    ItemLoaded,
-    ItemMissing,
-    Projection,
-    SchedulerOutput,
-)
-from triptych.pd_worker.core.request import RequestState
-from triptych.types import MMFeature, Placement
+from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
+from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
+from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
+from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, ItemMissing
+from triptych.pd_worker.core.stats import ItemCounts
+from triptych.types import ItemPlan, MMFeature
 
-#: Seconds that moving a landed host copy into the encoder cache may take.
+#: Seconds that moving a fetched host copy into the encoder cache may take.
 MOVE_TIMEOUT = 10.0
 
 
-class Sought(enum.Enum):
+#: The requests that have the item with a given mm_hash.
+Naming = Callable[[str], Iterable[RequestState]]
+
+
+class Readiness(enum.Enum):
     """Whether a request has the items that it needs."""
 
-    #: All are here, or on their way from the host copy.
-    HERE = enum.auto()
+    #: All are resident, or are being moved from their host copies.
+    READY = enum.auto()
     #: Some are not.
-    WAITS = enum.auto()
+    WAITING = enum.auto()
     #: Some are not, and one of them has a host copy but no room in the encoder cache.
     NO_ROOM = enum.auto()
 
 
-@dataclass(slots=True)
-class ItemCounts:
-    """Where items were found, since the last `take`."""
-
-    resident: int = 0
-    fetched: int = 0
-    missing: int = 0
-    load_seconds: list[float] = field(default_factory=list)
-    load_bytes: int = 0
-
-
 class ItemTracker:
-    """Answers the scheduler's questions about items; the only one that changes the three parts."""
+    """Admission, encoder cache, connector and cross tables, kept consistent with each other.
+
+    Without `cross` no request has a cross item.
+    """
 
     def __init__(
         self,
@@ -65,29 +56,54 @@ class ItemTracker:
         self.cache = cache
         self.admission = admission
         self.connector = connector
-        self.cross = cross
+        self.cross = cross or CrossKVManager(BlockPool(0), 1)
         self._counts = ItemCounts()
 
-    def contradiction(self, state: RequestState) -> RequestError | None:
-        """The error of a request that says another plan of an item than what is known of its key.
+    @property
+    def num_tables(self) -> int:
+        """Cross tables with references."""
+        return self.cross.num_tables
 
-        Whoever is here first is believed until the store has been asked, so that nobody's embedding is
-        read by another's sizes, and nobody's blocks are computed at another's positions.
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes in the encoder cache."""
+        return self.cache.used
+
+    @property
+    def references(self) -> int:
+        """References to entries of the encoder cache."""
+        return self.cache.references
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved by admission."""
+        return self.admission.reserved
+
+    def reset_tables(self) -> None:
+        """Forgets all cross tables; the pool resets their blocks."""
+        self.cross.reset()
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises InvalidRequest when the request's items could never be resident together."""
+        self.admission.check(request.features)
+
+    def contradiction(self, state: RequestState) -> RequestError | None:
+        """The error of a request whose plan of an item differs from the known plan of its key.
+
+        Until the store has been read the first request's plan counts, so that no embedding is read with the
+        sizes of another plan, and no blocks are computed at the positions of another plan.
         """
         for feature in state.features:
-            resident = self.cache.plan_of(feature.mm_hash)
-            if resident is not None and resident != feature.plan:
-                return InvalidRequest("an item's plan is not that of its stored embedding", param="items")
-            table = None if self.cross is None else self.cross.plan_of(feature.mm_hash)
-            if table is not None and table != feature.plan:
-                return InvalidRequest("an item's plan is not that of its stored embedding", param="items")
+            for known in (self.cache.plan_of(feature.mm_hash), self.cross.plan_of(feature.mm_hash)):
+                if known is not None and known != feature.plan:
+                    return InvalidRequest("an item's plan is not that of its stored embedding", param="items")
             loading = self.connector.plan_of(feature.mm_hash)
             if loading is not None and loading != feature.plan:
                 return Unavailable("another request names an item with another plan", retry_after=1.0)
         return None
 
     def admit(self, state: RequestState) -> bool:
-        """Promises room for all items that are still to be loaded, or nothing."""
+        """Reserves room for all items that are still to be loaded, or for none."""
         features = [
             feature
             for index, feature in enumerate(state.features)
@@ -100,9 +116,7 @@ class ItemTracker:
         return True
 
     def keeps_room(self, state: RequestState) -> bool:
-        """False when the cross table for which no room was promised has gone since."""
-        if self.cross is None:
-            return True
+        """False when no room was reserved for the item because of a cross table that has gone since."""
         feature = state.request.cross
         return (
             feature is None
@@ -112,42 +126,31 @@ class ItemTracker:
         )
 
     def has_table(self, feature: MMFeature) -> bool:
-        """The item's cross table is here, in the making, or in host memory."""
-        return (
-            self.cross is not None
-            and feature.placement.length == 0
-            and self.cross.state(feature.plan) is not TableState.ABSENT
-        )
+        """The item's cross table is in the KV cache, is being written, or is in host memory."""
+        return feature.placement.length == 0 and self.cross.state(feature.plan) is not TableState.ABSENT
 
     def table_is_leaving(self, state: RequestState) -> bool:
-        """The request's cross table is on its way to host memory, where nobody can read it yet."""
+        """The request's cross table is being copied to host memory and cannot be read in this step."""
         feature = state.request.cross
-        return (
-            self.cross is not None
-            and feature is not None
-            and self.cross.state(feature.plan) is TableState.LEAVING
-        )
+        return feature is not None and self.cross.state(feature.plan) is TableState.LEAVING
 
     def cross_cost(self, state: RequestState) -> int:
         """Free blocks that the request's cross table takes when it starts."""
         feature = state.request.cross
-        return 0 if self.cross is None or feature is None else self.cross.cost(feature.plan)
+        return 0 if feature is None else self.cross.cost(feature.plan)
 
-    def hold_table(self, state: RequestState) -> bool:
-        """Refers to the request's cross table where there is one."""
+    def acquire_table(self, state: RequestState) -> bool:
+        """Takes a reference to the request's cross table, if it exists."""
         feature = state.request.cross
-        if self.cross is None or feature is None:
-            return False
-        return self.cross.acquire(state.request_id, feature.plan)
+        return feature is not None and self.cross.acquire(state.request_id, feature.plan)
 
-    def make_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
-        """Writes into the step's work what makes the cross table of a request that holds none.
+    def write_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
+        """Schedules what writes the cross table of a request without one: a projection, or copies.
 
-        The projection, where there is one: its embedding is READY. The caller has seen to it that the blocks
-        are free.
+        A projection's embedding is READY. The caller has made sure that the blocks are free.
         """
         feature = state.request.cross
-        if self.cross is None or feature is None:
+        if feature is None or self.acquire_table(state):
             return None
         if self.cross.state(feature.plan) is TableState.SWAPPED:
             output.swap_in += self.cross.restore(state.request_id, feature.plan)
@@ -158,26 +161,28 @@ class ItemTracker:
         output.projections.append(projection)
         return projection
 
-    def tables_made(self, output: SchedulerOutput) -> None:
-        """The step that made these tables is over."""
-        if self.cross is not None:
-            for mm_hash in output.made_tables:
-                self.cross.commit(mm_hash)
+    def last_table(self, state: RequestState) -> tuple[ItemPlan | None, tuple[int, ...]]:
+        """Plan and blocks of a written cross table that only this request has a reference to."""
+        feature, table = state.request.cross, self.cross.last_held(state.request_id)
+        return (feature.plan, table) if feature is not None and table else (None, ())
+
+    def tables_written(self, output: SchedulerOutput) -> None:
+        """The step that wrote these tables is over."""
+        for mm_hash in output.written_tables:
+            self.cross.commit(mm_hash)
 
     def tables_lost(self, keys: Iterable[str]) -> None:
-        """These tables could not be written: nobody refers to them any more."""
-        if self.cross is not None:
-            for mm_hash in keys:
-                self.cross.fail(mm_hash)
+        """These tables could not be written: all references to them are dropped."""
+        for mm_hash in keys:
+            self.cross.fail(mm_hash)
 
-    def drop_table(self, state: RequestState) -> None:
-        """Takes the reference to the cross table back. Idempotent."""
-        if self.cross is not None:
-            self.cross.release(state.request_id)
+    def release_table(self, state: RequestState) -> None:
+        """Drops the reference to the cross table. Idempotent."""
+        self.cross.release(state.request_id)
 
     def cross_blocks(self, state: RequestState) -> tuple[int, ...]:
         """The request's cross table; empty while it is not written, and without a cross item."""
-        return () if self.cross is None else self.cross.table(state.request_id)
+        return self.cross.table(state.request_id)
 
     def is_resident(self, state: RequestState) -> bool:
         """The embeddings of all items that are still to be projected are in the encoder cache."""
@@ -186,14 +191,14 @@ class ItemTracker:
             feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
         )
 
-    def seek(self, state: RequestState, start: int, now: float) -> Sought:
-        """Takes references to, or starts the loads of, all items needed from token `start` on.
+    def ensure_loading(self, state: RequestState, start: int, now: float) -> Readiness:
+        """Acquires, or starts the loads of, all items needed from token `start` on.
 
         Only for admitted requests.
         """
         if not self.keeps_room(state):
-            return Sought.WAITS
-        sought = Sought.HERE
+            return Readiness.WAITING
+        readiness = Readiness.READY
         presences: list[Presence] | None = None
         for index in self.needed(state, start):
             residency = self.cache.acquire((state.request_id, index), state.features[index].plan)
@@ -204,13 +209,13 @@ class ItemTracker:
             if self._load(state, index, residency, presences[index], now):
                 continue
             if presences[index] is Presence.HIT:
-                sought = Sought.NO_ROOM
-            elif sought is Sought.HERE:
-                sought = Sought.WAITS
-        return sought
+                readiness = Readiness.NO_ROOM
+            elif readiness is Readiness.READY:
+                readiness = Readiness.WAITING
+        return readiness
 
     def needed(self, state: RequestState, start: int) -> Iterator[int]:
-        """Indices of items with rows at or after token `start`, not consumed yet; no table has them."""
+        """Indices of items that are not consumed, with rows at or after token `start`, or without a table."""
         for index, feature in enumerate(state.features):
             if index in state.consumed:
                 continue
@@ -239,15 +244,16 @@ class ItemTracker:
 
     def stop_before_missing(self, state: RequestState, start: int, end: int) -> int:
         """The end of the longest chunk from `start` up to `end` whose items are all READY."""
-        if self.cross is not None and not self.cross.table(state.request_id):
+        if state.request.cross is not None and not self.cross.table(state.request_id):
             return start
         for index in self.needed(state, start):
             feature = state.features[index]
-            first, last = rows_between(feature.placement, start, end)
+            placement = feature.placement
+            first, last = placement.embeds_in(start - placement.offset, end - placement.offset)
             if first < last and self.cache.acquire((state.request_id, index), feature.plan) is not (
                 Residency.READY
             ):
-                end = max(start, feature.placement.offset)
+                end = max(start, placement.offset)
         return end
 
     def consume(self, state: RequestState) -> None:
@@ -271,14 +277,14 @@ class ItemTracker:
         return feature.placement.end <= state.num_computed_tokens
 
     def preempt(self, state: RequestState, *, swapped: bool = False) -> bool:
-        """Releases all references; True when the request still has, or again got, room for all its items.
+        """Releases all references; True when room for all items is still reserved, or is again.
 
-        A swapped request keeps what it has of items in its prompt: it goes on where it stopped.
-        Otherwise it has given back what it held, so that two such requests never wait for each other.
+        A swapped request keeps its prompt's items: it goes on where it stopped. Any other gives everything
+        back, so that two such requests never wait for each other.
         """
-        if swapped and self.cross is None:
+        if swapped and state.request.cross is None:
             return True
-        self.drop_table(state)
+        self.release_table(state)
         self.cache.release_request(state.request_id)
         state.stored.update(state.features[index].mm_hash for index in state.consumed)
         state.consumed.clear()
@@ -291,13 +297,13 @@ class ItemTracker:
 
     def finish(self, state: RequestState) -> None:
         """Releases everything. Idempotent."""
-        self.drop_table(state)
+        self.release_table(state)
         self.cache.release_request(state.request_id)
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)
 
-    def found(self, state: RequestState) -> list[EngineEvent]:
-        """ItemLoaded for items that cost no load: resident, or covered by a prefix hit."""
+    def report_resident(self, state: RequestState) -> list[EngineEvent]:
+        """ItemLoaded events of items that needed no load: resident, or covered by a prefix hit."""
         events: list[EngineEvent] = []
         for index, feature in enumerate(state.features):
             key = feature.mm_hash
@@ -309,13 +315,8 @@ class ItemTracker:
                 events.append(self._loaded(state, key, 0.0))
         return events
 
-    def update(
-        self, output: ECConnectorOutput, naming: Callable[[str], Iterable[RequestState]]
-    ) -> list[EngineEvent]:
-        """Takes in what the connector has finished; tells every holder of a key about it.
-
-        `naming` gives the requests that name a key.
-        """
+    def update(self, output: ECConnectorOutput, naming: Naming) -> list[EngineEvent]:
+        """Applies the connector's report; the events of every request that names one of its keys."""
         for key in output.loaded:
             self.cache.commit(key)
         for failure in output.failed:
@@ -329,7 +330,16 @@ class ItemTracker:
             events.extend(self._missing(key, digest, naming(key)))
         return events
 
-    def take_counts(self) -> ItemCounts:
+    def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata:
+        """The step's work for the connector's worker role; writes the evicted keys into `output`."""
+        output.evicted = self.cache.drain_evicted()
+        return self.connector.build_connector_meta(output)
+
+    def expire(self, now: float) -> list[str]:
+        """Ends moves into the encoder cache that took too long; their keys."""
+        return self.cache.expire(now)
+
+    def drain_counts(self) -> ItemCounts:
         counts, self._counts = self._counts, ItemCounts()
         return counts
 
@@ -346,9 +356,9 @@ class ItemTracker:
         self._counts.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
-        """Tells those that do not know of the loss. Who knows waits for the item to be encoded again.
+        """ItemMissing events for requests without one; the others wait for the item to be encoded again.
 
-        A request may come with news from before the loss, and so begin a load that can but fail.
+        A request that was sent before the loss may still begin a load, which fails.
         """
         missing = False
         for state in states:
@@ -369,24 +379,3 @@ class ItemTracker:
         state.loaded.add(key)
         state.lost.discard(key)
         return ItemLoaded(**state.request.names(), mm_hash=key, seconds=seconds)
-
-
-def rows_between(placement: Placement, start: int, end: int) -> tuple[int, int]:
-    """Rows [a, b) of the item that prompt tokens [start, end) consume."""
-    return placement.embeds_in(start - placement.offset, end - placement.offset)
-
-
-def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:
-    """Which rows go to which tokens of the chunk [start, end), one entry per stretch."""
-    gathered: list[GatheredRows] = []
-    for feature in state.features:
-        placement = feature.placement
-        row = 0
-        for first, count in placement.runs or ((0, placement.length),):
-            lo = max(start, placement.offset + first)
-            hi = min(end, placement.offset + first + count)
-            if lo < hi:
-                skipped = lo - placement.offset - first
-                gathered.append(GatheredRows(feature.mm_hash, row + skipped, hi - lo, lo - start))
-            row += count
-    return tuple(gathered)

@@ -1,16 +1,13 @@
-"""What goes through one engine step, and what the engine tells the outside."""
+"""One engine step: what the scheduler hands to the model runner, and what comes back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
 from triptych.errors import RequestError
-from triptych.types import FinishReason, PDTimings, Placement, TimestampTokens, Usage
-
-if TYPE_CHECKING:
-    from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.kv_cache.swap import BlockCopy
+from triptych.pd_worker.core.request import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +27,8 @@ class GatheredRows:
 class ScheduledChunk:
     """One request's share of a step: tokens [start, start + count) of prompt plus output.
 
-    Nobody changes it. It is not frozen: that would make it take five times as long to make, and every step
-    makes one for each request.
+    Never changed after construction. Not frozen, since a frozen one takes five times as long to construct and
+    every step has one for each request.
     """
 
     state: RequestState
@@ -66,14 +63,6 @@ class Projection:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """All layers' keys and values of one block, between the KV cache and host memory."""
-
-    source: int
-    target: int
-
-
 @dataclass(slots=True)
 class SchedulerOutput:
     """All that the runner needs for one step."""
@@ -105,7 +94,7 @@ class SchedulerOutput:
         return sum(chunk.count for chunk in self.chunks)
 
     @property
-    def made_tables(self) -> list[str]:
+    def written_tables(self) -> list[str]:
         """Keys of the cross tables that this step writes."""
         return [*(projection.mm_hash for projection in self.projections), *self.restored]
 
@@ -150,67 +139,9 @@ class ModelRunnerOutput:
     errors: dict[int, RequestError] = field(default_factory=dict)
     #: Items whose cross tables could not be made.
     unprojected: frozenset[str] = frozenset()
-    #: Indices into the computed chunks that came out as no numbers: nothing of them is left in the KV cache.
+    #: Indices of computed chunks with NaN or infinite values: nothing of them is left in the KV cache.
     spoiled: frozenset[int] = frozenset()
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.
     ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEvent:
-    """Names the request and the attempt that an event belongs to."""
-
-    request_id: str
-    attempt: int
-    proxy_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestAdmitted(EngineEvent):
-    """The bytes of all items are reserved: encoder jobs may run. Placements stand in item order."""
-
-    prompt_token_ids: tuple[int, ...]
-    placements: tuple[Placement, ...]
-    encoder_prompt_token_ids: tuple[int, ...] = ()
-    timestamps: TimestampTokens | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemLoaded(EngineEvent):
-    """The item has arrived from the store after `seconds`."""
-
-    mm_hash: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemMissing(EngineEvent):
-    """The store has no usable value: encode it again. `damaged_digest` is empty when there was none."""
-
-    mm_hash: str
-    damaged_digest: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTokens(EngineEvent):
-    """New output. `position` counts the output tokens before these, earlier attempts included.
-
-    `logprobs` are one per token where the request asked for them.
-    """
-
-    position: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[RawLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFinished(EngineEvent):
-    """The last event of an attempt. `error` is set exactly when the reason is ERROR."""
-
-    reason: FinishReason
-    usage: Usage
-    timings: PDTimings
-    error: RequestError | None = None

@@ -1,4 +1,4 @@
-"""A request as the engine holds it: what was asked, and apart from it, how far it has come."""
+"""Requests in the engine: what was asked, and the state of its execution."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
+from triptych.errors import RequestError
 from triptych.types import FinishReason, MMFeature, PDTimings, TimestampTokens
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from triptych.models.base import LogitsRule
     from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
     from triptych.pd_worker.core.sampling import ResolvedSampling
-    from triptych.pd_worker.frontend.grammar import GrammarState
 
 
-#: Whether it is new, its arrival, its name.
+#: Whether it is a first attempt, its arrival, its name.
 RequestOrder = tuple[bool, float, str]
+#: A request inside this worker: each proxy draws ids of its own.
+RequestKey = tuple[str, str]
 
 
 class TextOutput(Protocol):
-    """Turns output tokens into text and says when the request has to stop."""
+    """Detokenizer of one request, which also decides when the output ends."""
 
     #: Set from the start when the resumed tokens ended the output already.
     finished: FinishReason | None
@@ -37,7 +40,20 @@ class TextOutput(Protocol):
         ...
 
 
+class TokenMask(Protocol):
+    """Constraint on the output of one request, such as a JSON schema."""
+
+    #: Set once the output does not match the constraint.
+    error: RequestError | None
+
+    def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
+        """Which token ids may come next, bool [vocabulary of the tokenizer]; None after an error."""
+        ...
+
+
 class Names(TypedDict):
+    """The fields of an event that identify its request."""
+
     request_id: str
     attempt: int
     proxy_id: str
@@ -68,21 +84,20 @@ class EngineRequest:
     output: TextOutput
     output_token_ids: list[int] = field(default_factory=list)
     resumed_tokens: int = 0
-    #: What the output has to look like; None for anything.
-    grammar: GrammarState | None = None
+    #: Constrains the output; None for free text.
+    grammar: TokenMask | None = None
     #: What the checkpoint or the task forbids or forces, in this order.
     logits_rules: tuple[LogitsRule, ...] = ()
-    #: What a text encoder has read: to be reported.
+    #: The text encoder's prompt, reported with the admission.
     encoder_prompt_token_ids: tuple[int, ...] = ()
     #: How output tokens stand for times, where the request asked for them.
     timestamps: TimestampTokens | None = None
-    #: The client's own name of the request, which others may share: for logs.
+    #: The client's own name of the request, not unique: for logs.
     label: str = ""
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Names the request inside this worker: each proxy draws ids of its own."""
+    def key(self) -> RequestKey:
         return (self.proxy_id, self.request_id)
 
     @property
@@ -101,7 +116,7 @@ class EngineRequest:
 
     @property
     def distinct_prompt_ids(self) -> tuple[int, ...]:
-        """The prompt's token ids, each once: what penalties need of it."""
+        """The prompt's token ids, each once: all that penalties need of it."""
         if self._distinct is None:
             self._distinct = tuple(sorted(set(self.prompt_token_ids)))
         return self._distinct
@@ -117,7 +132,7 @@ class EngineRequest:
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands."""
+    """The stage of a request in the scheduler."""
 
     #: Waits until the bytes of all its items can be reserved.
     WAITING_ROOM = enum.auto()
@@ -132,19 +147,19 @@ class RequestStatus(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """A request's run state; the scheduler alone changes it."""
+    """State of a request's execution; only the scheduler changes it."""
 
     request: EngineRequest
     #: The request's KV blocks by content.
     chain: PrefixChain
-    #: Names the attempt inside this worker; what caches and the connector know it by.
+    #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
-    #: Requests taken up again after the loss of a worker go first, everywhere; then earlier ones.
+    #: Resumed requests go first, everywhere; then earlier ones.
     order: RequestOrder = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
-    #: Keys whose embedding is stored and whose mark the connector has not been given yet.
+    #: Keys whose embedding is stored and whose ready mark the connector has not had yet.
     stored: set[str] = field(default_factory=set)
-    #: Keys whose loss the proxy has been told of and that have not come back since.
+    #: Keys reported to the proxy as missing that have not come back since.
     lost: set[str] = field(default_factory=set)
     #: Indices of items whose last row is consumed, or that a prefix hit covers.
     consumed: set[int] = field(default_factory=set)
@@ -152,13 +167,13 @@ class RequestState:
     loaded: set[str] = field(default_factory=set)
     #: Tokens whose keys and values are in blocks, acknowledged steps only.
     num_computed_tokens: int = 0
-    #: Prompt tokens that the prefix cache gave at the first start.
+    #: Prompt tokens found in the prefix cache at the first start.
     num_cached_tokens: int = 0
     preemptions: int = 0
-    #: The step whose work brings its tokens back from host memory.
+    #: The step that copies its tokens back from host memory.
     restored_in: int = 0
     admitted_at: float | None = None
-    #: When the last of its items was found here.
+    #: When the last of its items became resident.
     items_at: float | None = None
     first_scheduled_at: float | None = None
     first_token_at: float | None = None
@@ -180,7 +195,7 @@ class RequestState:
 
     @property
     def admitted(self) -> bool:
-        """Room for its items is promised."""
+        """The bytes of its items are reserved."""
         return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
 
     @property

@@ -1,51 +1,39 @@
-"""Decides each step: who computes which tokens, who waits, who gives way. Pure decisions, no tensors."""
+"""The scheduler: which requests compute which tokens in a step, which wait, and which are preempted."""
 
 from __future__ import annotations
 
 import bisect
-import logging
 from collections.abc import Iterable
 
 from triptych.errors import DeadlineExceeded, InternalError, RequestError
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.chunks import ChunkCutter
-from triptych.pd_worker.core.deadlines import Deadlines
-from triptych.pd_worker.core.items import ItemTracker, Sought
-from triptych.pd_worker.core.key_index import KeyIndex
-from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
+from triptych.pd_worker.core.budget import Budget, gather_rows
+from triptych.pd_worker.core.item_stage import ItemStage
+from triptych.pd_worker.core.items import ItemTracker, Readiness
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
-from triptych.pd_worker.core.kv_cache.swapper import Swapper
-from triptych.pd_worker.core.outputs import (
-    EngineEvent,
-    ItemMissing,
-    ModelRunnerOutput,
-    RawLogprobs,
-    ScheduledChunk,
-    SchedulerOutput,
-)
-from triptych.pd_worker.core.ready_marks import ReadyMarks
+from triptych.pd_worker.core.kv_cache.swap import SwapManager
+from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
+from triptych.pd_worker.core.output_processor import OutputProcessor
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, RawLogprobs, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
-from triptych.pd_worker.core.request_check import CrossLimits, check_request
-from triptych.pd_worker.core.scheduler_limits import Budget, Latencies, SchedulerLimits
+from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.core.request_table import RequestTable
+from triptych.pd_worker.core.stats import SchedulerStats
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 from triptych.types import FinishReason
 
-__all__ = ["CrossLimits", "Latencies", "Scheduler", "SchedulerLimits"]
-
-logger = logging.getLogger(__name__)
-
 
 class Scheduler:
-    """`schedule`, run, `update`, again. Requests are served in the order of their arrival, those that another
-    worker has lost before new ones.
+    """`schedule`, execute, `update`, in turn. Requests are served by arrival, resumed ones first.
 
-    A request waits for room (its items' bytes), then for its items, then for blocks and a slot; it gets
-    all blocks of its known tokens when it starts and one more at a time while it decodes. When none is
-    left, the latest request gives its own up and is computed again later: the earliest always goes on.
+    A request waits for room for its items, then for the items, then for a slot and blocks. It gets the blocks
+    of all its known tokens when it starts, and one more at a time while it decodes. When none is left, the
+    latest request is preempted and computed again later: the earliest always goes on.
 
-    `cross` is set for an encoder-decoder model: a request then starts together with its cross table, whose
-    projection is work of the step before its first chunk.
+    `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
+    written in the same step. With `count_only` no model runs: chunks carry no block tables and rows, and no
+    latencies are kept (see `decode_runs`).
     """
 
     def __init__(
@@ -55,25 +43,24 @@ class Scheduler:
         items: ItemTracker,
         cross: CrossLimits | None = None,
         swap: SwapManager | None = None,
+        *,
+        count_only: bool = False,
     ) -> None:
         self.limits = limits
-        self._cross_limits = cross
         self.kv = kv
         self.items = items
-        self.swap = swap
-        self._swapper = Swapper(kv, items, swap)
+        self.swap = swap or SwapManager(0)
+        self._cross_limits = cross
+        self._count_only = count_only
         self._step = 0
+        self._requests = RequestTable()
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
-        self._states: dict[tuple[str, str], RequestState] = {}
-        self._by_key = KeyIndex()
-        self._deadlines = Deadlines()
-        #: Keys of requests whose cross table was there at the last look.
-        self._tables: set[str] = set()
+        self._item_stage = ItemStage(
+            self._requests, self._waiting, items, kv, self.swap, cross_items=cross is not None
+        )
         self._events: list[EngineEvent] = []
-        self.latencies = Latencies()
-        self._marks = ReadyMarks()
-        self._chunks = ChunkCutter(kv, items)
+        self._outputs = OutputProcessor(limits.max_model_len, count_only=count_only)
 
     @property
     def num_waiting(self) -> int:
@@ -84,21 +71,26 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def running(self) -> list[RequestState]:
+        """The running requests in the order of service. Not to be changed."""
+        return self._running
+
+    @property
     def item_pressure(self) -> float:
-        """Requests that wait for embeddings, for each one that runs."""
+        """Requests that wait for embeddings, per running request."""
         return self._waiting.num_incomplete / max(1, len(self._running))
 
     def next_deadline(self) -> float | None:
-        return self._deadlines.next()
+        return self._requests.next_deadline()
 
     def check(self, request: EngineRequest) -> None:
-        """InvalidRequest for what could never run; the same for every way in."""
+        """Raises InvalidRequest for a request that can never run. Thread-safe."""
         check_request(request, self.limits, self._cross_limits)
-        self.items.admission.check(request.features)
+        self.items.check(request)
 
     def add(self, request: EngineRequest, now: float) -> None:
-        """Takes a checked request in. A later attempt ends the earlier one; the same one is ignored."""
-        known = self._states.get(request.key)
+        """Adds a checked request. A later attempt ends the earlier one; the same one is ignored."""
+        known = self._requests.get(request.key)
         if known is not None:
             if known.request.attempt >= request.attempt:
                 return
@@ -110,36 +102,29 @@ class Scheduler:
             request.features,
             self.kv.block_size,
         )
-        keys = {feature.mm_hash for feature in request.features}
-        stored = {key for key in keys if key in request.ready or self._marks.has(key, now)}
-        state = RequestState(request, chain, stored=stored)
-        self._states[request.key] = state
-        self._by_key.add(state)
-        self._deadlines.add(state)
+        state = RequestState(request, chain, stored=self._item_stage.stored_keys(request, now))
+        self._requests.add(state)
         self._waiting.add(state)
         if request.output.finished is not None:
-            self._end_output(state, request.output.flush(), request.output.finished)
+            # A resumed request whose output had ended before it was submitted here.
+            if text := request.output.flush():
+                self._events.append(request_events.new_tokens(state, (), text))
+            self._finish(state, request.output.finished)
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
-        """These embeddings are in the store. A request that is still being taken in learns of it too."""
-        keys = set(mm_hashes)
-        self._marks.add(keys, now)
-        for key in keys:
-            for state in self._by_key.naming(key):
-                state.stored.add(key)
-                state.lost.discard(key)
-        self._look_again(keys)
+        """These embeddings are in the store, for requests too that are submitted a little later."""
+        self._item_stage.mark_ready(mm_hashes, now)
 
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
-        """Ends requests wherever they stand; unknown ones are ignored."""
+        """Ends requests of any status; unknown ones are ignored."""
         for request_id in request_ids:
-            state = self._states.get((proxy_id, request_id))
+            state = self._requests.get((proxy_id, request_id))
             if state is not None:
                 self._finish(state, FinishReason.ABORT)
 
     def fail(self, request: EngineRequest, error: RequestError) -> None:
-        """Ends one request with `error`, also one that `add` has not taken in as a whole."""
-        state = self._states.get(request.key)
+        """Ends one request with `error`, also one that `add` has failed on."""
+        state = self._requests.get(request.key)
         if state is not None and state.request.attempt == request.attempt:
             self._finish(state, FinishReason.ERROR, error)
         else:
@@ -147,80 +132,90 @@ class Scheduler:
 
     def fail_item(self, mm_hash: str, error: RequestError) -> None:
         """Ends every request on the item with `error`."""
-        for state in [s for s in self._states.values() if any(f.mm_hash == mm_hash for f in s.features)]:
-            self._finish(state, FinishReason.ERROR, error)
+        for state in self._requests:
+            if any(feature.mm_hash == mm_hash for feature in state.features):
+                self._finish(state, FinishReason.ERROR, error)
 
     def fail_all(self, error: RequestError) -> list[EngineEvent]:
-        """Ends every request with `error`; returns all events not told yet."""
-        for state in list(self._states.values()):
+        """Ends every request with `error`; all events since the last `update`."""
+        for state in self._requests:
             self._finish(state, FinishReason.ERROR, error)
-        return self._take_events()
+        return self._drain_events()
 
     def reset(self, error: RequestError) -> list[EngineEvent]:
-        """As `fail_all`; then all blocks, on the device and in host memory, are free and hold nothing known.
+        """As `fail_all`; then all blocks, on the device and in host memory, are free and the caches empty.
 
-        For when an unexpected error may have left the books of blocks wrong.
+        For an unexpected error, after which the bookkeeping of blocks may be wrong.
         """
         events = self.fail_all(error)
         self.kv.reset()
-        if self.items.cross is not None:
-            self.items.cross.reset()
-        if self.swap is not None:
-            self.swap.reset()
+        self.items.reset_tables()
+        self.swap.reset()
         return events
 
+    def collect_stats(self) -> SchedulerStats:
+        """Figures for metrics; those since the last report are drained."""
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            kv_blocks=self.kv.num_blocks,
+            kv_blocks_used=self.kv.num_used,
+            host_blocks_used=self.swap.num_used,
+            cross_tables=self.items.num_tables,
+            encoder_cache_bytes=self.items.cached_bytes,
+            encoder_cache_references=self.items.references,
+            reserved_bytes=self.items.reserved_bytes,
+            items=self.items.drain_counts(),
+            latencies=self._outputs.drain_latencies(),
+        )
+
     def schedule(self, now: float) -> SchedulerOutput:
-        """The next step's work. Takes effect on waiting and blocks; tokens count once `update` is called."""
+        """The next step. Waiting requests and blocks change at once; tokens count once `update` is called."""
         self._step += 1
         output = SchedulerOutput(self._step)
-        self._look_again(self.items.cache.expire(now))
-        self._end_late(now)
-        self._look_at_tables()
-        self._admit(now)
-        self._seek_items(now)
+        for state in self._requests.pop_late(now):
+            error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
+            self._finish(state, FinishReason.ERROR, error)
+        events, failed = self._item_stage.advance(self._running, now)
+        self._events += events
+        for state, refusal in failed:
+            self._finish(state, FinishReason.ERROR, refusal)
         budget = self._decode(output)
-        self._prefill(output, budget, now)
+        self._prefill(output, budget)
         self._start(output, budget, now)
-        output.evicted = self.items.cache.take_evicted()
-        output.ec_connector_metadata = self.items.connector.build_connector_meta(output)
+        output.ec_connector_metadata = self.items.build_metadata(output)
         return output
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
-        """Takes in what the step has done; all events since the last call, in order."""
-        moved = result.ec_connector_output
-        news = self.items.update(moved, self._by_key.naming)
-        self._look_again((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
-        for event in news:
-            if isinstance(event, ItemMissing):
-                self._marks.drop(event.mm_hash)
-        self._events += news
-        self._end_swaps(output, result)
+        """Applies the step's result; all events since the last call, in order."""
+        self._events += self._item_stage.update(result.ec_connector_output)
+        if output.swap_out or output.swap_in:
+            self._end_swaps(output, result)
         if result.error is not None:
             self._fail_step(output)
-            return self._take_events()
-        self._end_projections(output, result)
+            return self._drain_events()
+        if output.written_tables:
+            self._end_projections(output, result)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.spoiled:
-                error = InternalError("the model's output for this request is no number")
+                error = InternalError("the model's output for this request is NaN or infinity")
                 self._finish(chunk.state, FinishReason.ERROR, error)
-                index += chunk.samples
-                continue
-            if not chunk.samples:
-                self._advance(chunk)
-                continue
-            if (reason := result.errors.get(index)) is not None:
+            elif (reason := result.errors.get(index)) is not None and chunk.samples:
                 self._finish(chunk.state, FinishReason.ERROR, reason)
             else:
                 self._advance(chunk)
-                self._append(chunk.state, result.sampled[index], result.logprobs.get(index), now)
-            index += 1
-        return self._take_events()
+                if chunk.samples:
+                    self._append(chunk.state, result.sampled[index], result.logprobs.get(index), now)
+            index += chunk.samples
+        return self._drain_events()
 
     def _end_swaps(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """What copies have failed is computed again; host blocks may be read only if none has."""
-        if failed := set(self._swapper.end_out(written=result.swapped_out)):
-            for state in self._states.values():
+        """Requests whose copies have failed are recomputed; host blocks are read only if none has."""
+        if result.swapped_out:
+            self.swap.commit()
+        elif failed := set(self.swap.fail()):
+            for state in self._requests:
                 if state.request_id in failed and state.status is not RequestStatus.RUNNING:
                     self._wait_again(state)
         if result.swapped_in or not output.swap_in:
@@ -245,100 +240,33 @@ class Scheduler:
         self._waiting.add(state)
 
     def _fail_step(self, output: SchedulerOutput) -> None:
-        """Ends all whose work was in the step."""
+        """Ends all requests that were part of the step."""
         error = InternalError("the engine failed to compute this request")
         restored = [state for state in self._running if state.restored_in == output.step]
         for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output), *restored]:
             self._finish(state, FinishReason.ERROR, error)
 
     def _end_projections(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """The tables are written: whoever waits for one needs the item's embedding no more."""
-        if not output.made_tables:
-            return
+        """The tables are written: requests with one of them do not need the embedding any more."""
         for state in self._awaiting(output):
             if any(feature.mm_hash in result.unprojected for feature in state.features):
-                error = InternalError("an item of this request has no finite keys and values in the model")
+                error = InternalError(
+                    "the cross-attention keys and values of an item of this request are NaN or infinity"
+                )
                 self._finish(state, FinishReason.ERROR, error)
         self.items.tables_lost(result.unprojected)
-        self.items.tables_made(output)
+        self.items.tables_written(output)
         for state in self._awaiting(output):
             self.items.consume(state)
 
     def _awaiting(self, output: SchedulerOutput) -> list[RequestState]:
-        """Running requests whose cross table was made in this step."""
-        keys = set(output.made_tables)
-        if not keys:
-            return []
+        """Running requests whose cross table is written in this step."""
+        keys = set(output.written_tables)
         return [state for state in self._running if any(f.mm_hash in keys for f in state.features)]
 
-    def _take_events(self) -> list[EngineEvent]:
+    def _drain_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
         return events
-
-    def _end_late(self, now: float) -> None:
-        for state in self._deadlines.late(now):
-            error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
-            self._finish(state, FinishReason.ERROR, error)
-
-    def _look_again(self, keys: Iterable[str]) -> None:
-        """What has become of these keys may let requests go on that wait for them."""
-        self._waiting.look_again(self._by_key.naming_any(keys))
-
-    def _look_at_tables(self) -> None:
-        """A request whose cross table has come needs less; one whose table has gone may need room again."""
-        if self.items.cross is None:
-            return
-        tables = {key for key, feature in self._by_key.features() if self.items.has_table(feature)}
-        self._look_again(tables ^ self._tables)
-        self._tables = tables
-        for state in self._waiting.changed():
-            if not self.items.keeps_room(state):
-                state.status = RequestStatus.WAITING_ROOM
-            self._waiting.file(state)
-
-    def _admit(self, now: float) -> None:
-        """Room in order of arrival: media requests behind one that does not fit wait too."""
-        blocked = False
-        while (state := self._waiting.first_for_room(text_only=blocked)) is not None:
-            if (error := self.items.contradiction(state)) is not None:
-                self._finish(state, FinishReason.ERROR, error)
-                continue
-            if not self.items.admit(state):
-                blocked = True
-                continue
-            state.status = RequestStatus.WAITING_ITEMS
-            self._waiting.file(state)
-            if state.admitted_at is None:
-                state.admitted_at = now
-                self._events.append(request_events.admitted(state))
-
-    def _seek_items(self, now: float) -> None:
-        """Starts loads ahead of time; again for running requests whose item came to nothing."""
-        self._waiting.look_again(self._waiting.prefixes.depending(self.kv.pool.take_changes()))
-        for state in self._waiting.changed():
-            prefix, num_computed = self._known_prefix(state)
-            self._waiting.prefixes.watch(
-                state, self.kv.prefix_contents(state.chain, prefix, state.num_tokens)
-            )
-            sought = self.items.seek(state, num_computed, now)
-            self._note_items(state, sought is Sought.HERE, now)
-            self._waiting.sought(state, sought)
-        for state in self._running:
-            if state.features and not state.is_decoding:
-                self.items.seek(state, state.num_computed_tokens, now)
-
-    def _note_items(self, state: RequestState, here: bool, now: float) -> None:
-        self._events += self.items.found(state)
-        if here and state.items_at is None:
-            state.items_at = now
-            self._waiting.completed(state)
-
-    def _known_prefix(self, state: RequestState) -> tuple[list[int], int]:
-        """Blocks that the request would start with, and how many of its tokens need not be computed."""
-        if swapped := self._swapper.tokens(state):
-            return [], swapped
-        prefix = self.kv.find_prefix(state.chain, state.num_tokens)
-        return prefix, len(prefix) * self.kv.block_size
 
     def _decode(self, output: SchedulerOutput) -> Budget:
         budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
@@ -347,17 +275,31 @@ class Scheduler:
                 break
             if state.status is not RequestStatus.RUNNING or not state.is_decoding:
                 continue
-            if not self._grow(state, output):
-                continue
-            chunk = self._chunks.cut(state, state.num_tokens)
-            output.chunks.append(chunk)
-            budget.take(chunk)
+            if self._grow(state, output):
+                budget.spend(self._add_chunk(state, state.num_tokens, output))
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
         return budget
 
+    def _add_chunk(self, state: RequestState, end: int, output: SchedulerOutput) -> ScheduledChunk:
+        """All tokens from the first that is not computed up to `end`."""
+        start = state.num_computed_tokens
+        samples = end == state.num_tokens
+        if self._count_only:
+            chunk = ScheduledChunk(state, start, end - start, (), (), samples)
+        else:
+            rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
+            blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
+            cross = self.items.cross_blocks(state)
+            length = state.features[0].plan.rows if cross else 0
+            chunk = ScheduledChunk(state, start, end - start, tuple(blocks), rows, samples, cross, length)
+        output.chunks.append(chunk)
+        return chunk
+
     def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
-        """A block for the newest token, taken from later requests when none is free."""
+        """A block for the newest token, preempting the latest requests when none is free."""
+        if state.num_computed_tokens % self.kv.block_size:
+            return True  # The block of the token before has room.
         while not self.kv.grow(state.request_id, state.num_tokens):
             victim = self._running[-1]
             if victim is state:
@@ -368,12 +310,15 @@ class Scheduler:
     def _preempt(self, state: RequestState, output: SchedulerOutput) -> None:
         output.preempted.append(state)
         self._running.remove(state)
-        swapped = self._swapper.take_out(state, output)
+        blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(state.num_computed_tokens)]
+        plan, table = self.items.last_table(state)
+        copies = self.swap.swap_out(state.request_id, blocks, state.num_computed_tokens, plan, table)
+        output.swap_out += copies or ()
         self.kv.free(state.request_id)
         state.preemptions += 1
-        self._wait_again(state, swapped=swapped)
+        self._wait_again(state, swapped=copies is not None)
 
-    def _prefill(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
+    def _prefill(self, output: SchedulerOutput, budget: Budget) -> None:
         for state in self._running:
             if budget.for_prefill == 0:
                 return
@@ -381,38 +326,37 @@ class Scheduler:
                 self._prefill_one(state, output, budget)
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
-        end = self._chunks.prefill_end(state, budget)
-        if end > state.num_computed_tokens:
-            chunk = self._chunks.cut(state, end)
-            output.chunks.append(chunk)
-            budget.take_prefill(chunk)
+        start = state.num_computed_tokens
+        end = self.items.stop_before_missing(state, start, budget.prefill_end(state))
+        if end > start:
+            budget.spend_prefill(self._add_chunk(state, end, output))
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
         for state in list(self._waiting.startable):
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return
-            if self._swapper.is_leaving(state):
+            if self.swap.is_leaving(state.request_id) or self.items.table_is_leaving(state):
                 continue
-            prefix, num_computed = self._known_prefix(state)
-            # Not the queue: whoever waits for an encoder holds nobody up.
-            if self.items.seek(state, num_computed, now) is not Sought.HERE:
+            prefix, num_computed = self._item_stage.known_prefix(state)
+            # Only this request is skipped: one that waits for an encoder does not block the queue.
+            if self.items.ensure_loading(state, num_computed, now) is not Readiness.READY:
                 self._waiting.unready(state)
                 continue
             if state.request.cross is not None and not self._can_project(state):
                 continue
             if not self._allocate(state, prefix):
                 return
-            if state.request.cross is not None and not self.items.hold_table(state):
-                projection = self.items.make_table(state, output)
-                if projection is not None:
-                    budget.take_projection(projection)
-            if self._swapper.bring_back(state, output):
+            projection = self.items.write_table(state, output)
+            if projection is not None:
+                budget.spend_projection(projection)
+            if copies := self.swap.swap_in(state.request_id, self.kv.table(state.request_id)):
+                output.swap_in += copies
                 state.restored_in = output.step
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
 
     def _can_project(self, state: RequestState) -> bool:
-        """Its cross table is here, or its embedding is, by the plan that the request says."""
+        """Its cross table or its embedding is resident, and has the plan that the request says."""
         if (error := self.items.contradiction(state)) is not None:
             self._finish(state, FinishReason.ERROR, error)
             return False
@@ -421,13 +365,13 @@ class Scheduler:
     def _allocate(self, state: RequestState, prefix: list[int]) -> bool:
         """Blocks for all known tokens and for the cross table, or nothing.
 
-        Those that decode will soon need a block each; without them every start would be a preemption.
+        Decoding requests will soon need a block each; without spare ones every start would be a preemption.
         """
-        held = self.items.hold_table(state)
-        spare = len(self._running) + (0 if held else self.items.cross_cost(state))
+        has_table = self.items.acquire_table(state)
+        spare = len(self._running) + (0 if has_table else self.items.cross_cost(state))
         if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
             return True
-        self.items.drop_table(state)
+        self.items.release_table(state)
         return False
 
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
@@ -442,46 +386,23 @@ class Scheduler:
                 output.prefix_queried += state.request.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
         self.items.consume(state)
-        self._note_items(state, True, now)
+        self._events += self.items.report_resident(state)
+        if state.items_at is None:
+            state.items_at = now
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state
         state.num_computed_tokens = chunk.end
         self.kv.register(state.request_id, state.chain, chunk.end)
-        self.items.consume(state)
+        if state.features:
+            self.items.consume(state)
 
     def _append(self, state: RequestState, token: int, logprobs: RawLogprobs | None, now: float) -> None:
-        self._note_token(state, now)
-        try:
-            text, reason = state.request.output.append(token)
-        except Exception:
-            logger.exception("request %s: its output text failed", state.request.name)
-            self._finish(state, FinishReason.ERROR, InternalError("the output could not be turned into text"))
-            return
-        state.request.output_token_ids.append(token)
-        if reason is None and state.num_tokens >= self.limits.max_model_len:
-            reason = FinishReason.LENGTH
+        event, reason, error = self._outputs.append(state, token, logprobs, now)
+        if event is not None:
+            self._events.append(event)
         if reason is not None:
-            text += state.request.output.flush()
-        told = () if logprobs is None else (logprobs,)
-        self._events.append(request_events.new_tokens(state, (token,), text, told))
-        if reason is not None:
-            self.latencies.whole.append(now - state.request.arrival)
-            self._finish(state, reason)
-
-    def _note_token(self, state: RequestState, now: float) -> None:
-        if state.first_token_at is None or state.last_token_at is None:
-            state.first_token_at = now
-            self.latencies.first_token.append(now - state.request.arrival)
-        else:
-            self.latencies.between_tokens.append(now - state.last_token_at)
-        state.last_token_at = now
-
-    def _end_output(self, state: RequestState, text: str, reason: FinishReason) -> None:
-        """A resumed request whose output had ended before it was submitted here."""
-        if text:
-            self._events.append(request_events.new_tokens(state, (), text))
-        self._finish(state, reason)
+            self._finish(state, reason, error)
 
     def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
         if state.status is RequestStatus.FINISHED:
@@ -490,11 +411,9 @@ class Scheduler:
             self._running.remove(state)
         else:
             self._waiting.discard(state)
-        del self._states[state.request.key]
-        self._by_key.discard(state)
         state.status = RequestStatus.FINISHED
-        self._deadlines.ended()
+        self._requests.remove(state)
         self.kv.free(state.request_id)
-        self._swapper.free(state)
+        self.swap.free(state.request_id)
         self.items.finish(state)
         self._events.append(request_events.finished(state, reason, error))

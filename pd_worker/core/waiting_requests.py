@@ -1,20 +1,91 @@
-"""Requests that do not run, by what they wait for: a step looks only at those whose case may differ."""
+"""Requests that are not running, by what they wait for: a step examines only those that may have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
 
-from triptych.pd_worker.core.items import Sought
-from triptych.pd_worker.core.prefix_watch import PrefixWatch
-from triptych.pd_worker.core.request import RequestState, RequestStatus
-from triptych.pd_worker.core.request_order import OrderedRequests
+from triptych.pd_worker.core.items import Readiness
+from triptych.pd_worker.core.request import RequestOrder, RequestState, RequestStatus
+
+
+def _order(state: RequestState) -> RequestOrder:
+    return state.order
+
+
+class OrderedRequests:
+    """Requests sorted by `order`, each once. Not to be changed while it is iterated over."""
+
+    def __init__(self) -> None:
+        self._states: list[RequestState] = []
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._states)
+
+    def __getitem__(self, index: int) -> RequestState:
+        return self._states[index]
+
+    def __contains__(self, state: RequestState) -> bool:
+        index = bisect.bisect_left(self._states, state.order, key=_order)
+        return index < len(self._states) and self._states[index] is state
+
+    def add(self, state: RequestState) -> None:
+        """Idempotent."""
+        index = bisect.bisect_left(self._states, state.order, key=_order)
+        if index == len(self._states) or self._states[index] is not state:
+            self._states.insert(index, state)
+
+    def discard(self, state: RequestState) -> None:
+        """Idempotent."""
+        index = bisect.bisect_left(self._states, state.order, key=_order)
+        if index < len(self._states) and self._states[index] is state:
+            del self._states[index]
+
+
+class PrefixWatch:
+    """The digests of KV blocks on which the cached prefixes of waiting requests depend.
+
+    A prefix changes when one of its blocks is evicted, or when the first block that it lacks is cached.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[RequestState, Sequence[bytes]] = {}
+        self._states: dict[bytes, set[RequestState]] = {}
+
+    def __len__(self) -> int:
+        """Digests that some request depends on."""
+        return len(self._states)
+
+    def watch(self, state: RequestState, digests: Sequence[bytes]) -> None:
+        """The request depends on these digests, in place of any earlier ones."""
+        if self._digests.get(state) == digests:
+            return
+        self.forget(state)
+        self._digests[state] = digests
+        for digest in digests:
+            self._states.setdefault(digest, set()).add(state)
+
+    def forget(self, state: RequestState) -> None:
+        """Idempotent."""
+        for digest in self._digests.pop(state, ()):
+            states = self._states[digest]
+            states.discard(state)
+            if not states:
+                del self._states[digest]
+
+    def depending(self, digests: Iterable[bytes]) -> set[RequestState]:
+        """The requests whose prefix may change when blocks with these digests are cached or evicted."""
+        return {state for digest in digests for state in self._states.get(digest, ())}
 
 
 class WaitingRequests:
-    """Some wait for room for their items, some for embeddings; the others for a slot and blocks.
+    """Requests that wait: for room for their items, for embeddings, or for a slot and blocks.
 
-    A request whose case may have changed is looked at again in the next step. `prefixes` are those of the
-    admitted requests with items: a longer one needs fewer items.
+    A request that may have changed is examined in the next step. `prefixes` are those of admitted requests
+    with items: a longer prefix needs fewer items.
     """
 
     def __init__(self) -> None:
@@ -22,10 +93,10 @@ class WaitingRequests:
         #: Not admitted: with items, and text only.
         self._for_room = OrderedRequests()
         self._text = OrderedRequests()
-        #: Admitted, and as far as is known all that they need is here or on its way from the host copy.
+        #: Admitted, and all items are resident, or being copied from their host copies, as far as is known.
         self.startable = OrderedRequests()
-        self._again: set[RequestState] = set()
-        #: Those whose items have never all been here.
+        self._changed: set[RequestState] = set()
+        #: Those whose items have never all been resident.
         self._incomplete: set[RequestState] = set()
         self.prefixes = PrefixWatch()
 
@@ -47,12 +118,12 @@ class WaitingRequests:
         """Idempotent."""
         for queue in (self._all, self._for_room, self._text, self.startable):
             queue.discard(state)
-        self._again.discard(state)
+        self._changed.discard(state)
         self._incomplete.discard(state)
         self.prefixes.forget(state)
 
     def file(self, state: RequestState) -> None:
-        """The request waits for something else now: its status says so."""
+        """Moves the request to the queue of its status."""
         self._for_room.discard(state)
         self._text.discard(state)
         self.startable.discard(state)
@@ -60,32 +131,40 @@ class WaitingRequests:
             (self._for_room if state.features else self._text).add(state)
             return
         if state.features:
-            self._again.add(state)
+            self._changed.add(state)
         if not state.features or state.status is RequestStatus.PREEMPTED:
-            # What was preempted in this step still stands before all that came later.
+            # A request preempted in this step still comes before all later ones.
             self.startable.add(state)
 
     def completed(self, state: RequestState) -> None:
-        """All its items have been here."""
+        """All its items have been resident."""
         self._incomplete.discard(state)
 
-    def look_again(self, states: Iterable[RequestState]) -> None:
-        """The case of these may have changed. Requests that do not wait, or are not admitted, are ignored."""
-        self._again.update(state for state in states if state.waits_with_items)
+    def recheck(self, states: Iterable[RequestState]) -> None:
+        """These requests are examined in the next step; those not waiting or not admitted are ignored."""
+        self._changed.update(state for state in states if state.waits_with_items)
 
-    def sought(self, state: RequestState, found: Sought) -> None:
-        """What has been found of the items that it needs. Room for a host copy may come within the step."""
-        if found is Sought.WAITS:
+    def recheck_prefixes(self, digests: Iterable[bytes]) -> None:
+        """Blocks with these digests were cached or evicted: requests that depend on them may have changed."""
+        self.recheck(self.prefixes.depending(digests))
+
+    def watch_prefix(self, state: RequestState, digests: Sequence[bytes]) -> None:
+        """The request's prefix depends on these digests."""
+        self.prefixes.watch(state, digests)
+
+    def set_readiness(self, state: RequestState, readiness: Readiness) -> None:
+        """Whether the request has its items. Room for a host copy may come within the step."""
+        if readiness is Readiness.WAITING:
             self.startable.discard(state)
         else:
             self.startable.add(state)
-        if found is Sought.NO_ROOM:
-            self._again.add(state)
+        if readiness is Readiness.NO_ROOM:
+            self._changed.add(state)
 
     def unready(self, state: RequestState) -> None:
-        """The request cannot start after all: an item that it needs is not here."""
+        """The request cannot start after all: an item that it needs is not resident."""
         self.startable.discard(state)
-        self._again.add(state)
+        self._changed.add(state)
 
     def first_for_room(self, *, text_only: bool) -> RequestState | None:
         """The first request that is not admitted; `text_only`: the first one without items."""
@@ -93,10 +172,10 @@ class WaitingRequests:
         media = self._for_room[0] if len(self._for_room) and not text_only else None
         if text is None or media is None:
             return text or media
-        return min(text, media, key=lambda state: state.order)
+        return min(text, media, key=_order)
 
-    def changed(self) -> list[RequestState]:
-        """The admitted requests that have to be looked at now, in order; drained."""
-        changed = sorted(self._again, key=lambda state: state.order)
-        self._again.clear()
+    def drain_changed(self) -> list[RequestState]:
+        """The admitted requests to examine now, in order."""
+        changed = sorted(self._changed, key=_order)
+        self._changed.clear()
         return changed

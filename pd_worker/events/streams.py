@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.errors import InternalError
-from triptych.pd_worker.core.outputs import EngineEvent
-from triptych.pd_worker.events.history import RequestHistory
-from triptych.pd_worker.frontend.token_texts import TokenTexts
+from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.events.request_log import RequestHistory
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from triptych.errors import InvalidRequest
+from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.types import FinishReason
+from triptych.types import FinishReason, TimestampTokens
 
+#: Seconds between two timestamps of all Whisper models.
+STEP_SECONDS = 0.02
 _REPLACEMENT = "\ufffd"
 #: A character has at most four bytes, hence tokens: more than this many in wait are no character.
 _LONGEST_WAIT = 8
@@ -178,3 +181,22 @@ def _pending(text: str, stops: Sequence[str]) -> int:
         if any(stop.startswith(text[-length:]) for stop in stops if len(stop) > length):
             return length
     return 0
+
+
+def timestamp_tokens(defaults: GenerationDefaults) -> TimestampTokens | None:
+    """Where a checkpoint's timestamps begin: behind the token that says there will be none."""
+    no_timestamps = defaults.extra.get("no_timestamps_token_id")
+    return None if no_timestamps is None else TimestampTokens(int(no_timestamps) + 1, STEP_SECONDS)
+
+
+class TimelessDecoder:
+    """Leaves timestamps out of the text, which tokenizers do not count as special tokens."""
+
+    def __init__(self, tokenizer: TokenDecoder, timestamps: TimestampTokens) -> None:
+        self._tokenizer = tokenizer
+        self._first = timestamps.first
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if skip_special_tokens:
+            ids = [token for token in ids if token < self._first]
+        return self._tokenizer.decode(ids, skip_special_tokens)

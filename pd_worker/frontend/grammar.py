@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from triptych.errors import InvalidRequest
+from triptych.errors import InvalidRequest, RequestError
 from triptych.types import OutputFormat
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class GrammarState:
         self._eos = [token for token in eos_token_ids if token < size]
         self._size = size
         self._consumed = 0
-        self.error: InvalidRequest | None = None
+        self.error: RequestError | None = None
 
     def follow(self, output_ids: Sequence[int]) -> bool:
         """Takes in the ids that are new; False where they do not fit, which sets `error`."""

@@ -10,13 +10,16 @@ from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
-from triptych.pd_worker.frontend.detokenizer import OutputText, TokenDecoder
+from triptych.pd_worker.frontend.detokenizer import (
+    OutputText,
+    TimelessDecoder,
+    TokenDecoder,
+    timestamp_tokens,
+)
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler, GrammarState
-from triptych.pd_worker.frontend.names import check_label, check_name
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
-from triptych.pd_worker.frontend.timestamps import TimelessDecoder, timestamp_tokens
-from triptych.pd_worker.frontend.wire import checked_plan, template_from_proto
+from triptych.pd_worker.frontend.wire import check_label, check_name, checked_plan, template_from_proto
 from triptych.protos import pd_pb2
 from triptych.protos.convert import sampling_from_proto
 from triptych.types import ItemPlan, OutputFormat

@@ -1,21 +1,24 @@
-"""Protobuf messages as our values, and our events as protobuf messages."""
+"""Checks and conversion of what other processes send."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sized
 
 from triptych.chat import TemplateOptions
 from triptych.errors import InvalidRequest
 from triptych.hashing import MM_HASH
-from triptych.pd_worker.core.outputs import (
-    ItemLoaded,
-    ItemMissing,
-    RawLogprobs,
-    RequestAdmitted,
-    RequestFinished,
-)
-from triptych.pd_worker.frontend.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
-from triptych.protos.convert import error_to_proto, plan_from_proto
+from triptych.protos.convert import plan_from_proto
 from triptych.types import ItemPlan
+
+#: Keys of one notice.
+MAX_KEYS = 16384
+#: Requests named in one call.
+MAX_REQUESTS = 65536
+# No slash: what caches know an attempt by is put together with slashes. No space and no control character:
+# names go into logs.
+_NAME = re.compile(r"[!-.0-~]{1,256}")
 
 
 def checked_plan(message: common_pb2.ItemPlan) -> ItemPlan:
@@ -55,44 +58,25 @@ def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:
     )
 
 
-def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
-    return pd_pb2.Admitted(
-        prompt_token_ids=event.prompt_token_ids,
-        placements=[
-            pd_pb2.ItemPlacement(offset=place.offset, length=place.length) for place in event.placements
-        ],
-        encoder_prompt_token_ids=event.encoder_prompt_token_ids,
-        timestamps=None
-        if event.timestamps is None
-        else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
-    )
+def check_name(field: str, value: str) -> None:
+    """InvalidRequest unless `value` can name a proxy or a request."""
+    if not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            f"{field} must have 1 to 256 printable ASCII characters, no space and no slash", param=field
+        )
 
 
-def loaded_to_proto(event: ItemLoaded) -> pd_pb2.ItemLoaded:
-    return pd_pb2.ItemLoaded(mm_hash=event.mm_hash, seconds=event.seconds)
+def check_label(value: str) -> None:
+    """InvalidRequest for a request's label that does not belong into logs; it may be empty."""
+    if value and not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            "label must have at most 256 printable ASCII characters, no space and no slash", param="label"
+        )
 
 
-def missing_to_proto(event: ItemMissing) -> pd_pb2.ItemMissing:
-    return pd_pb2.ItemMissing(mm_hash=event.mm_hash, damaged_digest=event.damaged_digest)
-
-
-def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.PositionLogprobs:
-    def token(token_id: int, logprob: float) -> common_pb2.TokenLogprob:
-        text, utf8 = texts[token_id]
-        return common_pb2.TokenLogprob(token_id=token_id, logprob=logprob, text=text, utf8=utf8)
-
-    return common_pb2.PositionLogprobs(chosen=token(*raw.chosen), top=[token(*pair) for pair in raw.top])
-
-
-def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
-    return pd_pb2.Finished(
-        reason=event.reason.value,
-        error=error_to_proto(event.error) if event.error else None,
-        prompt_tokens=event.usage.prompt_tokens,
-        completion_tokens=event.usage.completion_tokens,
-        cached_tokens=event.usage.cached_tokens,
-        queue_seconds=event.timings.queue,
-        load_seconds=event.timings.load,
-        prefill_seconds=event.timings.prefill,
-        decode_seconds=event.timings.decode,
-    )
+def check_count(field: str, values: Sized, limit: int) -> None:
+    """InvalidRequest when one call names more than `limit`."""
+    if len(values) > limit:
+        raise InvalidRequest(
+            f"{field} holds {len(values)} entries; one call takes at most {limit}", param=field
+        )

@@ -9,7 +9,7 @@ import torch
 
 from triptych.ec_connector.connectors.pinned_memory import PinnedMemory
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.outputs import BlockCopy
+from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 
 #: Blocks that are gathered on the device at a time.
 _STAGED_BLOCKS = 16

@@ -11,7 +11,7 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.gather_plan import gather_limit
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.capacity import block_bytes, longest_request, max_model_len, reads_view
+from triptych.pd_worker.runner.capacity import block_bytes, longest_request, max_model_len, reads_view
 from triptych.pd_worker.runner.memory_plan import (
     WorkerMemory,
     WorkerNeeds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,10 +18,8 @@ from triptych.pd_worker.attention.contiguous_kv import DecodeView
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.runner.batch import Batch, BatchBuilder, in_batch_order
-from triptych.pd_worker.runner.finite import check_projection, spoiled_chunks
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
-from triptych.pd_worker.runner.logprobs import raw_logprobs
-from triptych.pd_worker.runner.sampler import SamplerInput, sample
+from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, sample
 
 logger = logging.getLogger(__name__)
 
@@ -239,3 +238,26 @@ def _add_errors(
             output.errors[place] = InternalError(
                 "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
             )
+
+
+def spoiled_chunks(
+    hidden: torch.Tensor, counts: Sequence[int], written: torch.Tensor | None = None
+) -> list[int]:
+    """Indices of the chunks, of `counts` tokens each, in whose rows of `hidden` [T, hidden] are other things.
+
+    A value that is no number makes its own token's row none, since the token attends to itself. A key need
+    not: with a score of -inf the token does not. `written` [T], where keys may overflow, says whose were
+    finite.
+    """
+    if math.isfinite(float(hidden.sum(dtype=torch.float32))) and (written is None or bool(written.all())):
+        return []
+    finite = hidden.isfinite().all(-1)
+    if written is not None:
+        finite &= written
+    return [index for index, part in enumerate(torch.split(finite, list(counts))) if not part.all()]
+
+
+def check_projection(key: torch.Tensor, value: torch.Tensor) -> None:
+    """ArithmeticError for cross keys or values that are no numbers."""
+    if not (key.isfinite().all() and value.isfinite().all()):
+        raise ArithmeticError("an encoder output's keys and values overflow: give a wider --dtype")

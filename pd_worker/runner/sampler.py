@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from triptych.models.base import LogitsRule
+from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.pd_worker.runner.penalties import penalise
 
 _WORD = (1 << 64) - 1
 #: So many tokens nearly always hold the nucleus; to sort a whole vocabulary takes 20 times as long.
@@ -161,3 +161,49 @@ def _pick(cumulative: torch.Tensor, number: float) -> int:
         return index
     # Logits that are no numbers must not fail the whole batch.
     return min(int(torch.searchsorted(cumulative, total)), cumulative.shape[0] - 1)
+
+
+def penalise(
+    row: torch.Tensor, params: ResolvedSampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> None:
+    """Changes `row` [V], float32: bias, then repetition, then frequency and presence.
+
+    Repetition counts tokens of prompt and output, once each; the other two those of the output.
+    """
+    if params.logit_bias:
+        ids, values = zip(*params.logit_bias, strict=True)
+        row[_tensor(ids, row)] += torch.tensor(values, dtype=row.dtype, device=row.device)
+    if params.repetition_penalty != 1:
+        seen = _tensor([*prompt_ids, *output_ids], row)
+        logits = row[seen]
+        factor = params.repetition_penalty
+        row[seen] = torch.where(logits < 0, logits * factor, logits / factor)
+    if output_ids and (params.frequency_penalty or params.presence_penalty):
+        said, counts = np.unique(np.asarray(output_ids, dtype=np.int64), return_counts=True)
+        loss = counts * params.frequency_penalty + params.presence_penalty
+        row[torch.from_numpy(said).to(row.device)] -= torch.from_numpy(loss).to(row)
+
+
+def _tensor(ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=row.device)
+
+
+@torch.no_grad()
+def raw_logprobs(
+    logits: torch.Tensor, tokens: Sequence[int], wanted: Sequence[int | None]
+) -> list[RawLogprobs | None]:
+    """For each row of `logits` [N, V] that wants them: its token's and its `wanted` likeliest.
+
+    Float32 whatever the dtype of the logits; each row is computed alone.
+    """
+    return [
+        None if count is None else _of_row(row, token, count)
+        for row, token, count in zip(logits, tokens, wanted, strict=True)
+    ]
+
+
+def _of_row(row: torch.Tensor, token: int, count: int) -> RawLogprobs:
+    values = row.float().log_softmax(dim=-1)
+    top = values.topk(min(count, values.shape[0]))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return RawLogprobs((token, float(values[token])), tuple(pairs))

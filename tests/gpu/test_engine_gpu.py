@@ -8,7 +8,7 @@ from transformers import AutoModelForImageTextToText
 
 from support.data.oracle import _prepare, assert_exact, teacher_forced_logits
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from triptych.pd_worker.attention.flex.start import prepare
+from triptych.pd_worker.attention.flex_start import prepare
 
 pytestmark = pytest.mark.gpu
 

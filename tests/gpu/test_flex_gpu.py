@@ -18,7 +18,7 @@ from triptych.pd_worker.attention.attention import (
     PrefillSpan,
     paged_attention,
 )
-from triptych.pd_worker.attention.flex.start import prepare
+from triptych.pd_worker.attention.flex_start import prepare
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import aiohttp
 
 from triptych.goodput.load.job import Target
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.load.reply import Reply
+from triptych.goodput.load.reply import StreamedReply
 from triptych.goodput.load.workload import PlannedRequest
 
 _PIECE = 256 << 10
@@ -37,7 +37,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[at : at + _PIECE]
 
 
-class Client:
+class LoadClient:
     """Sends requests to one target. `start` is the window's start on the clock of time.perf_counter."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Client:
         self, index: int, planned: float, request: PlannedRequest, body: bytes, warm_up: bool
     ) -> RequestRecord:
         """Never raises for what the server does: a failure is a record with its reason."""
-        reply = Reply(self._target.first_token)
+        reply = StreamedReply(self._target.first_token)
         sent = time.perf_counter()
         error = ""
         try:
@@ -84,13 +84,13 @@ class Client:
             warm_up=warm_up,
         )
 
-    async def _exchange(self, body: bytes, reply: Reply) -> str:
+    async def _exchange(self, body: bytes, reply: StreamedReply) -> str:
         headers = {"Content-Length": str(len(body))}
         async with self._session.post(self._url, data=_pieces(body), headers=headers) as response:
             if response.status != 200:
                 return f"HTTP {response.status}: {(await response.text())[:200]}"
             async for data in response.content.iter_any():
-                reply.take(data, time.perf_counter())
+                reply.feed(data, time.perf_counter())
                 if reply.ended:
                     break
         return ""

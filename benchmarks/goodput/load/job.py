@@ -1,4 +1,4 @@
-"""What the load generator's process is told, and what it tells."""
+"""The load generator's input and output: its job, its progress, its report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadJob:
     """One window. With `concurrency` the planned times are ignored: that many requests are kept in flight.
 
     The first `warm_up` requests are sent and not measured. `timeout` is in seconds of one request.

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.pictures import data_url
 from triptych.goodput.load.prompts import text
 from triptych.goodput.load.workload import Picture, PlannedRequest
@@ -48,7 +48,7 @@ class PictureFile:
 class Bodies:
     """The bodies of a job's requests."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoadJob) -> None:
         planned = [request for _, request in job.schedule]
         self.pictures = PictureFile(picture for request in planned for picture in request.pictures)
         self._heads = [_head(job.target, request) for request in planned]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from triptych.errors import TriptychError
-from triptych.goodput.load.job import Job, Progress, WindowReport
+from triptych.goodput.load.job import LoadJob, Progress, WindowReport
 
 #: Seconds beyond the last planned send and its timeout: drawing pictures, starting, ending.
 _SLACK = 600.0
@@ -23,7 +23,7 @@ class LoadError(TriptychError):
     """The load generator ended without a report."""
 
 
-def run_window(job: Job, on_progress: Callable[[Progress], None] = lambda progress: None) -> WindowReport:
+def run_window(job: LoadJob, on_progress: Callable[[Progress], None] = lambda progress: None) -> WindowReport:
     """Sends the job's load from a process of its own. LoadError when that ends without a report."""
     last = max((planned for planned, _ in job.schedule), default=0.0)
     waves = len(job.schedule) / job.concurrency if job.concurrency else 1.0
@@ -53,7 +53,7 @@ def _converse(process: subprocess.Popen[bytes], job: bytes, on_progress: Callabl
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(process.stderr.read()))  # type: ignore[union-attr]
     reader.start()
-    # A generator that could not start tells why by its exit code and its errors.
+    # A generator that could not start gives its reason by exit code and standard error.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(job)
         process.stdin.close()

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from triptych.goodput.load import job
+from triptych.goodput.measure.search import SearchResult
+from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.result import failure_counts
-from triptych.goodput.report.window import Window
-from triptych.goodput.search import SearchResult
 
 
 def _ms(seconds: float) -> str:
@@ -55,7 +55,7 @@ class Display:
 
             yield show
 
-    def windows(self, windows: Sequence[Window]) -> None:
+    def windows(self, windows: Sequence[MeasuredWindow]) -> None:
         self.say(_title(windows))
         counts = _table("", "load", "sent", "failed", "req/s", "good/s (a)", "attained (b)", "P99 in SLO (c)")
         latencies = _table("ms: P50, P90, P99", "load", *(["TTFT", "", "", "TPOT", "", "", "E2E", "", ""]))
@@ -108,7 +108,7 @@ class Display:
         self._console.print(table)
 
 
-def _title(windows: Sequence[Window]) -> str:
+def _title(windows: Sequence[MeasuredWindow]) -> str:
     settings = windows[0].settings
     slo = str(settings.slo) or "no SLO"
     return f"{settings.workload_name} on {settings.target.model} at {settings.target.url}, {slo}"
@@ -122,13 +122,13 @@ def _table(title: str, first: str, *names: str) -> Table:
     return table
 
 
-def _latencies(window: Window) -> list[str]:
+def _latencies(window: MeasuredWindow) -> list[str]:
     spreads = window.figures.spreads
     ranks = [_ms(value) for name in ("ttft", "tpot", "e2el") for value in spreads[name].percentiles]
     return [window.settings.label, *ranks]
 
 
-def _counts(window: Window) -> tuple[str, ...]:
+def _counts(window: MeasuredWindow) -> tuple[str, ...]:
     figures = window.figures
     return (
         window.settings.label,

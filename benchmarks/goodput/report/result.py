@@ -14,24 +14,24 @@ import msgspec
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.report.figures import PERCENTILES, Figures, summarise
+from triptych.goodput.measure.figures import PERCENTILES, Figures, summarise
+from triptych.goodput.measure.search import SearchResult
+from triptych.goodput.measure.slo import Slo
+from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.machine import Machine
-from triptych.goodput.report.window import Window
-from triptych.goodput.search import SearchResult
-from triptych.goodput.slo import Slo
 
 FORMAT = "triptych-goodput/1"
 
 
 def document(
-    windows: Sequence[Window],
+    windows: Sequence[MeasuredWindow],
     machine: Machine,
     *,
     name: str = "",
     search: SearchResult | None = None,
     startup: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One run: where it was made, what it was told, every window, the search."""
+    """One run: where it was made, its settings, every window, the search."""
     first = windows[0].settings
     target = {key: value for key, value in asdict(first.target).items() if key != "api_key"}
     return {
@@ -48,7 +48,7 @@ def document(
     }
 
 
-def window_fields(window: Window) -> dict[str, Any]:
+def window_fields(window: MeasuredWindow) -> dict[str, Any]:
     """One window; latencies in ms where the name says so, else in seconds."""
     settings, figures = window.settings, window.figures
     measured = [record for record in window.report.records if not record.warm_up]

@@ -17,14 +17,16 @@ from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.errors import RequestError
 from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.decode_runs import CountedOutput, DecodeRuns
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
-from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
-from triptych.pd_worker.core.outputs import EngineEvent, ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.limits import SchedulerLimits
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.scheduler import SchedulerLimits
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.simulator.cluster.clock import Clock, Timer
-from triptych.simulator.cluster.decode_runs import LengthText, RunningScheduler, RunTokens
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
 from triptych.simulator.cluster.requests import Request
@@ -40,7 +42,7 @@ class TokenSink(Protocol):
     """Who hears of a worker's steps, at the worker's own moment."""
 
     def events(self, events: list[EngineEvent], tokens: int) -> None: ...
-    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None: ...
+    def run(self, told: list[NewTokens], ends: Sequence[float]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -101,7 +103,8 @@ class SimulatedPD:
         self.connector = TableScheduler(ECTransferConfig(ec_role="consumer"))
         items = ItemTracker(self.cache, self.admission, self.connector)
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
-        self.scheduler = RunningScheduler(limits, self.kv, items, quick=jumps)
+        self.scheduler = Scheduler(limits, self.kv, items, count_only=jumps)
+        self._runs = DecodeRuns(self.scheduler)
         self.loads = SimulatedLoads(
             clock,
             costs,
@@ -158,7 +161,7 @@ class SimulatedPD:
     def _take(
         self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
     ) -> None:
-        output = LengthText(request.output_tokens, request.output_token)
+        output = CountedOutput(request.output_tokens, request.output_token)
         taken = EngineRequest(
             request_id=request.name,
             attempt=attempt,
@@ -247,8 +250,8 @@ class SimulatedPD:
         chunks: list[Any] = output.chunks
         tokens = [chunk.state.request.output.token for chunk in chunks if chunk.samples]
         moved, events = self._update(output, tokens)
-        plain = not moved and self.scheduler.quiet(output, events)
-        self._next(self._jumps and not self._inbox and (plain or self.scheduler.alone))
+        plain = not moved and self._runs.was_plain(output, events)
+        self._next(self._jumps and not self._inbox and (plain or self._runs.only_decodes))
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> tuple[bool, list[EngineEvent]]:
         """Whether transfers or, in a step without tokens, anything else has moved; and the step's events."""
@@ -278,7 +281,7 @@ class SimulatedPD:
         now, count = self._clock.now, len(running)
         context = sum(state.num_tokens for state in running)
         first = self._costs.step_seconds(0, count, context, 0.0)
-        steps = self.scheduler.room(lambda step: now + step * first)
+        steps = self._runs.steps_left(lambda step: now + step * first)
         if steps < 1:
             return False
         slope = self._costs.step_seconds(0, count, context + count, 0.0) - first
@@ -307,7 +310,7 @@ class SimulatedPD:
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
         ends = [run.end(step) for step in range(1, run.steps + 1)]
-        self._sink.run(self.scheduler.run_on(run.steps, now), ends)
+        self._sink.run(self._runs.advance(run.steps, now), ends)
         self._update(SchedulerOutput(0), [])
         self._next(False)
 

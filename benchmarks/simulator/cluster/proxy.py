@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import InternalError, Overloaded, RequestError
-from triptych.pd_worker.core import outputs as pd
+from triptych.pd_worker.core import request_events as pd
 from triptych.proxy.call.chat import Delta
 from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.lifecycle import RETRY_AFTER, Instruction, Lifecycle
 from triptych.simulator.cluster.clock import Clock
-from triptych.simulator.cluster.decode_runs import TOKENS, RunTokens
 from triptych.simulator.cluster.encoder import Ready, SimulatedEncoder
 from triptych.simulator.cluster.encoder_jobs import EncoderJobs, JobSink
 from triptych.simulator.cluster.fifo_lock import FifoLock
@@ -204,7 +203,7 @@ class SimulatedProxy:
         self.counts.cpu_seconds += relay
         self._clock.after(self._costs.rpc, self._pd_events, events, relay)
 
-    def run(self, told: list[RunTokens], ends: Sequence[float]) -> None:
+    def run(self, told: list[pd.NewTokens], ends: Sequence[float]) -> None:
         """The same for a run of steps that ended at `ends`."""
         self.counts.tokens += len(told) * len(ends)
         self.counts.cpu_seconds += self._costs.proxy.token * len(told) * len(ends)
@@ -212,11 +211,11 @@ class SimulatedProxy:
         moments = [end + later for end in ends]
         self._clock.after(self._costs.rpc, self._pd_run, told, moments)
 
-    def _pd_run(self, told: list[RunTokens], moments: list[float]) -> None:
+    def _pd_run(self, told: list[pd.NewTokens], moments: list[float]) -> None:
         for run in told:
             flow = self._flows.get(run.request_id)
             if flow is not None:
-                shown = flow.lifecycle.tokens(run.attempt, run.position, run.token_ids, "")
+                shown = flow.lifecycle.tokens(run.attempt, run.position, list(run.token_ids), "")
                 if isinstance(shown, Delta):
                     flow.tokens += moments
                 else:
@@ -229,7 +228,7 @@ class SimulatedProxy:
             flow = self._flows.get(told.request_id)
             if flow is None:
                 continue
-            if type(told) not in TOKENS:
+            if type(told) is not pd.NewTokens:
                 self._pd_event(flow, told)
                 continue
             shown: Any = flow.lifecycle.tokens(told.attempt, told.position, list(told.token_ids), "")

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.requests import JPEG_BYTES
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape

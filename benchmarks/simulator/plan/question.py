@@ -8,7 +8,7 @@ from pathlib import Path
 from triptych.config import GIB, PDConfig, ProxyConfig
 from triptych.errors import ConfigError
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
 from triptych.simulator.costs.published import GPUS, QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Gpu, gpu, published

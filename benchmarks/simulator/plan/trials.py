@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.report.drift import MATTERS, SURE, drift_of
-from triptych.goodput.report.sustained import judge
-from triptych.goodput.search import SearchLimits, Verdict, search
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.search import SearchLimits, Verdict, search
+from triptych.goodput.measure.slo import Slo
+from triptych.goodput.measure.sustained import MATTERS, SURE, drift_of, judge
 from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds

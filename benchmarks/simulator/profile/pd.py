@@ -21,7 +21,6 @@ from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.core.capacity import block_bytes
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
@@ -29,6 +28,7 @@ from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.streams import EventStream, Outbox
 from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.frontend.prompt import PromptBuilder
+from triptych.pd_worker.runner.capacity import block_bytes
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.simulator.costs.costs import chunk_context
 from triptych.simulator.profile.fit import TERMS, Sample
@@ -112,7 +112,7 @@ class StepBench:
             lambda events: None,
             metrics,
         )
-        self._metrics = StepMetrics(metrics, "profile", self._engine.scheduler)
+        self._metrics = StepMetrics(metrics, "profile")
         self._decoder, self._tokenizer, self._defaults = decoder, tokenizer, defaults
         self._rng = random.Random(0)
         self._kept: defaultdict[int, list[list[int]]] = defaultdict(list)
@@ -173,7 +173,7 @@ class StepBench:
         terms = step_terms(output)
         result = engine.runner.execute(output)
         events = engine.scheduler.update(output, result, 0.0)
-        self._metrics.record(output, events)
+        self._metrics.record(engine.scheduler.collect_stats(), output, events)
         self._outbox.emit(events)
         seconds = time.perf_counter() - began
         if result.error is not None:

@@ -1,4 +1,4 @@
-"""The blocks of one KV cache: who refers to them, what is known of their content, which goes next."""
+"""The blocks of one KV cache: reference counts, cached contents, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 
 class BlockPool:
-    """`num_blocks` blocks, for every kind of table.
+    """`num_blocks` reference-counted blocks, for every kind of block table.
 
-    A block with references belongs to tables; one without is free, and if its content is known it can be
-    found again until its turn comes, least recently used first.
+    A block without references is free. One whose content has a digest can still be found, until it is
+    allocated again, least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -43,7 +43,7 @@ class BlockPool:
         """The block that holds this content."""
         return self._by_digest.get(digest)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A free block with one reference, its content forgotten; KeyError when there is none."""
         block, _ = self._free.popitem(last=False)
         digest = self._digests[block]
@@ -54,14 +54,14 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
-    def refer(self, block: int) -> None:
-        """One reference more; a free block is revived with its content."""
+    def add_reference(self, block: int) -> None:
+        """One reference more; a free block leaves the free list with its content."""
         if self._refs[block] == 0:
             del self._free[block]
         self._refs[block] += 1
 
     def release(self, block: int) -> None:
-        """One reference less. The last one frees the block: blocks that nobody can find go first."""
+        """One reference less. The last one frees the block: blocks without a digest are allocated first."""
         refs = self._refs[block]
         assert refs > 0, f"block {block} is freed twice"
         self._refs[block] = refs - 1
@@ -71,14 +71,14 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)
 
     def label(self, block: int, digest: bytes) -> None:
-        """Makes a written block findable. Two requests may compute equal content: the first block is kept."""
+        """Makes a written block findable. Where two requests compute equal content the first block counts."""
         if digest not in self._by_digest:
             self._by_digest[digest] = block
             self._digests[block] = digest
             self._changes.add(digest)
 
-    def take_changes(self) -> set[bytes]:
-        """Contents that `label` has made findable, or that have gone with their block; drained."""
+    def drain_changes(self) -> set[bytes]:
+        """Digests that `label` has made findable, or that were evicted with their block."""
         changes, self._changes = self._changes, set()
         return changes
 

@@ -1,4 +1,4 @@
-"""What a KV block holds, as a digest: everything before it, its tokens, and the items that overlap it."""
+"""Digests of KV blocks, by which the prefix cache finds them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 
 
 def plan_identity(plan: ItemPlan) -> bytes:
-    """The item and all that decides how its embedding meets a prompt."""
+    """Digest input for an item: its hash and all that decides how its embedding stands in a prompt."""
     numbers = [plan.rows, plan.width, plan.length, len(plan.grid_thw), *plan.grid_thw]
     for start, count in plan.runs or ():
         numbers += (start, count)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.baselines.matrix import System
 from benchmarks.baselines.processes import alive
-from benchmarks.baselines.servers import Fleet, Server
+from benchmarks.baselines.servers import Server, ServerPool
 from triptych.errors import ConfigError
 
 NULL = System(
@@ -47,21 +47,21 @@ def models(server: Server) -> int:
 
 def test_a_paused_server_goes_on_for_its_next_cell_and_ends_while_paused():
     started: list[str] = []
-    fleet = Fleet("none", lambda system, server: started.append(system.name))
+    pool = ServerPool("none", lambda system, server: started.append(system.name))
     try:
-        server = fleet.get(NULL)
+        server = pool.get(NULL)
         assert server.scratch is not None
         (server.scratch / "left").mkdir()
         server.empty_scratch()
         assert not list(server.scratch.iterdir())
-        fleet.rest(NULL)
+        pool.pause(NULL)
         (pid,) = server.pids
         wait_for_state(pid, "T")
         assert server.alive()
-        assert models(fleet.get(NULL)) == 200
-        fleet.rest(NULL)
+        assert models(pool.get(NULL)) == 200
+        pool.pause(NULL)
     finally:
-        fleet.close()
+        pool.close()
     assert started == ["null"] and not alive(pid) and not server.scratch.exists()
 
 
@@ -72,10 +72,10 @@ def test_a_server_that_ends_before_it_is_ready_says_what_it_wrote():
     with pytest.raises(
         ConfigError, match=r"(?s)system 'broken' ended with 3 before it was ready:.*no such luck"
     ):
-        Fleet("none", nothing).get(broken)
+        ServerPool("none", nothing).get(broken)
 
 
 def test_a_command_that_is_not_there_is_told():
     missing = System(name="missing", commands=(("/nowhere/serve",),), url="http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="cannot start /nowhere/serve: No such file"):
-        Fleet("none", nothing).get(missing)
+        ServerPool("none", nothing).get(missing)

@@ -18,7 +18,7 @@ from support.encdec.oracle import Inputs, audio_inputs, image_inputs
 from support.encdec.oracle import greedy as oracle
 from support.engine.engine_cell import engine_cell
 from triptych.config import PDConfig
-from triptych.pd_worker.attention.flex.start import prepare
+from triptych.pd_worker.attention.flex_start import prepare
 
 #: Families whose decoder attends to encoder rows.
 ENC_DEC = ("bart", "mbart", "t5", "whisper", "trocr")

@@ -26,8 +26,8 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.core.outputs import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.engine import Engine
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 

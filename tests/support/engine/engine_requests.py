@@ -20,21 +20,15 @@ from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
-from triptych.pd_worker.core.kv_cache.cross_manager import CrossKVManager
-from triptych.pd_worker.core.kv_cache.manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
-from triptych.pd_worker.core.outputs import (
-    BlockCopy,
-    EngineEvent,
-    ModelRunnerOutput,
-    RequestFinished,
-    ScheduledChunk,
-    SchedulerOutput,
-)
+from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
+from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_check import CrossLimits
+from triptych.pd_worker.core.request_events import EngineEvent, RequestFinished
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.pd_worker.core.scheduler import Scheduler, SchedulerLimits
+from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 WIDTH = 4

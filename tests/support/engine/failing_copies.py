@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.engine.engine_cell import EngineCell, engine_cell
-from triptych.pd_worker.core.capacity import block_bytes
 from triptych.pd_worker.runner import model_runner
+from triptych.pd_worker.runner.capacity import block_bytes
 
 Answers = Callable[[EngineCell], list[list[int]]]
 

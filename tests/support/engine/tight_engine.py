@@ -16,8 +16,9 @@ from triptych.ec_connector.connectors.host_buffers import HostMemory
 from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.store.results import Loaded, LoadResult, Missing
-from triptych.pd_worker.core.outputs import ItemMissing, ModelRunnerOutput, RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import ItemMissing, RequestAdmitted
 from triptych.types import ItemPlan, MMFeature
 
 #: Elements of a float32 row.
@@ -118,7 +119,7 @@ class TightEngine(ModellessEngine):
         """Saves and marks the items of requests admitted, and those missed, since the last call."""
         for event in self.events[self._seen :]:
             if isinstance(event, RequestAdmitted):
-                state = self.scheduler._states.get((event.proxy_id, event.request_id))
+                state = self.scheduler._requests.get((event.proxy_id, event.request_id))
                 features = () if state is None else state.features
                 self.encode(*(feature.plan for feature in features))
             elif isinstance(event, ItemMissing):

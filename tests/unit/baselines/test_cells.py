@@ -7,10 +7,17 @@ import pytest
 
 from benchmarks.baselines.cell import Cell, chosen, plan_cells, seed_of
 from benchmarks.baselines.cell_files import CellFiles, read_folder
+from benchmarks.baselines.estimates import (
+    FIRST_GUESS,
+    estimate,
+    fixed_rate,
+    format_duration,
+    search_start,
+    seconds_left,
+    window_requests,
+)
 from benchmarks.baselines.matrix import Matrix
-from benchmarks.baselines.measure import CellFailed, rate_of, settings_of, slim
-from benchmarks.baselines.pace import FIRST_GUESS, estimate, seconds_left, told
-from benchmarks.baselines.rates import fixed_rate, search_start, window_requests
+from benchmarks.baselines.measure import CellFailed, rate_of, settings_of, without_bulk
 from support.engine.cells import TOML, cell, window
 from triptych.errors import ConfigError
 from triptych.goodput.load.job import Target
@@ -124,13 +131,13 @@ def test_estimates_come_from_the_likest_finished_cells():
     [(0, "0 s"), (40, "40 s"), (600, "10 min"), (3900, "1 h 05 min"), (7170, "2 h 00 min")],
 )
 def test_time_is_told_as_people_say_it(seconds, text):
-    assert told(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_single_requests_are_left_out_of_searches_but_not_their_first_error():
     full = window(failed=1, itls=[[0.1]], queue_depths=[])
-    assert "itls" not in slim(full, short=False) and "stages" in slim(full, short=False)
-    short = slim(full, short=True)
+    assert "itls" not in without_bulk(full, short=False) and "stages" in without_bulk(full, short=False)
+    short = without_bulk(full, short=True)
     assert "stages" not in short and short["first_error"] == "late"
 
 

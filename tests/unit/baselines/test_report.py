@@ -10,16 +10,16 @@ from PIL import Image
 
 from benchmarks.baselines.cell import plan_cells
 from benchmarks.baselines.cell_files import CellFiles
+from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.charts import save_charts
 from benchmarks.baselines.matrix import Matrix, as_fields
 from benchmarks.baselines.report import main
-from benchmarks.baselines.shelf import Shelf
 from benchmarks.baselines.tables import number, report, spread
 from benchmarks.baselines.verdicts import (
     TARGETS,
     best_setting,
-    blame,
     comparisons,
+    explain_loss,
     judge_target,
     lost,
     planned_targets,
@@ -33,8 +33,8 @@ PLAN = {"matrix": as_fields(MATRIX), "cells": [one.name for one in plan_cells(MA
 REUSE, TEXT_TPOT, FOUR = TARGETS
 
 
-def shelf(*cells) -> Shelf:
-    return Shelf(PLAN, cells)
+def results(*cells) -> CellResults:
+    return CellResults(PLAN, cells)
 
 
 def fixed(load: str, **by_system: list[dict]) -> list[dict]:
@@ -69,13 +69,13 @@ FULL = [
 
 
 def test_targets_are_met_missed_by_how_much_or_not_measured():
-    found = shelf(*FULL)
+    found = results(*FULL)
     reuse, four, tpot = (judge_target(found, target) for target in (REUSE, FOUR, TEXT_TPOT))
     assert (reuse.state, reuse.ratio, reuse.low, reuse.high) == ("met", 2.25, 2.0, 2.5)
     assert reuse.by == "12% above 2"
     assert (four.state, four.by) == ("missed", "22% below 1.5")
     assert (tpot.state, tpot.by) == ("met", "10% below 0.5")
-    assert judge_target(shelf(), FOUR).state == "not measured"
+    assert judge_target(results(), FOUR).state == "not measured"
 
 
 def test_the_generators_lateness_is_told_for_each_system():
@@ -83,43 +83,43 @@ def test_the_generators_lateness_is_told_for_each_system():
         "colocated": [window(p99_late_ms=3.0), window(p99_late_ms=1.0)],
         "vllm": [window(p99_late_ms=900.0)],
     }
-    text = report([shelf(*fixed("mix", **windows))], [])
+    text = report([results(*fixed("mix", **windows))], [])
     assert (
         "sent late at P99 by at most: colocated 3.0 ms, vllm 900.0 ms; it took at most 5% of a core" in text
     )
 
 
 def test_a_server_that_sustained_nothing_makes_no_ratio():
-    outcome = judge_target(shelf(*searches("reuse-50", vllm=[0.0], epd_shared=[3.0])), REUSE)
+    outcome = judge_target(results(*searches("reuse-50", vllm=[0.0], epd_shared=[3.0])), REUSE)
     assert (outcome.state, outcome.by) == ("not measured", "vllm sustained no rate at all; epd-shared 3/s")
 
 
 def test_only_targets_with_both_sides_planned_are_judged():
-    assert planned_targets(shelf()) == list(TARGETS)
+    assert planned_targets(results()) == list(TARGETS)
     part = {**PLAN, "cells": [name for name in PLAN["cells"] if not name.startswith("search.")]}
-    assert planned_targets(Shelf(part, [])) == [TEXT_TPOT]
+    assert planned_targets(CellResults(part, [])) == [TEXT_TPOT]
 
 
 def test_wins_and_losses_are_those_that_every_repeat_says():
-    lines = comparisons(shelf(*FULL))
+    lines = comparisons(results(*FULL))
     wins = {(line.load, line.metric, line.against) for line in won(lines)}
     assert ("mix", "text_tpot", "colocated") in wins
     assert ("reuse-50", "goodput", "vllm") in wins
     losses = {(line.load, line.metric, line.against) for line in lost(lines)}
     assert ("mix", "ttft", "colocated") in losses and ("mix", "tpot", "vllm") in losses
-    single = shelf(*(one for one in FULL if one["cell"]["repeat"] == 0))
+    single = results(*(one for one in FULL if one["cell"]["repeat"] == 0))
     assert {line.reading for line in comparisons(single)} == {"open"}
 
 
 def test_latencies_are_not_compared_while_requests_fail():
     cells = fixed("mix", colocated=[window(tpot=20.0)] * 2, epd_shared=[window(tpot=9.0, failed=1)] * 2)
-    assert shelf(*cells).reading("tpot", "mix", "colocated", "epd-shared") == "open: requests failed"
-    assert shelf(*cells).reading("attainment", "mix", "colocated", "epd-shared") == "worse"
+    assert results(*cells).reading("tpot", "mix", "colocated", "epd-shared") == "open: requests failed"
+    assert results(*cells).reading("attainment", "mix", "colocated", "epd-shared") == "worse"
 
 
 def test_repeats_are_paired_and_one_without_its_partner_does_not_count():
     cells = fixed("mix", colocated=[window(tpot=20.0), window(tpot=40.0)], epd_shared=[window(tpot=10.0)])
-    found = shelf(*cells).ratio("tpot", "mix", "colocated", "epd-shared")
+    found = results(*cells).ratio("tpot", "mix", "colocated", "epd-shared")
     assert found is not None and (found.ratio, found.windows) == (0.5, (1, 1))
 
 
@@ -128,25 +128,25 @@ def test_blame_falls_on_the_stage_that_is_longer_by_most():
     cells = fixed(
         "mix", colocated=[window()], epd_shared=[window(stages=[slow] * 10)], vllm=[window(stages=[{}] * 10)]
     )
-    found = shelf(*cells)
+    found = results(*cells)
     assert stage_table(found, "mix", "epd-shared")["encode"] == (0.2, 0.2)
-    assert blame(found, "mix", "ttft", "colocated") == "encode: P99 200 ms, 20 ms there"
-    assert blame(found, "mix", "ttft", "vllm") == "encode: P99 200 ms"
-    assert blame(found, "mix", "tpot", "colocated") == (
+    assert explain_loss(found, "mix", "ttft", "colocated") == "encode: P99 200 ms, 20 ms there"
+    assert explain_loss(found, "mix", "ttft", "vllm") == "encode: P99 200 ms"
+    assert explain_loss(found, "mix", "tpot", "colocated") == (
         "decode: median 900 ms, 500 ms there; cores used 1.10, 1.10 there"
     )
-    assert blame(found, "text", "ttft", "colocated") == ""
+    assert explain_loss(found, "text", "ttft", "colocated") == ""
 
 
 def test_the_baselines_own_settings_are_compared():
-    assert best_setting(shelf(*FULL), "mix") == ("colocated-big", pytest.approx(0.8))
-    assert best_setting(shelf(*FULL), "text") is None
+    assert best_setting(results(*FULL), "mix") == ("colocated-big", pytest.approx(0.8))
+    assert best_setting(results(*FULL), "text") is None
 
 
 def test_the_text_says_what_was_met_missed_lost_and_left_out():
     failed = cell("fixed", "text", "vllm", status="failed", why="the server died", windows=[])
     loud = cell("fixed", "text", "colocated", rate=5.0, others_share=0.4)
-    text = report([shelf(*FULL, failed, loud)], ["baselines-toy-latency.png"])
+    text = report([results(*FULL, failed, loud)], ["baselines-toy-latency.png"])
     assert (
         "| goodput with 4 pictures | ≥ 1.5 x colocated | 1.17 (1.14 – 1.20) | **missed** | 22% below 1.5 |"
         in text
@@ -168,11 +168,11 @@ def test_the_text_says_what_was_met_missed_lost_and_left_out():
 
 def test_requests_that_are_not_alike_are_told():
     cells = fixed("mix", epd_shared=[window()], vllm=[window(input_lens=[60] * 10)])
-    assert "fixed.mix.vllm.0" in report([shelf(*cells)])
+    assert "fixed.mix.vllm.0" in report([results(*cells)])
 
 
 def test_a_report_of_nothing_is_one():
-    text = report([shelf()])
+    text = report([results()])
     assert "Nothing is measured yet." in text and "0 of " in text
 
 
@@ -189,14 +189,14 @@ def test_numbers_and_spreads():
 
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path):
-    paths = save_charts(shelf(*FULL), tmp_path)
+    paths = save_charts(results(*FULL), tmp_path)
     assert [path.name for path in paths] == [
         f"baselines-toy-{name}.png" for name in ("latency", "goodput", "capacity")
     ]
     for path in paths:
         with Image.open(path) as picture:
             assert picture.size[0] > 400
-    assert save_charts(shelf(), tmp_path) == []
+    assert save_charts(results(), tmp_path) == []
 
 
 def test_the_report_maker_writes_text_and_pictures(tmp_path, capsys):

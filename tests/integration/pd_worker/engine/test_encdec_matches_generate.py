@@ -18,7 +18,7 @@ from support.encdec.oracle import Inputs, audio_inputs
 from support.encdec.oracle import greedy as oracle
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.core.outputs import ItemMissing, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
 
 TOKENS = 32
 LENGTHS = (5, 23, 16, 1, 40, 9, 33, 12)

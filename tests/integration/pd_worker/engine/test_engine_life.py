@@ -14,14 +14,9 @@ from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_ce
 from support.engine.engine_requests import CountingText
 from triptych.config import MIB
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
-from triptych.pd_worker.core.outputs import (
-    EngineEvent,
-    NewTokens,
-    RequestAdmitted,
-    RequestFinished,
-    SchedulerOutput,
-)
+from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished
 from triptych.types import FinishReason
 
 ONE = Prompt("What is this?", ((1, 96, 64),))

@@ -10,7 +10,7 @@ import torch
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from triptych.ec_connector.base import EncoderOutput
-from triptych.pd_worker.core.outputs import ItemMissing, RequestFinished
+from triptych.pd_worker.core.request_events import ItemMissing, RequestFinished
 
 CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
 TEXT = Prompt("Say something about the weather, and then about the sea.")

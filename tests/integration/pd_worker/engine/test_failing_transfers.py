@@ -18,7 +18,7 @@ from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.memory import MemoryConnectorWorker
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.pd_worker.core.outputs import EngineEvent, ItemMissing
+from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
 
 TOKENS = 6
 PROMPTS = [

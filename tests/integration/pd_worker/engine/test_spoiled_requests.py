@@ -13,7 +13,7 @@ from triptych.config import MIB
 from triptych.ec_connector.base import EncoderOutput
 from triptych.errors import InternalError
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.outputs import RequestFinished
+from triptych.pd_worker.core.request_events import RequestFinished
 
 SPOILED = Prompt("What is this?", ((1, 96, 64),))
 OTHERS = [

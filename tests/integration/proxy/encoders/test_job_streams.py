@@ -22,7 +22,7 @@ from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncoderJob, JobReady
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
-from triptych.rpc.auth import WorkerSession
+from triptych.rpc.client_auth import WorkerSession
 
 JOBS = 50
 

@@ -17,15 +17,11 @@ from tokenizers.models import WordLevel
 
 from support.waiting import until
 from triptych.pd_worker import server
-from triptych.pd_worker.core.outputs import (
-    NewTokens,
-    RawLogprobs,
-    RequestAdmitted,
-    RequestFinished,
-)
+from triptych.pd_worker.core.outputs import RawLogprobs
+from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
 from triptych.pd_worker.events.streams import MESSAGE_BYTES, Outbox
-from triptych.pd_worker.frontend.names import MAX_KEYS, MAX_REQUESTS
-from triptych.pd_worker.frontend.token_texts import TokenTexts
+from triptych.pd_worker.events.token_texts import TokenTexts
+from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.pd import link as pd_client

@@ -8,9 +8,9 @@ import pytest
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.arrivals import KINDS, Arrivals, arrival_times, check_arrivals
-from triptych.goodput.load.presets import preset
 from triptych.goodput.load.trace import read_trace, write_trace
 from triptych.goodput.load.workload import plan_requests
+from triptych.goodput.measure.presets import preset
 
 
 def gaps_of(arrivals: Arrivals, count: int = 5000) -> list[float]:

@@ -9,9 +9,9 @@ import json
 import pytest
 from PIL import Image
 
-from triptych.goodput.load.job import Job, Target
+from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies
-from triptych.goodput.load.reply import Reply
+from triptych.goodput.load.reply import StreamedReply
 from triptych.goodput.load.workload import Workload, plan_requests
 
 
@@ -29,11 +29,11 @@ USAGE = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 3})
 DONE = b"data: [DONE]\n\n"
 
 
-def read(*events: bytes, first_token: str = "chunk") -> Reply:
+def read(*events: bytes, first_token: str = "chunk") -> StreamedReply:
     """Event number i comes at second i."""
-    reply = Reply(first_token)
+    reply = StreamedReply(first_token)
     for now, data in enumerate(events):
-        reply.take(data, float(now))
+        reply.feed(data, float(now))
     return reply
 
 
@@ -52,9 +52,9 @@ def test_the_first_token_is_the_first_text_where_servers_send_the_role_early():
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_a_reply_cut_anywhere_is_the_same(size):
     whole = ROLE + token("ä\n") + token("b") + LAST + USAGE + DONE
-    reply = Reply()
+    reply = StreamedReply()
     for at in range(0, len(whole), size):
-        reply.take(whole[at : at + size], 1.0)
+        reply.feed(whole[at : at + size], 1.0)
     assert (reply.chunks, reply.usage, reply.ended, reply.error) == (2, (9, 3), True, "")
 
 
@@ -90,9 +90,9 @@ def test_fewer_tokens_are_fine_where_the_end_of_text_is_allowed():
     assert reply.problem(asked=3, ignore_eos=False) == ""
 
 
-def bodies_of(load: Workload, **target) -> tuple[Bodies, Job]:
+def bodies_of(load: Workload, **target) -> tuple[Bodies, LoadJob]:
     schedule = tuple((0.0, planned) for planned in plan_requests(load, 3, 1))
-    job = Job(Target("http://x", "m", **target), schedule)
+    job = LoadJob(Target("http://x", "m", **target), schedule)
     return Bodies(job), job
 
 

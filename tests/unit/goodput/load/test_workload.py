@@ -10,7 +10,6 @@ from PIL import Image
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.pictures import jpeg
-from triptych.goodput.load.presets import PRESETS, preset
 from triptych.goodput.load.prompts import WORDS, text, words_per_token
 from triptych.goodput.load.workload import (
     Picture,
@@ -20,6 +19,7 @@ from triptych.goodput.load.workload import (
     parse_sizes,
     plan_requests,
 )
+from triptych.goodput.measure.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -14,8 +14,15 @@ from rich.console import Console
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.job import Target, WindowReport
-from triptych.goodput.load.presets import preset
 from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.measure.figures import summarise
+from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.queues import QueueSample, depths_of
+from triptych.goodput.measure.search import SearchLimits, Verdict, search
+from triptych.goodput.measure.settings import RunSettings, make_job
+from triptych.goodput.measure.slo import parse_slo
+from triptych.goodput.measure.sustained import drift_of, judge
+from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import (
     compare_results,
     compare_searches,
@@ -24,20 +31,12 @@ from triptych.goodput.report.comparison import (
     ratio,
 )
 from triptych.goodput.report.display import Display
-from triptych.goodput.report.drift import drift_of
-from triptych.goodput.report.figures import summarise
 from triptych.goodput.report.machine import Machine, describe
 from triptych.goodput.report.plots import knee_of, place_stages, save_plots
-from triptych.goodput.report.queues import QueueSample, depths_of
 from triptych.goodput.report.result import document, read_result, write_csv, write_json
-from triptych.goodput.report.sustained import judge
-from triptych.goodput.report.window import Window
-from triptych.goodput.search import SearchLimits, Verdict, search
-from triptych.goodput.settings import Settings, make_job
-from triptych.goodput.slo import parse_slo
 
 SLO = parse_slo(["ttft:200 tpot:50"])
-SETTINGS = Settings(
+SETTINGS = RunSettings(
     Target("http://x", "m", api_key="secret"), preset("mix").workload, "mix", SLO, requests=40
 )
 MACHINE = Machine("abc", {"python": "3.11"}, "chip", 2, 8.0, "Linux", "triptych bench", 0.1, 1.9)
@@ -52,7 +51,9 @@ _FIELDS = (
 )
 
 
-def window(rate: float, ttft: float = 0.1, failures: int = 0, late: float = 0.0, seed: int = 0) -> Window:
+def window(
+    rate: float, ttft: float = 0.1, failures: int = 0, late: float = 0.0, seed: int = 0
+) -> MeasuredWindow:
     stages = {"queue": 0.02, "encode": 0.01, "save": 0.002, "load": 0.005, "prefill": 0.03, "decode": 0.1}
     records = tuple(
         RequestRecord(
@@ -74,7 +75,7 @@ def window(rate: float, ttft: float = 0.1, failures: int = 0, late: float = 0.0,
     )
     report = WindowReport(records, cpu_share=0.1, wall=40 / rate, started=1000.0)
     queues = tuple(QueueSample(1000.0 + i, {"waiting": float(i % 4)}) for i in range(5))
-    return Window(
+    return MeasuredWindow(
         SETTINGS.at(rate),
         seed,
         report,
@@ -85,7 +86,7 @@ def window(rate: float, ttft: float = 0.1, failures: int = 0, late: float = 0.0,
     )
 
 
-def run(*windows: Window, **more) -> dict:
+def run(*windows: MeasuredWindow, **more) -> dict:
     return document(windows, more.pop("machine", MACHINE), **more)
 
 

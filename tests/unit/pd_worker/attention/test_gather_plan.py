@@ -10,8 +10,8 @@ import torch
 
 from support.engine.engine_requests import make_cross, make_request
 from triptych.pd_worker.attention import attention
-from triptych.pd_worker.attention.flex import paged as flex_paged
-from triptych.pd_worker.attention.flex.kernel import MIN_BATCH
+from triptych.pd_worker.attention import flex_paged as flex_paged
+from triptych.pd_worker.attention.flex_kernel import MIN_BATCH
 from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
 from triptych.pd_worker.attention.key_ranges import whole_blocks
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache

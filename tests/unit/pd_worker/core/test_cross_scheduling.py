@@ -20,8 +20,8 @@ from support.engine.engine_requests import (
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.errors import InternalError, InvalidRequest
 from triptych.pd_worker.core.encoder_cache import Residency
-from triptych.pd_worker.core.kv_cache.cross_manager import TableState
-from triptych.pd_worker.core.outputs import ItemLoaded, ItemMissing, NewTokens, RequestFinished
+from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
+from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, NewTokens, RequestFinished
 from triptych.types import FinishReason, MMFeature
 
 STORE = MemoryStore()

@@ -85,8 +85,8 @@ def test_the_least_recently_used_item_without_references_goes_first() -> None:
     cache.acquire(("s", 0), plans[0])
     cache.release(("s", 0))
     load(cache, ("t", 0), plans[2])
-    assert cache.take_evicted() == [plans[1].mm_hash]
-    assert cache.take_evicted() == []
+    assert cache.drain_evicted() == [plans[1].mm_hash]
+    assert cache.drain_evicted() == []
 
 
 def test_an_eviction_notice_never_names_a_key_that_came_back_in_the_same_pass() -> None:
@@ -97,7 +97,7 @@ def test_an_eviction_notice_never_names_a_key_that_came_back_in_the_same_pass() 
     load(cache, ("s", 0), other)
     cache.fail(other.mm_hash)
     load(cache, ("r", 0), plan)
-    assert plan.mm_hash not in cache.take_evicted()
+    assert plan.mm_hash not in cache.drain_evicted()
 
 
 def test_a_pending_item_past_its_deadline_is_given_up_and_dropped_at_the_worker() -> None:
@@ -105,7 +105,7 @@ def test_a_pending_item_past_its_deadline_is_given_up_and_dropped_at_the_worker(
     load(cache, ("r", 0), plan, deadline=5.0)
     assert cache.expire(5.0) == []
     assert cache.expire(5.1) == [plan.mm_hash]
-    assert cache.take_evicted() == [plan.mm_hash]
+    assert cache.drain_evicted() == [plan.mm_hash]
     assert cache.used == cache.references == 0
 
 
@@ -113,7 +113,7 @@ def test_a_late_report_of_an_item_given_up_is_an_eviction_not_an_entry() -> None
     cache, plan = EncoderCache(160), item("a", 4)
     cache.commit(plan.mm_hash)
     assert cache.state(plan.mm_hash) is Residency.ABSENT
-    assert cache.take_evicted() == [plan.mm_hash]
+    assert cache.drain_evicted() == [plan.mm_hash]
 
 
 class Adversary:
@@ -144,7 +144,7 @@ class Adversary:
                 self._advance(request_id)
             if self.random.random() < 0.3:
                 self._preempt()
-            for key in self.cache.take_evicted():
+            for key in self.cache.drain_evicted():
                 assert self.cache.state(key) is Residency.ABSENT
                 self.worker.discard(key)
             self._results()

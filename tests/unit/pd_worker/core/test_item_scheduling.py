@@ -18,11 +18,7 @@ from support.engine.engine_requests import (
     shares,
 )
 from triptych.errors import InvalidRequest, Unavailable
-from triptych.pd_worker.core.outputs import (
-    ItemLoaded,
-    ItemMissing,
-    RequestAdmitted,
-)
+from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
 from triptych.types import FinishReason
 
 

@@ -17,11 +17,7 @@ from support.engine.engine_requests import (
     shares,
 )
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest
-from triptych.pd_worker.core.outputs import (
-    ItemMissing,
-    NewTokens,
-    RequestFinished,
-)
+from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
 from triptych.types import FinishReason
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from support.engine.engine_requests import (
     STORE,
@@ -20,10 +20,11 @@ from support.engine.engine_requests import (
     names,
     publish,
 )
-from triptych.pd_worker.core.outputs import RequestAdmitted, SchedulerOutput
+from triptych.pd_worker.core.budget import Budget
+from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import RequestAdmitted
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.pd_worker.core.scheduler_limits import Budget
 from triptych.types import MMFeature
 
 POOL = 5
@@ -67,18 +68,18 @@ class LooksAtAll(Scheduler):
     """Looks at every waiting request in every step, before the running ones are scheduled and after."""
 
     def schedule(self, now: float) -> SchedulerOutput:
-        self._waiting.look_again(list(self._states.values()))
+        self._waiting.recheck(list(self._requests))
         return super().schedule(now)
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
-        for state in self._states.values():
+        for state in self._requests:
             if state.waits_with_items:
                 self._waiting.startable.add(state)
         super()._start(output, budget, now)
 
 
 def _outcome(output: SchedulerOutput, engine: ModellessEngine) -> object:
-    events = [replace(event, **_no_times(event)) for event in engine.events]  # type: ignore[type-var]
+    events = [replace(event, **_no_times(event)) for event in engine.events]
     engine.events.clear()
     chunks = [(c.state.request.request_id, c.start, c.count, c.block_ids) for c in output.chunks]
     return chunks, names(output.preempted), output.evicted, output.projections, events
@@ -159,7 +160,7 @@ def test_requests_that_have_ended_are_not_kept_until_their_deadline(make: Make) 
         engine.add(make_request(f"r{index}", 4, deadline=1e6))
         engine.run_out()
     assert len(finished(engine)) == 300
-    assert len(engine.scheduler._deadlines) <= 65
+    assert engine.scheduler._requests.num_deadlines <= 65
 
 
 def test_of_many_deadlines_the_late_ones_end_and_the_next_one_is_known(make: Make) -> None:

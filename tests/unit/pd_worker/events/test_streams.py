@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from triptych.errors import InternalError
-from triptych.pd_worker.core.outputs import (
+from triptych.pd_worker.core.request_events import (
     ItemLoaded,
     ItemMissing,
     NewTokens,

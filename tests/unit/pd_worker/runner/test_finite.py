@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.runner.finite import check_projection, spoiled_chunks
+from triptych.pd_worker.runner.model_runner import check_projection, spoiled_chunks
 
 NAN, INF = float("nan"), float("inf")
 

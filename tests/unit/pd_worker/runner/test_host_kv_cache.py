@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.outputs import BlockCopy
+from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
 
 

@@ -15,9 +15,9 @@ from triptych.errors import ConfigError
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.report.sustained import judge
-from triptych.goodput.search import SearchLimits, search
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.search import SearchLimits, search
+from triptych.goodput.measure.slo import Slo
+from triptych.goodput.measure.sustained import judge
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.result import Simulation
 from triptych.simulator.run import simulate

@@ -11,7 +11,7 @@ from support.simulated import COSTS, LIMITS, MODEL
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.slo import Slo
+from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, estimate, proxies_for

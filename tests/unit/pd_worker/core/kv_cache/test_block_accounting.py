@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from support.engine.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.errors import InternalError
-from triptych.pd_worker.core.kv_cache.cross_manager import TableState
-from triptych.pd_worker.core.outputs import RequestFinished
+from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
+from triptych.pd_worker.core.request_events import RequestFinished
 
 STORE = MemoryStore()
 
@@ -63,7 +63,7 @@ def test_a_reset_brings_the_totals_of_both_devices_back() -> None:
     while not engine.swap.num_used:
         engine.step()
     # As an error in the middle of the bookkeeping would leave them.
-    engine.kv.pool.take()
+    engine.kv.pool.allocate()
     events = engine.scheduler.reset(InternalError("lost"))
     assert {event.request_id for event in events if isinstance(event, RequestFinished)} >= {"r1"}
     assert (engine.kv.num_free, engine.swap.num_free) == (12, 12)

@@ -19,8 +19,9 @@ from support.engine.engine_requests import (
     publish,
 )
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.pd_worker.core.kv_cache.swap_manager import SwapManager
-from triptych.pd_worker.core.outputs import RequestFinished, SchedulerOutput
+from triptych.pd_worker.core.kv_cache.swap import SwapManager
+from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.request_events import RequestFinished
 from triptych.types import FinishReason, MMFeature
 
 STORE = MemoryStore()
@@ -150,23 +151,23 @@ def test_a_failed_step_ends_what_it_was_to_bring_back() -> None:
 
 def test_host_blocks_can_be_read_once_their_copy_is_confirmed_and_not_before() -> None:
     swap, plan = SwapManager(6), make_cross("text", 7).plan
-    assert len(swap.out("a", [1, 2], 7, plan, [3, 4]) or ()) == 4
+    assert len(swap.swap_out("a", [1, 2], 7, plan, [3, 4]) or ()) == 4
     assert swap.is_leaving("a") and swap.has_table(plan) and not swap.table_is_written(plan)
     with pytest.raises(AssertionError, match="confirmed"):
-        swap.back("a", [5, 6])
+        swap.swap_in("a", [5, 6])
     with pytest.raises(AssertionError, match="confirmed"):
-        swap.table_back(plan.mm_hash, [5, 6])
+        swap.restore_table(plan.mm_hash, [5, 6])
 
 
 def test_what_is_confirmed_stays_when_a_later_copy_fails() -> None:
     swap, plan = SwapManager(6), make_cross("text", 7).plan
-    swap.out("a", [1, 2], 7)
+    swap.swap_out("a", [1, 2], 7)
     swap.commit()
-    swap.out("b", [3], 4, plan, [4, 5])
+    swap.swap_out("b", [3], 4, plan, [4, 5])
     assert swap.fail() == ["b"]
     assert (swap.tokens("a"), swap.tokens("b"), swap.has_table(plan), swap.num_used) == (7, 0, False, 2)
     assert swap.fail() == []
-    assert [copy.target for copy in swap.back("a", [8, 9])] == [8, 9]
+    assert [copy.target for copy in swap.swap_in("a", [8, 9])] == [8, 9]
     assert swap.num_used == 0
 
 

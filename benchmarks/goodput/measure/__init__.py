@@ -1,0 +1,1 @@
+"""Measuring: settings of a run, one window of load, its figures and verdict, the search for a rate."""

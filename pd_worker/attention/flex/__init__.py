@@ -1,1 +1,0 @@
-"""The FlexAttention backend for CUDA."""

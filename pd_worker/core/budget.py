@@ -1,0 +1,68 @@
+"""What is left of a step's token budget, and the chunks that requests get of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk
+from triptych.pd_worker.core.request import RequestState
+
+#: Rows whose projection costs about as much as one token of prefill: two of a layer's sixteen or so squares.
+_ROWS_PER_TOKEN = 8
+
+
+@dataclass(slots=True)
+class Budget:
+    """Tokens left in this step; `prefill` bounds those of prefill chunks."""
+
+    tokens: int
+    prefill: int
+    prefilling: bool = False
+
+    def spend(self, chunk: ScheduledChunk) -> None:
+        self.tokens -= chunk.count
+
+    def spend_prefill(self, chunk: ScheduledChunk) -> None:
+        self.tokens -= chunk.count
+        self.prefill -= chunk.count
+        self.prefilling = True
+
+    def spend_projection(self, projection: Projection) -> None:
+        """A projection enters whole, also where it costs more than is left."""
+        cost = -(-projection.rows // _ROWS_PER_TOKEN)
+        self.tokens = max(0, self.tokens - cost)
+        self.prefill -= cost
+
+    @property
+    def for_prefill(self) -> int:
+        return max(0, min(self.tokens, self.prefill))
+
+    def prefill_end(self, state: RequestState) -> int:
+        """Where the next prefill chunk ends by the budget and by spans that enter whole; it may be empty."""
+        start = state.num_computed_tokens
+        end = min(state.num_tokens, start + self.for_prefill)
+        for feature in state.features:
+            placement = feature.placement
+            if placement.atomic and placement.offset < end < placement.end:
+                if placement.offset > start:
+                    end = placement.offset
+                else:
+                    # Decodes must not keep it out for ever: the first prefill of a step may go beyond.
+                    end = start if self.prefilling else placement.end
+        return end
+
+
+def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:
+    """Which encoder rows go to which tokens of the chunk [start, end), one entry per stretch."""
+    gathered: list[GatheredRows] = []
+    for feature in state.features:
+        placement = feature.placement
+        row = 0
+        for first, count in placement.runs or ((0, placement.length),):
+            lo = max(start, placement.offset + first)
+            hi = min(end, placement.offset + first + count)
+            if lo < hi:
+                skipped = lo - placement.offset - first
+                gathered.append(GatheredRows(feature.mm_hash, row + skipped, hi - lo, lo - start))
+            row += count
+    return tuple(gathered)

@@ -1,0 +1,128 @@
+"""Runs of decode steps in which nothing can change, applied to the scheduler at once.
+
+For a simulator: with `Scheduler(count_only=True)`, outputs of a known length and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.types import FinishReason
+
+
+class CountedOutput:
+    """An output of `length` tokens without text; every token is `token`."""
+
+    __slots__ = ("count", "finished", "length", "token")
+
+    def __init__(self, length: int, token: int) -> None:
+        self.length = length
+        self.token = token
+        self.count = 0
+        self.finished: FinishReason | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens to come."""
+        return self.length - self.count
+
+    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
+        self.count += 1
+        if self.count >= self.length:
+            self.finished = FinishReason.LENGTH
+        return "", self.finished
+
+    def flush(self) -> str:
+        return ""
+
+
+class DecodeRuns:
+    """Plain decode steps of a scheduler whose requests all have a `CountedOutput`.
+
+    After a plain decode step the next ones are alike until a message comes in: no request starts, since what
+    keeps it waiting (a slot, room, blocks, an item) changes only when a request ends, a transfer ends or a
+    message comes, and free blocks only become fewer.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._block_size = scheduler.kv.block_size
+
+    def was_plain(self, output: SchedulerOutput, events: list[EngineEvent]) -> bool:
+        """Whether the step just updated was a decode of all running requests and nothing else."""
+        chunks = output.chunks
+        return (
+            len(chunks) == self._scheduler.num_running == len(events)
+            and not output.evicted
+            and not output.preempted
+            and all(chunk.start >= chunk.state.request.num_prompt_tokens for chunk in chunks)
+            and all(type(event) is NewTokens for event in events)
+        )
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every request decodes: the next step can only be a plain decode of all of them."""
+        scheduler = self._scheduler
+        return (
+            not scheduler.num_waiting
+            and 0 < scheduler.num_running <= scheduler.limits.max_num_batched_tokens
+            and all(state.is_decoding for state in scheduler.running)
+        )
+
+    def steps_left(self, begins: Callable[[int], float]) -> int:
+        """Plain decode steps that end no request, need only free blocks, and pass no deadline.
+
+        `begins` is the earliest moment at which step i (from 0) begins.
+        """
+        scheduler = self._scheduler
+        most = scheduler.limits.max_model_len
+        steps = min(min(_output(state).left, most - state.num_tokens) for state in scheduler.running) - 1
+        deadline = scheduler.next_deadline()
+        while steps > 0 and deadline is not None and begins(steps - 1) >= deadline:
+            steps //= 2
+        while steps > 0 and self._new_blocks(steps) > scheduler.kv.num_free:
+            steps //= 2
+        return steps
+
+    def advance(self, steps: int, now: float) -> list[NewTokens]:
+        """What `steps` times `schedule` and `update` would do, the last at `now`; one event per request."""
+        events: list[NewTokens] = []
+        #: Step, whether a block is full then (or else a new one needed), order, request.
+        changes: list[tuple[int, bool, int, RequestState]] = []
+        size = self._block_size
+        for rank, state in enumerate(self._scheduler.running):
+            known, output = state.num_tokens, _output(state)
+            changes += [(step, False, rank, state) for step in range(-(known - 1) % size, steps, size)]
+            changes += [(step, True, rank, state) for step in range(-known % size, steps, size)]
+            tokens = [output.token] * steps
+            state.request.output_token_ids += tokens
+            output.count += steps
+            state.num_computed_tokens += steps
+            state.last_token_at = now
+            events.append(request_events.new_tokens(state, tokens, ""))
+        # In the order of the steps, on which the choice of evicted blocks depends.
+        kv = self._scheduler.kv
+        for step, full, _, state in sorted(changes, key=lambda change: change[:3]):
+            known = state.num_computed_tokens + 1 - steps + step
+            if full:
+                kv.register(state.request_id, state.chain, known)
+            else:
+                grown = kv.grow(state.request_id, known)
+                assert grown, "a run of steps begins only where its blocks are free"
+        return events
+
+    def _new_blocks(self, steps: int) -> int:
+        size = self._block_size
+        known = [state.num_tokens - 2 for state in self._scheduler.running]
+        return sum((tokens + steps) // size - tokens // size for tokens in known)
+
+
+def _output(state: RequestState) -> CountedOutput:
+    output = state.request.output
+    assert isinstance(output, CountedOutput)
+    return output

@@ -1,0 +1,176 @@
+"""The part of each schedule in which waiting requests get room for their items, and the items are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from triptych.ec_connector.base import ECConnectorOutput
+from triptych.errors import RequestError
+from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.items import ItemTracker, Readiness
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.swap import SwapManager
+from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
+from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
+from triptych.pd_worker.core.request_table import RequestTable
+from triptych.pd_worker.core.waiting_requests import WaitingRequests
+
+#: How long a ready mark counts, in seconds.
+MARK_SECONDS = 10.0
+
+
+class ReadyMarks:
+    """Keys whose embeddings were stored in the last seconds.
+
+    A ready mark may overtake the submission of a request that has the item as pending. Only recent marks
+    matter: older ones are dropped.
+    """
+
+    def __init__(self) -> None:
+        #: When each key's latest mark came, the oldest first.
+        self._marks: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def add(self, mm_hashes: Iterable[str], now: float) -> None:
+        """These embeddings are in the store."""
+        marks = self._marks
+        for key in mm_hashes:
+            marks.pop(key, None)
+            marks[key] = now
+        while marks and not self._counts(marks[oldest := next(iter(marks))], now):
+            del marks[oldest]
+
+    def drop(self, mm_hash: str) -> None:
+        """The embedding is not in the store any more."""
+        self._marks.pop(mm_hash, None)
+
+    def has(self, mm_hash: str, now: float) -> bool:
+        """Whether a mark for the key counts now."""
+        at = self._marks.get(mm_hash)
+        return at is not None and self._counts(at, now)
+
+    def _counts(self, at: float, now: float) -> bool:
+        return at > now - MARK_SECONDS
+
+
+class ItemStage:
+    """Room for items in the order of arrival, then loads: for all waiting requests that may have changed.
+
+    Without `cross_items` no request has a cross table.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTable,
+        waiting: WaitingRequests,
+        items: ItemTracker,
+        kv: KVCacheManager,
+        swap: SwapManager,
+        *,
+        cross_items: bool,
+    ) -> None:
+        self._requests = requests
+        self._waiting = waiting
+        self._items = items
+        self._kv = kv
+        self._swap = swap
+        self._cross_items = cross_items
+        self._marks = ReadyMarks()
+        #: Keys of requests whose cross table existed at the last step.
+        self._tables: set[str] = set()
+
+    def stored_keys(self, request: EngineRequest, now: float) -> set[str]:
+        """The request's items that are in the store as far as is known."""
+        keys = {feature.mm_hash for feature in request.features}
+        return {key for key in keys if key in request.ready or self._marks.has(key, now)}
+
+    def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
+        """These embeddings are in the store, for requests too that are submitted a little later."""
+        keys = set(mm_hashes)
+        self._marks.add(keys, now)
+        for key in keys:
+            for state in self._requests.naming(key):
+                state.stored.add(key)
+                state.lost.discard(key)
+        self._recheck(keys)
+
+    def update(self, moved: ECConnectorOutput) -> list[EngineEvent]:
+        """Applies the connector's report of the step; the events that follow from it."""
+        events = self._items.update(moved, self._requests.naming)
+        self._recheck((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
+        for event in events:
+            if isinstance(event, ItemMissing):
+                self._marks.drop(event.mm_hash)
+        return events
+
+    def advance(
+        self, running: Sequence[RequestState], now: float
+    ) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
+        """Admits requests and starts loads; the events, and requests that cannot go on with their errors."""
+        self._recheck(self._items.expire(now))
+        self._recheck_tables()
+        events, failed = self._admit(now)
+        self._waiting.recheck_prefixes(self._kv.drain_changes())
+        for state in self._waiting.drain_changed():
+            events += self._load(state, now)
+        for state in running:
+            if state.features and not state.is_decoding:
+                # Again, where an earlier load has failed.
+                self._items.ensure_loading(state, state.num_computed_tokens, now)
+        return events, failed
+
+    def known_prefix(self, state: RequestState) -> tuple[list[int], int]:
+        """Blocks that the request would start with, and how many of its tokens need not be computed."""
+        if swapped := self._swap.tokens(state.request_id):
+            return [], swapped
+        prefix = self._kv.find_prefix(state.chain, state.num_tokens)
+        return prefix, len(prefix) * self._kv.block_size
+
+    def _recheck(self, keys: Iterable[str]) -> None:
+        """Requests that wait for these items may be able to go on."""
+        self._waiting.recheck(self._requests.naming_any(keys))
+
+    def _recheck_tables(self) -> None:
+        """A request whose cross table has come needs less; one whose table has gone may need room again."""
+        if not self._cross_items:
+            return
+        tables = {key for key, feature in self._requests.features() if self._items.has_table(feature)}
+        self._recheck(tables ^ self._tables)
+        self._tables = tables
+        for state in self._waiting.drain_changed():
+            if not self._items.keeps_room(state):
+                state.status = RequestStatus.WAITING_ROOM
+            self._waiting.file(state)
+
+    def _admit(self, now: float) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
+        """Media requests behind one that does not fit wait too."""
+        events: list[EngineEvent] = []
+        failed: list[tuple[RequestState, RequestError]] = []
+        blocked = False
+        while (state := self._waiting.first_for_room(text_only=blocked)) is not None:
+            if (error := self._items.contradiction(state)) is not None:
+                self._waiting.discard(state)
+                failed.append((state, error))
+                continue
+            if not self._items.admit(state):
+                blocked = True
+                continue
+            state.status = RequestStatus.WAITING_ITEMS
+            self._waiting.file(state)
+            if state.admitted_at is None:
+                state.admitted_at = now
+                events.append(request_events.admitted(state))
+        return events, failed
+
+    def _load(self, state: RequestState, now: float) -> list[EngineEvent]:
+        prefix, num_computed = self.known_prefix(state)
+        digests = self._kv.prefix_digests(state.chain, prefix, state.num_tokens)
+        self._waiting.watch_prefix(state, digests)
+        readiness = self._items.ensure_loading(state, num_computed, now)
+        if readiness is Readiness.READY and state.items_at is None:
+            state.items_at = now
+            self._waiting.completed(state)
+        self._waiting.set_readiness(state, readiness)
+        return self._items.report_resident(state)

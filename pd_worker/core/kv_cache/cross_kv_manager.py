@@ -1,0 +1,178 @@
+"""Cross-attention tables: the projected keys and values of encoder outputs, shared by mm_hash.
+
+Their blocks come from the pool of the requests' own tables.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
+from triptych.pd_worker.core.kv_cache.prefix_chain import plan_identity
+from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
+from triptych.types import ItemPlan
+
+
+class TableState(enum.Enum):
+    """The state of an item's cross table."""
+
+    #: There is none: the embedding has to be projected first.
+    ABSENT = enum.auto()
+    #: Its blocks are allocated, its projection is part of the current step.
+    PENDING = enum.auto()
+    #: Written, and read-only.
+    READY = enum.auto()
+    #: A copy is in host memory.
+    SWAPPED = enum.auto()
+    #: It is being copied to host memory and cannot be read in this step.
+    LEAVING = enum.auto()
+
+
+@dataclass(slots=True)
+class _Table:
+    plan: ItemPlan
+    blocks: tuple[int, ...]
+    ready: bool
+    #: Its blocks can be found by their digests.
+    labelled: bool = False
+    holders: set[str] = field(default_factory=set)
+
+
+class CrossKVManager:
+    """ABSENT --begin--> PENDING --commit--> READY; `fail` takes PENDING back; SWAPPED --restore--> READY.
+
+    A restored table is READY for the step that restores it, and taken back by `fail` if its copies fail.
+
+    A table is reference-counted by requests. With the last reference its blocks are free, and the table can
+    be found until the first of them is allocated for something else.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, swap: SwapManager | None = None) -> None:
+        self._pool = pool
+        self._swap = swap or SwapManager(0)
+        self._block_size = block_size
+        self._tables: dict[str, _Table] = {}
+        self._held: dict[str, str] = {}
+
+    def reset(self) -> None:
+        """Forgets all tables; their blocks are the pool's to reset."""
+        self._tables.clear()
+        self._held.clear()
+
+    @property
+    def num_tables(self) -> int:
+        """Tables with references."""
+        return len(self._tables)
+
+    def blocks_for(self, plan: ItemPlan) -> int:
+        return -(-plan.rows // self._block_size)
+
+    def plan_of(self, mm_hash: str) -> ItemPlan | None:
+        """The plan of a table in use."""
+        table = self._tables.get(mm_hash)
+        return None if table is None else table.plan
+
+    def state(self, plan: ItemPlan) -> TableState:
+        """Without taking a reference."""
+        table = self._tables.get(plan.mm_hash)
+        if table is not None:
+            return TableState.READY if table.ready else TableState.PENDING
+        # Blocks are freed, and so evicted, last one first: while that one is cached, all are.
+        last = self._pool.find(_digest(plan_identity(plan), self.blocks_for(plan) - 1))
+        if last is not None:
+            return TableState.READY
+        if not self._swap.has_table(plan):
+            return TableState.ABSENT
+        return TableState.SWAPPED if self._swap.table_is_written(plan) else TableState.LEAVING
+
+    def cost(self, plan: ItemPlan) -> int:
+        """Free blocks that a reference to the table takes from the pool."""
+        return 0 if plan.mm_hash in self._tables else self.blocks_for(plan)
+
+    def acquire(self, request_id: str, plan: ItemPlan) -> bool:
+        """Takes a reference to a READY or PENDING table; False, and nothing changed, when it is neither."""
+        table = self._tables.get(plan.mm_hash)
+        if table is None:
+            blocks = self._find(plan)
+            if blocks is None:
+                return False
+            for block in blocks:
+                self._pool.add_reference(block)
+            table = self._tables[plan.mm_hash] = _Table(plan, blocks, ready=True, labelled=True)
+        table.holders.add(request_id)
+        self._held[request_id] = plan.mm_hash
+        return True
+
+    def begin(self, request_id: str, plan: ItemPlan) -> tuple[int, ...]:
+        """ABSENT to PENDING: the blocks to project into. The caller has made sure that there are enough."""
+        assert plan.mm_hash not in self._tables, "a table is projected once"
+        blocks = tuple(self._pool.allocate() for _ in range(self.blocks_for(plan)))
+        self._tables[plan.mm_hash] = _Table(plan, blocks, ready=False, holders={request_id})
+        self._held[request_id] = plan.mm_hash
+        return blocks
+
+    def restore(self, request_id: str, plan: ItemPlan) -> list[BlockCopy]:
+        """SWAPPED to READY: the copies that write it, which the step makes before anything is computed."""
+        blocks = self.begin(request_id, plan)
+        self._tables[plan.mm_hash].ready = True
+        return self._swap.restore_table(plan.mm_hash, blocks)
+
+    def last_held(self, request_id: str) -> tuple[int, ...]:
+        """The READY table that only this request has a reference to; else empty."""
+        table = self._tables.get(self._held.get(request_id, ""))
+        alone = table is not None and table.ready and table.holders == {request_id}
+        return table.blocks if table is not None and alone else ()
+
+    def commit(self, mm_hash: str) -> None:
+        """The projection, or the copy, is written: READY, and findable from now on."""
+        table = self._tables.get(mm_hash)
+        if table is None or table.labelled:
+            return
+        table.ready = table.labelled = True
+        identity = plan_identity(table.plan)
+        for index, block in enumerate(table.blocks):
+            self._pool.relabel(block, _digest(identity, index))
+
+    def fail(self, mm_hash: str) -> None:
+        """The projection, or the copy, has failed: ABSENT, and all references are dropped."""
+        table = self._tables.get(mm_hash)
+        if table is None or table.labelled:
+            return
+        for request_id in list(table.holders):
+            self.release(request_id)
+
+    def table(self, request_id: str) -> tuple[int, ...]:
+        """The blocks of the request's READY table, in the order of rows; else empty."""
+        table = self._tables.get(self._held.get(request_id, ""))
+        return table.blocks if table is not None and table.ready else ()
+
+    def release(self, request_id: str) -> None:
+        """Drops the request's reference. Idempotent."""
+        mm_hash = self._held.pop(request_id, None)
+        if mm_hash is None:
+            return
+        table = self._tables[mm_hash]
+        table.holders.discard(request_id)
+        if not table.holders:
+            del self._tables[mm_hash]
+            for block in reversed(table.blocks):
+                self._pool.release(block)
+
+    def _find(self, plan: ItemPlan) -> tuple[int, ...] | None:
+        identity = plan_identity(plan)
+        blocks = []
+        # The one that is evicted first is looked up first.
+        for index in reversed(range(self.blocks_for(plan))):
+            block = self._pool.find(_digest(identity, index))
+            if block is None:
+                return None
+            blocks.append(block)
+        return tuple(reversed(blocks))
+
+
+def _digest(identity: bytes, index: int) -> bytes:
+    """The content of one block of a table; differs from that of any block of a prefix."""
+    return blake3(b"cross" + index.to_bytes(8, "little") + identity).digest()

@@ -1,0 +1,42 @@
+"""The scheduler's figures for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ItemCounts:
+    """Where items were found since the last report."""
+
+    resident: int = 0
+    fetched: int = 0
+    missing: int = 0
+    load_seconds: list[float] = field(default_factory=list)
+    load_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Seconds to and between tokens, and of whole requests, since the last report."""
+
+    first_token: list[float] = field(default_factory=list)
+    between_tokens: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges as of now, and counts and latencies since the last report."""
+
+    num_running: int
+    num_waiting: int
+    kv_blocks: int
+    kv_blocks_used: int
+    host_blocks_used: int
+    cross_tables: int
+    encoder_cache_bytes: int
+    encoder_cache_references: int
+    reserved_bytes: int
+    items: ItemCounts
+    latencies: Latencies

@@ -1,0 +1,232 @@
+"""What one request has said so far, so that a proxy that lost its stream can hear it again."""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+
+from triptych.errors import RequestError
+from triptych.pd_worker.core.outputs import RawLogprobs
+from triptych.pd_worker.core.request_events import (
+    EngineEvent,
+    ItemLoaded,
+    ItemMissing,
+    NewTokens,
+    RequestAdmitted,
+    RequestFinished,
+)
+from triptych.pd_worker.events.token_texts import TokenTexts
+from triptych.protos import common_pb2, pd_pb2
+from triptych.protos.convert import error_to_proto
+from triptych.types import FinishReason
+
+#: Events with tokens that become one: what waits with many log-probabilities is handed over in pieces.
+_MOST_TEXTS = 4096
+#: Bytes that an event, a token, one of the likeliest tokens, a prompt's id and an item take in a message.
+_EVENT_BYTES, _TOKEN_BYTES, _TOP_BYTES, _ID_BYTES, _ITEM_BYTES = 128, 32, 128, 6, 160
+
+
+class RequestHistory:
+    """One attempt's events, and up to where they have been handed to the proxy's stream.
+
+    Bounded by the request's own output: what waits for a slow proxy is merged when it is taken.
+    `resumed_tokens` are output tokens of earlier attempts, which are not here. Without `texts` there are no
+    log-probabilities.
+    """
+
+    def __init__(
+        self, request_id: str, attempt: int, resumed_tokens: int = 0, texts: TokenTexts | None = None
+    ) -> None:
+        self._texts_of = texts
+        self.request_id = request_id
+        self.attempt = attempt
+        self.finished: pd_pb2.Finished | None = None
+        #: When the last event was handed over, in the outbox's seconds.
+        self.finished_taken_at: float | None = None
+        self._admitted: pd_pb2.Admitted | None = None
+        #: The last word on each item.
+        self._items: dict[str, pd_pb2.RequestEvent] = {}
+        self._first = resumed_tokens
+        self._token_ids = array("I")
+        #: One text for every NewTokens event, and the output tokens before it.
+        self._texts: list[str] = []
+        self._starts = array("I")
+        #: One per token, or none at all.
+        self._logprobs: list[common_pb2.PositionLogprobs] = []
+        self._taken_texts = 0
+        self._taken_admitted = False
+        self._untaken_items: dict[str, None] = {}
+
+    @property
+    def position(self) -> int:
+        """Output tokens known, those of earlier attempts included."""
+        return self._first + len(self._token_ids)
+
+    @property
+    def produced(self) -> int:
+        """Output tokens of this attempt."""
+        return len(self._token_ids)
+
+    def add(self, event: EngineEvent) -> None:
+        match event:
+            case RequestAdmitted():
+                self._admitted = admitted_to_proto(event)
+            case ItemLoaded():
+                self._set_item(event.mm_hash, self._event(item_loaded=loaded_to_proto(event)))
+            case ItemMissing():
+                self._set_item(event.mm_hash, self._event(item_missing=missing_to_proto(event)))
+            case NewTokens():
+                self._starts.append(self.position)
+                self._token_ids.extend(event.token_ids)
+                self._texts.append(event.text)
+                if self._texts_of is not None:
+                    self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
+            case RequestFinished():
+                self.finished = finished_to_proto(event)
+
+    def item_ready(self, mm_hash: str) -> None:
+        """The proxy has heard that the item was missing, and has had it encoded again."""
+        known = self._items.get(mm_hash)
+        if known is not None and known.WhichOneof("body") == "item_missing":
+            del self._items[mm_hash]
+            self._untaken_items.pop(mm_hash, None)
+
+    @property
+    def untaken_bytes(self) -> int:
+        """About as many bytes would be taken now."""
+        nbytes = _EVENT_BYTES + min(len(self._texts) - self._taken_texts, _MOST_TEXTS) * self._token_bytes
+        nbytes += _ITEM_BYTES * len(self._untaken_items)
+        if self._admitted is not None and not self._taken_admitted:
+            ids = len(self._admitted.prompt_token_ids) + len(self._admitted.encoder_prompt_token_ids)
+            nbytes += _ID_BYTES * ids
+        return nbytes
+
+    @property
+    def _token_bytes(self) -> int:
+        return _TOKEN_BYTES + (_TOP_BYTES * (1 + len(self._logprobs[0].top)) if self._logprobs else 0)
+
+    @property
+    def has_untaken(self) -> bool:
+        """Whether `take` has left something: output goes over in pieces."""
+        return self._taken_texts < len(self._texts)
+
+    def take(self, now: float) -> list[pd_pb2.RequestEvent]:
+        """What has not been handed over yet, in order, new tokens in one event; of much output a part."""
+        events: list[pd_pb2.RequestEvent] = []
+        if self._admitted is not None and not self._taken_admitted:
+            self._taken_admitted = True
+            events.append(self._event(admitted=self._admitted))
+        events.extend(self._items[mm_hash] for mm_hash in self._untaken_items)
+        self._untaken_items.clear()
+        if self._taken_texts < len(self._texts):
+            events.append(self._event(tokens=self._take_tokens()))
+        if not self.has_untaken:
+            events.extend(self.take_end(now))
+        return events
+
+    def take_end(self, now: float) -> list[pd_pb2.RequestEvent]:
+        """The last event, where it has not been handed over yet."""
+        if self.finished is None or self.finished_taken_at is not None:
+            return []
+        self.finished_taken_at = now
+        return [self._event(finished=self.finished)]
+
+    def fail(self, error: RequestError) -> None:
+        """The request ends with `error`, whatever the engine says of it from now on."""
+        self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
+        self.finished_taken_at = None
+        self._taken_texts = len(self._texts)
+
+    def rewind(self, position: int) -> bool:
+        """The proxy has the first `position` tokens: the rest is to be taken again.
+
+        False when the request cannot go on from there: no message has ended at that token.
+        """
+        index = bisect.bisect_left(self._starts, position)
+        at = self._starts[index] if index < len(self._starts) else self.position
+        if at != position:
+            return False
+        self._taken_texts = index
+        self._taken_admitted = False
+        self._untaken_items = dict.fromkeys(self._items)
+        self.finished_taken_at = None
+        return True
+
+    def _take_tokens(self) -> pd_pb2.Tokens:
+        first = self._taken_texts
+        last = self._taken_texts = min(first + _MOST_TEXTS, len(self._texts))
+        position = self._starts[first]
+        end = self._starts[last] if last < len(self._texts) else self.position
+        ids = slice(position - self._first, end - self._first)
+        return pd_pb2.Tokens(
+            position=position,
+            token_ids=self._token_ids[ids],
+            text="".join(self._texts[first:last]),
+            logprobs=self._logprobs[ids],
+        )
+
+    def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:
+        self._items[mm_hash] = event
+        self._untaken_items[mm_hash] = None
+
+    def _event(
+        self,
+        *,
+        admitted: pd_pb2.Admitted | None = None,
+        item_loaded: pd_pb2.ItemLoaded | None = None,
+        item_missing: pd_pb2.ItemMissing | None = None,
+        tokens: pd_pb2.Tokens | None = None,
+        finished: pd_pb2.Finished | None = None,
+    ) -> pd_pb2.RequestEvent:
+        return pd_pb2.RequestEvent(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            admitted=admitted,
+            item_loaded=item_loaded,
+            item_missing=item_missing,
+            tokens=tokens,
+            finished=finished,
+        )
+
+
+def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
+    return pd_pb2.Admitted(
+        prompt_token_ids=event.prompt_token_ids,
+        placements=[
+            pd_pb2.ItemPlacement(offset=place.offset, length=place.length) for place in event.placements
+        ],
+        encoder_prompt_token_ids=event.encoder_prompt_token_ids,
+        timestamps=None
+        if event.timestamps is None
+        else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
+    )
+
+
+def loaded_to_proto(event: ItemLoaded) -> pd_pb2.ItemLoaded:
+    return pd_pb2.ItemLoaded(mm_hash=event.mm_hash, seconds=event.seconds)
+
+
+def missing_to_proto(event: ItemMissing) -> pd_pb2.ItemMissing:
+    return pd_pb2.ItemMissing(mm_hash=event.mm_hash, damaged_digest=event.damaged_digest)
+
+
+def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.PositionLogprobs:
+    def token(token_id: int, logprob: float) -> common_pb2.TokenLogprob:
+        text, utf8 = texts[token_id]
+        return common_pb2.TokenLogprob(token_id=token_id, logprob=logprob, text=text, utf8=utf8)
+
+    return common_pb2.PositionLogprobs(chosen=token(*raw.chosen), top=[token(*pair) for pair in raw.top])
+
+
+def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
+    return pd_pb2.Finished(
+        reason=event.reason.value,
+        error=error_to_proto(event.error) if event.error else None,
+        prompt_tokens=event.usage.prompt_tokens,
+        completion_tokens=event.usage.completion_tokens,
+        cached_tokens=event.usage.cached_tokens,
+        queue_seconds=event.timings.queue,
+        load_seconds=event.timings.load,
+        prefill_seconds=event.timings.prefill,
+        decode_seconds=event.timings.decode,
+    )

@@ -1,0 +1,100 @@
+"""How many KV blocks the configured memory holds, and whether the longest request fits."""
+
+from __future__ import annotations
+
+import torch
+
+from triptych.config import VIEW_SHARE, PDConfig, format_size
+from triptych.errors import ConfigError
+from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.pd_worker.core.limits import CrossLimits
+
+#: Above this a default would ask for more memory than most machines give.
+_DEFAULT_MAX_MODEL_LEN = 32768
+
+
+def max_model_len(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
+    """Longest prompt plus output in tokens; ConfigError above what the checkpoint's positions allow.
+
+    Where the flag says none: the checkpoint's, up to a limit, and no more than --kv-memory holds, if that is
+    known yet.
+    """
+    limit = geometry.max_position_embeddings
+    if config.max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is above the checkpoint's {limit} positions: lower it"
+        )
+    if config.max_model_len or not config.kv_memory:
+        return longest_request(config, geometry)
+    held = config.kv_memory // block_bytes(geometry, config.block_size, dtype) * config.block_size
+    # At least a block, so that a memory that holds none is an error with its sum.
+    return min(longest_request(config, geometry), max(held, config.block_size))
+
+
+def longest_request(config: PDConfig, geometry: DecoderGeometry) -> int:
+    """--max-model-len, or its default where memory is no limit."""
+    return config.max_model_len or min(geometry.max_position_embeddings, _DEFAULT_MAX_MODEL_LEN)
+
+
+def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers."""
+    return 2 * geometry.num_layers * block_size * geometry.num_kv_heads * geometry.head_dim * dtype.itemsize
+
+
+def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
+    """Blocks in --kv-memory; ConfigError, with the sum, when one longest request does not fit."""
+    nbytes = block_bytes(geometry, config.block_size, dtype)
+    longest = max_model_len(config, geometry, dtype)
+    need = -(-longest // config.block_size)
+    if config.kv_memory // nbytes < need:
+        raise ConfigError(
+            f"--kv-memory {format_size(config.kv_memory)} holds no request of --max-model-len {longest}: "
+            f"{need} blocks of {config.block_size} tokens x {format_size(nbytes)} = "
+            f"{format_size(need * nbytes)}; raise --kv-memory or lower --max-model-len"
+        )
+    return config.kv_memory // nbytes
+
+
+def reads_view(config: PDConfig, device: torch.device) -> bool:
+    """Whether decodes read a view of theirs in place of blocks.
+
+    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own.
+    """
+    return device.type == "cpu" and config.attention_backend != "flex"
+
+
+def view_memory(config: PDConfig, device: torch.device) -> int:
+    """Bytes that a view of the decoding sequences may take beside the blocks; 0 where none is read."""
+    return int(config.kv_memory * VIEW_SHARE) if reads_view(config, device) else 0
+
+
+def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
+    """Blocks in --swap-memory; 0 where preempted requests are recomputed, ConfigError where none fits."""
+    if config.preemption != "swap":
+        return 0
+    nbytes = block_bytes(geometry, config.block_size, dtype)
+    if config.swap_memory < nbytes:
+        raise ConfigError(
+            f"--swap-memory {format_size(config.swap_memory)} holds no KV block of {format_size(nbytes)}: "
+            "raise it, or leave out --preemption swap"
+        )
+    return config.swap_memory // nbytes
+
+
+def cross_limits_of(
+    config: PDConfig, cross: CrossGeometry, num_blocks: int, longest: int, *, whole: bool
+) -> CrossLimits:
+    """What a request's encoder output may be.
+
+    `whole`: every output has all of the encoder's positions. ConfigError, with the sum, when one of them and
+    `longest` tokens do not fit.
+    """
+    limits = CrossLimits(cross.width, cross.max_rows, num_blocks, config.block_size)
+    need = -(-(cross.max_rows or 0) // config.block_size) - (-longest // config.block_size)
+    if whole and need > num_blocks:
+        raise ConfigError(
+            f"--kv-memory {format_size(config.kv_memory)} holds {num_blocks} blocks of {config.block_size}, "
+            f"but {cross.max_rows} encoder positions and --max-model-len {longest} need {need}: raise "
+            "--kv-memory or lower --max-model-len"
+        )
+    return limits

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.engine.engine_requests import make_feature
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.types import MMFeature
+
+ROOT = b"r" * 32
+
+
+def chain(
+    tokens: Sequence[int], features: Sequence[MMFeature] = (), *, root: bytes = ROOT, size: int = 4
+) -> PrefixChain:
+    return PrefixChain(root, tokens, [], features, size)
+
+
+def computed(manager: KVCacheManager, name: str, tokens: Sequence[int], *features: MMFeature) -> None:
+    """A request that computed `tokens` and ended."""
+    links = chain(tokens, features, size=manager.block_size)
+    assert manager.allocate(name, [], len(tokens))
+    manager.register(name, links, len(tokens))
+    manager.free(name)
+
+
+def hits(manager: KVCacheManager, links: PrefixChain, num_tokens: int) -> int:
+    return len(manager.find_prefix(links, num_tokens))
+
+
+def test_full_blocks_of_an_equal_prefix_are_found() -> None:
+    manager = KVCacheManager(8, 4)
+    computed(manager, "a", range(10))
+    assert hits(manager, chain(range(12)), 12) == 2
+
+
+def test_the_last_token_is_always_computed() -> None:
+    manager = KVCacheManager(8, 4)
+    computed(manager, "a", range(8))
+    assert hits(manager, chain(range(8)), 8) == 1
+
+
+def test_equal_placeholders_of_different_images_share_nothing() -> None:
+    manager = KVCacheManager(16, 4)
+    tokens = [1, 2, *[9] * 8, 3, 4, 5, 6]
+    computed(manager, "a", tokens, make_feature("cat", 2, 8))
+    assert hits(manager, chain(tokens, [make_feature("dog", 2, 8)]), 14) == 0
+    assert hits(manager, chain(tokens, [make_feature("cat", 2, 8)]), 14) == 3
+
+
+def test_one_image_at_two_offsets_of_a_block_shares_nothing() -> None:
+    manager = KVCacheManager(16, 4)
+    tokens = [9] * 12
+    computed(manager, "a", tokens, make_feature("cat", 0, 8))
+    assert hits(manager, chain(tokens, [make_feature("cat", 1, 8)]), 12) == 0
+
+
+def test_the_third_of_three_images_decides_its_block() -> None:
+    manager = KVCacheManager(16, 4)
+    tokens = [9] * 13
+    first = [make_feature(name, 4 * i, 4) for i, name in enumerate("abc")]
+    other = [make_feature(name, 4 * i, 4) for i, name in enumerate("abd")]
+    computed(manager, "a", tokens, *first)
+    assert hits(manager, chain(tokens, other), 13) == 2
+
+
+def test_another_root_shares_nothing() -> None:
+    manager = KVCacheManager(8, 4)
+    computed(manager, "a", range(8))
+    assert hits(manager, chain(range(9), root=b"s" * 32), 9) == 0
+
+
+def test_tokens_that_move_across_a_block_boundary_change_the_digest() -> None:
+    assert chain([1, 2, 3, 4]).digests(1) != chain([1, 2, 34, 4]).digests(1)
+    assert chain(range(8)).digests(2)[1] != chain([0, 0, 0, 0, 4, 5, 6, 7]).digests(2)[1]
+
+
+def test_output_tokens_lengthen_the_chain() -> None:
+    output: list[int] = []
+    grown = PrefixChain(ROOT, range(6), output, [], 4)
+    assert len(grown.digests(1)) == 1
+    output.extend([6, 7])
+    assert grown.digests(2) == chain(range(8)).digests(2)
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    manager = KVCacheManager(8, 4, prefix_caching=False)
+    computed(manager, "a", range(8))
+    assert hits(manager, chain(range(9)), 9) == 0
+
+
+def test_a_reused_block_is_not_found_any_more() -> None:
+    manager = KVCacheManager(2, 4)
+    computed(manager, "a", range(8))
+    assert manager.allocate("b", [], 8)
+    assert hits(manager, chain(range(9)), 9) == 0
+
+
+def test_blocks_of_unknown_content_are_taken_before_cached_ones() -> None:
+    manager = KVCacheManager(4, 4)
+    computed(manager, "a", range(8))
+    assert manager.allocate("b", [], 8)
+    assert hits(manager, chain(range(9)), 9) == 2
+
+
+def test_the_end_of_a_cached_prefix_goes_before_its_head() -> None:
+    manager = KVCacheManager(3, 4)
+    computed(manager, "a", range(12))
+    assert manager.allocate("b", [], 4)
+    assert hits(manager, chain(range(13)), 13) == 2
+
+
+def test_a_shared_prefix_takes_no_new_blocks() -> None:
+    manager = KVCacheManager(4, 4)
+    computed(manager, "a", range(8))
+    prefix = manager.find_prefix(chain(range(12)), 12)
+    assert manager.allocate("b", prefix, 12)
+    assert manager.allocate("c", prefix, 9)
+    assert manager.num_used == 4
+    manager.free("b")
+    manager.free("c")
+    assert manager.num_free == 4
+
+
+def test_too_few_blocks_change_nothing() -> None:
+    manager = KVCacheManager(4, 4)
+    computed(manager, "a", range(8))
+    prefix = manager.find_prefix(chain(range(20)), 20)
+    assert not manager.allocate("b", prefix, 20)
+    assert not manager.allocate("b", prefix, 12, spare=2)
+    assert manager.num_free == 4
+    assert manager.allocate("b", prefix, 12, spare=1)
+    assert not manager.grow("b", 17)
+    assert len(manager.table("b")) == 3
+
+
+def test_freeing_twice_is_freeing_once() -> None:
+    manager = KVCacheManager(4, 4)
+    manager.allocate("a", [], 16)
+    manager.free("a")
+    manager.free("a")
+    assert manager.num_free == 4
+    assert manager.table("a") == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_no_block_is_lost_or_held_by_strangers(seed: int) -> None:
+    """Random requests over few distinct prefixes: a block in two tables holds the same full prefix."""
+    rng = random.Random(seed)
+    manager = KVCacheManager(rng.randint(4, 24), rng.choice([2, 4]))
+    live: dict[str, tuple[PrefixChain, list[int]]] = {}
+    for step in range(60):
+        if rng.random() < 0.5 or not live:
+            prompt = [rng.randint(0, 1)] * rng.randint(1, 16)
+            links = chain(prompt, size=manager.block_size)
+            prefix = manager.find_prefix(links, len(prompt))
+            assert len(prefix) * manager.block_size < len(prompt)
+            if manager.allocate(f"r{step}", prefix, len(prompt)):
+                live[f"r{step}"] = (links, prompt)
+        else:
+            name = rng.choice(list(live))
+            links, prompt = live[name]
+            if rng.random() < 0.5:
+                manager.register(name, links, rng.randint(0, len(prompt)))
+            else:
+                manager.free(name)
+                del live[name]
+        content: dict[int, tuple[int, bytes]] = {}
+        for name, (links, prompt) in live.items():
+            full = links.digests(len(prompt) // manager.block_size)
+            for index, block in enumerate(manager.table(name)):
+                mine = (index, full[index] if index < len(full) else name.encode())
+                assert content.setdefault(block, mine) == mine
+        assert manager.num_used == len(content)
+    for name in live:
+        manager.free(name)
+    assert manager.num_free == manager.num_blocks

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from triptych.config import MIB, PDConfig
+from triptych.errors import ConfigError
+from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.pd_worker.runner.capacity import (
+    block_bytes,
+    cross_limits_of,
+    max_model_len,
+    num_host_blocks,
+    num_kv_blocks,
+    view_memory,
+)
+
+GEOMETRY = DecoderGeometry(
+    num_layers=4, num_heads=8, num_kv_heads=2, head_dim=64, hidden_size=512, vocab_size=1000,
+    position_rows=3, max_position_embeddings=40960,
+)  # fmt: skip
+
+
+def test_a_block_counts_keys_and_values_of_all_layers() -> None:
+    assert block_bytes(GEOMETRY, 16, torch.bfloat16) == 2 * 4 * 16 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "viewed"),
+    [("cpu", "sdpa", True), ("cpu", "blockwise", True), ("cpu", "flex", False), ("cuda", "sdpa", False)],
+)
+def test_a_view_has_memory_only_where_it_is_read(device: str, backend: str, viewed: bool) -> None:
+    config = PDConfig(kv_memory=MIB, attention_backend=backend)
+    assert (view_memory(config, torch.device(device)) > 0) is viewed
+
+
+def test_the_memory_is_divided_into_whole_blocks() -> None:
+    config = PDConfig(kv_memory=3 * MIB, max_model_len=256)
+    assert num_kv_blocks(config, GEOMETRY, torch.float32) == 3 * MIB // (2 * 4 * 16 * 2 * 64 * 4)
+
+
+def test_memory_below_one_longest_request_is_an_error_with_the_sum() -> None:
+    config = PDConfig(kv_memory=MIB, max_model_len=1024)
+    with pytest.raises(ConfigError, match=r"64 blocks of 16 tokens x 64.0 KiB = 4.0 MiB; raise --kv-memory"):
+        num_kv_blocks(config, GEOMETRY, torch.float32)
+
+
+def test_the_default_length_is_the_checkpoints_up_to_a_limit() -> None:
+    assert max_model_len(PDConfig(), GEOMETRY, torch.float32) == 32768
+    assert max_model_len(PDConfig(max_model_len=100), GEOMETRY, torch.float32) == 100
+
+
+def test_the_default_length_is_no_more_than_the_memory_holds() -> None:
+    config = PDConfig(kv_memory=MIB)
+    assert max_model_len(config, GEOMETRY, torch.float32) == 256
+    assert num_kv_blocks(config, GEOMETRY, torch.float32) * config.block_size == 256
+
+
+def test_memory_below_one_block_is_an_error_also_with_the_default_length() -> None:
+    with pytest.raises(ConfigError, match=r"1 blocks of 16 tokens x 64.0 KiB"):
+        num_kv_blocks(PDConfig(kv_memory=1024), GEOMETRY, torch.float32)
+
+
+def test_a_length_above_the_checkpoints_positions_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="40960 positions"):
+        max_model_len(PDConfig(max_model_len=50000), GEOMETRY, torch.float32)
+
+
+def test_a_sound_that_never_fits_the_kv_memory_is_told_at_the_start() -> None:
+    cross = CrossGeometry(num_layers=2, num_kv_heads=4, head_dim=16, width=64, max_rows=1500)
+    config = PDConfig(block_size=16)
+    assert cross_limits_of(config, cross, 94 + 28, 448, whole=True).max_rows == 1500
+    with pytest.raises(ConfigError, match="1500 encoder positions and --max-model-len 448 need 122"):
+        cross_limits_of(config, cross, 94 + 27, 448, whole=True)
+    assert cross_limits_of(config, cross, 30, 448, whole=False).num_blocks == 30
+
+
+def test_host_blocks_are_those_that_swap_memory_holds() -> None:
+    geometry = DecoderGeometry(2, 4, 4, 16, 64, 100, 1, 512)
+    nbytes = block_bytes(geometry, 16, torch.float32)
+    assert num_host_blocks(PDConfig(swap_memory=3 * nbytes + 1), geometry, torch.float32) == 0
+    swapping = PDConfig(preemption="swap", swap_memory=3 * nbytes + 1)
+    assert num_host_blocks(swapping, geometry, torch.float32) == 3
+    with pytest.raises(ConfigError, match="--swap-memory 10 B holds no KV block"):
+        num_host_blocks(PDConfig(preemption="swap", swap_memory=10), geometry, torch.float32)
