@@ -14,7 +14,7 @@ SLOW_FACTOR = 10.0
 
 
 class EngineBeat:
-    """The heartbeat of an engine's thread, which ticks once per step, layer or sleep; other threads read it."""
+    """The heartbeat of an engine's thread: a count that it increases once per step, layer or sleep."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -42,7 +42,7 @@ class RequestError(TriptychError):
         self.param = param
         self.retry_after = retry_after
 
-    def let_go(self) -> None:
+    def drop_traceback(self) -> None:
         """Drops the traceback and causes: their frames would keep the request's body while it is answered."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 

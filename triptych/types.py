@@ -135,8 +135,8 @@ class SamplingParams:
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and `repetition_penalty == 1` are
     off. `max_tokens` None means: up to the model length. `seed` is drawn by the proxy when the client gives
-    none, so that a resumed request continues as it began; `choice` tells the choices of one request apart. `logprobs` is the
-    number of likeliest tokens to report beside the chosen one; None reports nothing.
+    none, so that a resumed request continues as it began; `choice` is its index among the choices of one
+    request. `logprobs` is the number of likeliest tokens to report beside the chosen one; None reports none.
     """
 
     max_tokens: int | None = None
