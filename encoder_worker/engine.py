@@ -18,11 +18,11 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.host_copy import HostCopy
 from triptych.encoder_worker.saver import Saver
+from triptych.engine_beat import EngineBeat
 from triptych.errors import InternalError, InvalidRequest
 from triptych.machine.device_fault import check_device
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan
-from triptych.watchdog import EngineBeat
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
+from triptych.engine_beat import EngineBeat
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
-from triptych.watchdog import EngineBeat
 
 #: Latest outputs kept on the host.
 OUTPUT_CACHE_BYTES = 64 * MIB

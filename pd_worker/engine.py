@@ -14,6 +14,7 @@ from triptych.cpu.step_pacer import StepPacer
 from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.engine_beat import EngineBeat
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.machine.device_fault import check_device
 from triptych.metrics import PDMetrics
@@ -38,7 +39,6 @@ from triptych.pd_worker.runner.capacity import (
 )
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
-from triptych.watchdog import EngineBeat
 
 logger = logging.getLogger(__name__)
 

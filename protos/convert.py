@@ -1,4 +1,4 @@
-"""Shared values as the messages of common.proto, and back."""
+"""Conversions between shared values and the messages of common.proto."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
-    """What the client said; None where it was silent."""
+    """The client's sampling parameters; None where it gave none."""
     return SamplingParams(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         min_tokens=message.min_tokens,

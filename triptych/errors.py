@@ -1,4 +1,4 @@
-"""Triptych's own errors, and what they mean at the borders.
+"""Triptych's errors, with their HTTP and gRPC status.
 
 TriptychError
 ├── ConfigError          a flag, file or environment that cannot work; exit code 2
@@ -10,9 +10,9 @@ TriptychError
     ├── TooLarge         413  a limit on size
     ├── Overloaded       429  try again after `retry_after` seconds
     │   └── RateLimited       the limits of the client's API key
-    ├── Unavailable      503  nobody can do it now; try again after `retry_after` seconds
-    ├── DeadlineExceeded 504  its time is over
-    └── InternalError    500  our fault
+    ├── Unavailable      503  no worker can serve it now; try again after `retry_after` seconds
+    ├── DeadlineExceeded 504  its deadline has passed
+    └── InternalError    500  a bug, or a failure inside
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ConfigError(TriptychError):
 
 
 class RequestError(TriptychError):
-    """One request ends with this. `message` is for the client: it names the field and the remedy."""
+    """An error that ends one request. `message` is for the client: it names the field and the remedy."""
 
     status = 500
     code = "internal_error"
@@ -42,7 +42,7 @@ class RequestError(TriptychError):
         self.param = param
         self.retry_after = retry_after
 
-    def let_go(self) -> None:
+    def drop_traceback(self) -> None:
         """Drops the traceback and causes: their frames would keep the request's body while it is answered."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 

@@ -1,4 +1,4 @@
-"""One key for everything: `mm_hash`, computed once by the proxy and verified by the encoder."""
+"""Digests: `mm_hash`, the key of an item's embedding, and the roots of KV prefix chains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def framed_digest(fields: Iterable[tuple[str, bytes | memoryview]]) -> str:
 
 
 def canonical(options: Mapping[str, object]) -> bytes:
-    """Options as bytes that depend neither on key order nor on the process."""
+    """The options as bytes that depend neither on key order nor on the process."""
     return bytes(msgpack.packb(_sorted(options), use_bin_type=True))
 
 
@@ -46,7 +46,7 @@ def mm_hash(
     processor_options: Mapping[str, object] | None = None,
     salt: str = "",
 ) -> str:
-    """64 hex characters that name an item and everything that changes its embedding.
+    """The key of an item's embedding: 64 hex characters over all that changes it.
 
     `salt` keeps tenants apart. `processor_options` are the request's `mm_processor_kwargs`.
     """

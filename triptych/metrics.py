@@ -1,4 +1,4 @@
-"""Every metric's name, labels and buckets in one table; a process registers only those of its role.
+"""Prometheus metrics of every role: names, labels and buckets.
 
 PD workers use vLLM's names, so that existing dashboards work; everything else is `triptych_*`.
 """
@@ -33,7 +33,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class _Makers(NamedTuple):
-    """Make metrics that carry one model's name."""
+    """Constructors of metrics with the label `model_name`."""
 
     gauge: Callable[[str, str], Gauge]
     counter: Callable[[str, str], Counter]
@@ -56,9 +56,9 @@ def _makers(registry: CollectorRegistry, model_name: str) -> _Makers:
 
 
 class PDMetrics:
-    """Metrics of one PD worker. `model_name` labels all of them.
+    """The metrics of one PD worker, all labelled with `model_name`.
 
-    `parameter_bytes` is that of the process where an encoder worker shares process and registry.
+    `parameter_bytes` is the process's gauge where an encoder worker shares process and registry.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PDMetrics:
 
 
 class EncoderMetrics:
-    """Metrics of one encoder worker."""
+    """The metrics of one encoder worker."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
@@ -152,7 +152,7 @@ class EncoderMetrics:
 
 
 class ProxyMetrics:
-    """Metrics of one proxy."""
+    """The metrics of one proxy."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()

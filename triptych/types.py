@@ -1,4 +1,4 @@
-"""Values that cross the borders between the parts: plain, frozen, without torch."""
+"""Values that the proxy, the workers and the store exchange: plain, frozen, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an item's encoder output meets the prompt.
+    """The span of prompt tokens that an item's encoder output fills.
 
     `offset` and `length` count prompt tokens. `runs` are the (start, count) stretches inside the span
     that take an embedding (`is_embed`); None means all of them. `length == 0` is a cross-attention item:
@@ -54,7 +54,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """What is known of an item once it is preprocessed: all that a PD worker needs but the rows.
+    """An item's sizes, known once it is preprocessed: all that a PD worker needs but the rows.
 
     `rows` x `width` elements of `dtype` are stored; `width` may exceed the hidden size (deepstack levels
     are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
@@ -95,7 +95,7 @@ class MMFeature:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """A form that decoding is held to.
+    """The format that structured output is constrained to.
 
     `kind` is "json_object" (any object; `text` empty), "json_schema" (`text` is the schema), "regex"
     (`text` matches the whole output) or "choices" (the output is one of `choices`). `param` is the request
@@ -131,12 +131,12 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when to stop. None means: the checkpoint's generation_config decides.
+    """A request's sampling parameters. None means: the checkpoint's generation_config decides.
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and `repetition_penalty == 1` are
     off. `max_tokens` None means: up to the model length. `seed` is drawn by the proxy when the client gives
-    none: a resumed request goes on alike; `choice` tells the choices of one request apart. `logprobs` is the
-    number of likeliest tokens to report beside the chosen one; None reports nothing.
+    none, so that a resumed request continues as it began; `choice` is its index among the choices of one
+    request. `logprobs` is the number of likeliest tokens to report beside the chosen one; None reports none.
     """
 
     max_tokens: int | None = None
@@ -160,7 +160,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TimestampTokens:
-    """How a speech model's output tokens stand for times.
+    """A speech model's tokens for times.
 
     Token `first + n` says: n * `seconds` from the start of the window.
     """
@@ -170,7 +170,7 @@ class TimestampTokens:
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended, in OpenAI's words where it has one."""
+    """The reason why a request ended, named as by OpenAI where it has a name."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -180,7 +180,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request; `cached_tokens` of the prompt came from the prefix cache."""
+    """The token counts of one request; `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -189,7 +189,7 @@ class Usage:
 
 @dataclass(slots=True)
 class PDTimings:
-    """Seconds of a request inside the PD worker."""
+    """The seconds that a request spent in each stage of the PD worker."""
 
     queue: float = 0.0
     load: float = 0.0
@@ -199,7 +199,7 @@ class PDTimings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A live worker as the registry knows it.
+    """A live worker's registration.
 
     `incarnation` is new for every process start; `namespaces` are those an encoder writes. `capacity`
     holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or

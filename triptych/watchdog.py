@@ -1,4 +1,4 @@
-"""Engines that die or stand still: seen by their beats, and ended together with their process.
+"""The watchdog of a worker process: it ends the process when an engine dies or stands still.
 
 A supervisor or a kubelet starts the process anew, and the proxies resume its requests elsewhere. Nothing is
 sent for them: a proxy has to see a lost worker, not an answer.
@@ -6,7 +6,6 @@ sent for them: a proxy has to see a lost worker, not an answer.
 
 from __future__ import annotations
 
-import enum
 import faulthandler
 import logging
 import math
@@ -14,17 +13,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 
+from triptych.engine_beat import EngineBeat, Life, StallClock, judge
 from triptych.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 #: The exit code of a process whose engine has died or stood still.
 ENGINE_EXIT = 70
-#: How much longer than others a step may take that compiles, or that waits for another engine.
-SLOW_FACTOR = 10.0
 #: The timer against hangs that hold the interpreter's lock goes by the clock, on which a process that was
 #: stopped from outside, or frozen, hangs too: it has longer.
 HANG_FACTOR = 2.0
@@ -41,126 +38,11 @@ def check_stall_timeout(seconds: float) -> None:
         )
 
 
-class Life(enum.Enum):
-    """What a look at an engine says; from `STALE` on the worker is not healthy, from `STALLED` on it ends."""
-
-    FRESH = enum.auto()
-    STALE = enum.auto()
-    STALLED = enum.auto()
-    DEAD = enum.auto()
-
-
-def judge(still: float, limit: float, *, dead: bool = False) -> Life:
-    """Of an engine that has stood still for `still` seconds, where it may for `limit`."""
-    if dead:
-        return Life.DEAD
-    if still < limit / 2:
-        return Life.FRESH
-    return Life.STALE if still < limit else Life.STALLED
-
-
-class StallClock:
-    """Seconds for which a count has stood still, added up over looks `interval` seconds apart.
-
-    A look that comes late adds two intervals at most: where the one who looks was stopped or starved, so may
-    the engine have been.
-    """
-
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
-        self._count: int | None = None
-        self._at = 0.0
-        self.still = 0.0
-
-    def look(self, count: int, now: float) -> float:
-        """`still` after a look at `now` that finds `count`."""
-        if count != self._count:
-            self._count, self.still = count, 0.0
-        else:
-            self.still += min(now - self._at, 2 * self._interval)
-        self._at = now
-        return self.still
-
-
-class EngineBeat:
-    """The progress of one engine's thread, which ticks once per step, layer or sleep; others only read it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.count = 0
-        #: How many reasons there are for the thread to stand still longer than usual.
-        self._slow = 0
-        self._stopped = False
-        self._ended = False
-        #: Called in the thread when it ends without `stop`.
-        self.on_death: Callable[[], None] = lambda: None
-
-    @property
-    def dead(self) -> bool:
-        """The thread has ended though nobody wanted it to."""
-        return self._ended and not self._stopped
-
-    @property
-    def stopped(self) -> bool:
-        """The thread may end, and nobody waits for its progress any more."""
-        return self._stopped
-
-    def tick(self) -> None:
-        """The engine has come one step, layer or sleep further."""
-        self.count += 1
-
-    def run(self, loop: Callable[[], None]) -> None:
-        """Runs the engine's loop in the calling thread; whatever ends it before `stop` is its death."""
-        self.tick()
-        try:
-            loop()
-        except BaseException:
-            # Not only Exception: panics of Rust extensions and SystemExit end a thread too.
-            logger.critical("the %s has died", self.name, exc_info=True)
-        self._ended = True
-        if self.dead:
-            self.on_death()
-
-    def stop(self) -> None:
-        """From now on the thread may end."""
-        self._stopped = True
-
-    def begin_slow(self) -> None:
-        """What follows may take long, until `end_slow`."""
-        self._slow += 1
-
-    def end_slow(self) -> None:
-        self._slow -= 1
-        self.tick()
-
-    @contextmanager
-    def slow(self) -> Iterator[None]:
-        """Around what may take long: a first step that compiles, the wait for another engine's turn."""
-        self.begin_slow()
-        try:
-            yield
-        finally:
-            self.end_slow()
-
-    @contextmanager
-    def turn(self, turn: AbstractContextManager[object]) -> Iterator[None]:
-        """Holds `turn`; the wait for it is another engine's time."""
-        with ExitStack() as stack:
-            with self.slow():
-                stack.enter_context(turn)
-            yield
-
-    @property
-    def patience(self) -> float:
-        """How many times longer than the limit says the thread may stand still now."""
-        return SLOW_FACTOR if self._slow else 1.0
-
-
 class HangTimer:
     """Faulthandler's timer, which needs no interpreter: it dumps all stacks and ends the process (code 1)."""
 
     def wind_up(self, seconds: float) -> None:
-        """It goes off `seconds` from now, unless it is wound up again."""
+        """Starts the timer anew: it goes off `seconds` from now."""
         if sys.__stderr__ is not None:
             faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
 
@@ -169,11 +51,11 @@ class HangTimer:
 
 
 class Watchdog:
-    """One thread that looks at all engines of a process and ends the process with the first that fails.
+    """A thread that checks all engines of a process and ends the process with the first that fails.
 
-    While all is well it winds up `timer` again and again: a hang that holds the interpreter's lock stops this
-    thread too, and then the timer goes off. A `limit` of 0 lets engines stand still for ever; a dead one ends
-    the process all the same.
+    While all are healthy it winds up `timer` again and again: a hang that holds the interpreter's lock stops
+    this thread too, and then the timer goes off. A `limit` of 0 lets engines stand still for ever; a dead one
+    ends the process all the same.
     """
 
     def __init__(
@@ -196,18 +78,18 @@ class Watchdog:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         for beat in self._beats:
-            beat.on_death = self._wake.set
+            beat.on_death(self._wake.set)
 
     @property
     def healthy(self) -> bool:
-        """Whether all engines were fresh at the last look."""
+        """Whether all engines were fresh at the last check."""
         return self._healthy and not any(beat.dead for beat in self._beats)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Looks no more, and stops the timer."""
+        """Ends the thread and the timer."""
         self._stopping = True
         self._wake.set()
         if self._thread.ident is not None:
@@ -223,7 +105,7 @@ class Watchdog:
             life = judge(still, self._limit * beat.patience, dead=beat.dead)
             healthy &= life is Life.FRESH
             if life is Life.STALE and self._healthy:
-                logger.warning("the %s has stood still for %.0f s: nothing new is taken", beat.name, still)
+                logger.warning("the %s has stood still for %.0f s: it gets no new requests", beat.name, still)
             elif life is Life.STALLED:
                 reason = reason or f"the {beat.name} has stood still for {still:.0f} s"
             elif life is Life.DEAD:
@@ -248,7 +130,7 @@ class Watchdog:
 
 
 def end_process(reason: str) -> None:
-    """Ends the process at once, without any clean-up, and says where all its threads stand."""
+    """Ends the process at once, without any clean-up, and prints the stacks of all its threads."""
     logger.critical("%s: this process ends, its requests go on elsewhere", reason)
     if sys.__stderr__ is not None:
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)

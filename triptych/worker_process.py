@@ -1,4 +1,4 @@
-"""What the processes of all kinds of worker share: address, health, watch, metrics page, stop signal."""
+"""The parts of every worker process: its address, health service, watchdog, metrics page, stop signal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from triptych.config import WorkerConfig, check_advertise
+from triptych.engine_beat import EngineBeat
 from triptych.errors import ConfigError
-from triptych.watchdog import EngineBeat, Watchdog
+from triptych.watchdog import Watchdog
 
 
 def stop_signal() -> asyncio.Event:
-    """Set on SIGTERM or SIGINT; belongs to the running event loop."""
+    """An event that SIGTERM or SIGINT sets; belongs to the running event loop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -27,7 +28,7 @@ def stop_signal() -> asyncio.Event:
 
 
 def bind(server: aio.Server, config: WorkerConfig) -> str:
-    """Binds the worker's port and returns the address that others reach it at."""
+    """Binds the worker's port and returns the address at which it is reached."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
         port = server.add_insecure_port(f"{host}:{config.port}")
@@ -39,7 +40,7 @@ def bind(server: aio.Server, config: WorkerConfig) -> str:
 
 
 class Health:
-    """gRPC's health service of a worker: not serving until `serving`, and again from `leaving` on."""
+    """A worker's gRPC health service: SERVING from `serving` until `stalled` or `leaving`."""
 
     def __init__(self, server: aio.Server) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -49,17 +50,19 @@ class Health:
         await self._servicer.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stalled(self) -> None:
-        """An engine stands still: nothing new, until `serving`."""
+        """Proxies send no new requests, until `serving`: an engine stands still."""
         await self._servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def leaving(self) -> None:
-        """From now on proxies send nothing new; they still see a live worker."""
+        """Proxies send no new requests from now on; they still see a live worker."""
         await self._servicer.enter_graceful_shutdown()
 
 
 class WorkerWatch:
-    """Watches a worker's engines and its event loop: health follows them, and with one of them the process
-    ends. Inside `async with`; belongs to the running event loop."""
+    """A watch over a worker's engines and its event loop, inside `async with`, for the running event loop.
+
+    The health service follows them, and the process ends with the first of them.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class WorkerWatch:
         self._task: asyncio.Task[None] | None = None
 
     def healthy(self) -> bool:
-        """Whether all of them have moved of late."""
+        """Whether all of them have made progress lately."""
         return self._watchdog.healthy
 
     async def __aenter__(self) -> WorkerWatch:
@@ -101,7 +104,7 @@ class WorkerWatch:
 
 @contextmanager
 def metrics_server(host: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
-    """Serves /metrics on `port`, 0 for a free one; yields the port."""
+    """An HTTP server of /metrics on `port`, 0 for a free one; yields the port."""
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

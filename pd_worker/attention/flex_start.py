@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch._dynamo.callback import callback_handler
 
+from triptych.engine_beat import EngineBeat
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flex
 from triptych.pd_worker.attention.flex_kernel import is_compiled
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.watchdog import EngineBeat
 
 logger = logging.getLogger(__name__)
 

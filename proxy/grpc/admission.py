@@ -147,7 +147,7 @@ def _parsed(handler: Any, raw: bytes) -> Any:
 
 async def _abort(context: Context, error: RequestError) -> NoReturn:
     # gRPC keeps what ends a call in a cycle with it. The frames of the traceback would keep the message.
-    error.let_go()
+    error.drop_traceback()
     if error.retry_after is not None:
         context.set_trailing_metadata((("retry-after", str(max(math.ceil(error.retry_after), 1))),))
     await context.abort(grpc.StatusCode[error.grpc_status], error.message)

@@ -70,7 +70,7 @@ class PostEndpoint(ABC, Generic[P]):
         except ClientGone:
             logger.info("request %s: the client has gone", request_id)
         except RequestError as error:
-            error.let_go()
+            error.drop_traceback()
             await reply.error(error)
         except Exception:
             logger.exception("request %s", request_id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from triptych.engine_beat import SLOW_FACTOR, Life, StallClock, judge
 from triptych.protos import pd_pb2
-from triptych.watchdog import SLOW_FACTOR, Life, StallClock, judge
 
 #: Seconds between two looks.
 LOOK_SECONDS = 1.0

@@ -11,8 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.beats import NoTimer
 from support.waiting import until
+from triptych.engine_beat import EngineBeat
 from triptych.rpc.channels import make_channel, make_server
-from triptych.watchdog import LEAST_LIMIT, EngineBeat, Watchdog
+from triptych.watchdog import LEAST_LIMIT, Watchdog
 from triptych.worker_process import Health, WorkerWatch
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

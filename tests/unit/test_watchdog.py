@@ -10,18 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 
 from support.beats import NoTimer
+from triptych.engine_beat import SLOW_FACTOR, EngineBeat, Life, StallClock, judge
 from triptych.errors import ConfigError
-from triptych.watchdog import (
-    HANG_FACTOR,
-    LEAST_LIMIT,
-    SLOW_FACTOR,
-    EngineBeat,
-    Life,
-    StallClock,
-    Watchdog,
-    check_stall_timeout,
-    judge,
-)
+from triptych.watchdog import HANG_FACTOR, LEAST_LIMIT, Watchdog, check_stall_timeout
 
 LIMIT = 8.0
 

@@ -18,6 +18,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
+from triptych.engine_beat import EngineBeat
 from triptych.metrics import EncoderMetrics, PDMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
@@ -28,7 +29,7 @@ from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
 from triptych.types import WorkerInfo
-from triptych.watchdog import EngineBeat, check_stall_timeout
+from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Proofs of knowing the cluster's internal token. None of them contains it.
+"""HMAC proofs of knowing the cluster's internal token. None of them contains it.
 
 All are HMAC-SHA256 under a key derived from the token, over a label of their kind and
 
@@ -6,9 +6,9 @@ All are HMAC-SHA256 under a key derived from the token, over a label of their ki
 - a worker's answer to a challenge: the worker's identity (pool, address, incarnation) and both nonces;
 - a client's calls: the same, so that they count only at that worker.
 
-Who asks draws a nonce, and verifies the worker's proof before anything else is sent. Who answers draws the
-other: its first bytes are the time, by which the proof's validity ends. The identity in a proof is the one
-that the client means, and a worker answers for its own only: a fake one cannot pass a challenge on.
+The client draws a nonce, and verifies the worker's proof before it sends anything else. The worker draws the
+other nonce: its first bytes are the time, by which the proof's validity ends. The identity in a proof is the
+one that the client means, and a worker answers for its own only: a fake one cannot pass a challenge on.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _DIGEST = "sha256"
 
 
 def identity_of(info: WorkerInfo) -> bytes:
-    """Which process a proof is about: one incarnation of one pool at one address."""
+    """The identity of a worker process: one incarnation of one pool at one address."""
     fields = (("pool", info.pool), ("address", info.address), ("incarnation", info.incarnation))
     return bytes.fromhex(framed_digest((name, value.encode()) for name, value in fields))
 
 
 def client_nonce() -> bytes:
-    """A nonce of the side that asks."""
+    """A client's nonce."""
     return secrets.token_bytes(SIZE)
 
 
 def worker_nonce(now: float) -> bytes:
-    """A nonce of the side that answers, at `now` seconds on its own monotonic clock."""
+    """A worker's nonce, at `now` seconds on its monotonic clock."""
     return int(now * 1000).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(SIZE - _TIME_BYTES)
 
 
@@ -49,7 +49,7 @@ def age_of(nonce: bytes, now: float) -> float:
 
 
 class InternalKey:
-    """Makes and verifies proofs for one internal token."""
+    """The key that makes and verifies the proofs of one internal token."""
 
     def __init__(self, token: str) -> None:
         self._key = hmac.digest(token.encode(), b"triptych internal key 1", _DIGEST)
@@ -59,7 +59,7 @@ class InternalKey:
         return replace(info, proof=self._registration_proof(info))
 
     def has_signed(self, info: WorkerInfo) -> bool:
-        """Whether whoever wrote this registration, as it is, knows the token."""
+        """Whether the writer of this registration, as it is, knows the token."""
         try:
             return hmac.compare_digest(self._registration_proof(info).encode(), info.proof.encode())
         except (TypeError, ValueError, AttributeError):
@@ -70,11 +70,11 @@ class InternalKey:
         return self._proof(b"registration", content.encode()).hex()
 
     def worker_proof(self, identity: bytes, client: bytes, worker: bytes) -> bytes:
-        """A worker's, over its identity and the nonces of both sides."""
+        """A worker's proof, over its identity and the nonces of both sides."""
         return self._proof(b"worker", identity, client, worker)
 
     def client_proof(self, identity: bytes, client: bytes, worker: bytes) -> bytes:
-        """A client's, over the identity of the worker that it means and the nonces of both sides."""
+        """A client's proof, over the identity of the worker that it means and the nonces of both sides."""
         return self._proof(b"client", identity, client, worker)
 
     def _proof(self, kind: bytes, *parts: bytes) -> bytes:

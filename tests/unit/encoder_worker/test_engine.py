@@ -271,7 +271,7 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(thread_per_batch: bool
 
 def _dies(tower: Tower, *, thread_per_batch: bool) -> Bench:
     bench, dead = Bench(tower, thread_per_batch=thread_per_batch), threading.Event()
-    bench.engine.beat.on_death = dead.set
+    bench.engine.beat.on_death(dead.set)
     bench.engine.start()
     bench.engine.encode([item("a"), item("b")])
     assert dead.wait(30)

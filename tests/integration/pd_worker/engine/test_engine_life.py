@@ -213,7 +213,7 @@ def test_an_engine_that_dies_answers_nobody_so_that_their_proxies_go_elsewhere(
 ) -> None:
     with engine_cell(checkpoint) as cell:
         dead = threading.Event()
-        cell.engine.beat.on_death = dead.set
+        cell.engine.beat.on_death(dead.set)
 
         def panic(_: object) -> None:
             raise Panic("the engine's thread ends")
@@ -238,7 +238,7 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(
     """
     with engine_cell(checkpoint) as cell:
         dead = threading.Event()
-        cell.engine.beat.on_death = dead.set
+        cell.engine.beat.on_death(dead.set)
 
         def fail(*_: object) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")

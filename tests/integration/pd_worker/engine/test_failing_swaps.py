@@ -65,7 +65,7 @@ def test_a_copy_that_loses_the_device_ends_the_engine(monkeypatch: pytest.Monkey
 
     with swapping_cell(checkpoint, 40, block_size=4, max_model_len=128) as cell:
         dead = threading.Event()
-        cell.engine.beat.on_death = dead.set
+        cell.engine.beat.on_death(dead.set)
         monkeypatch.setattr(model_runner, "copy_blocks", fail)
         for prompt in PROMPTS:
             ids = reference(checkpoint.path, prompt, TOKENS).prompt_token_ids

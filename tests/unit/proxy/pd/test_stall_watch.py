@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from triptych.engine_beat import SLOW_FACTOR
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.stall_watch import StallWatch
-from triptych.watchdog import SLOW_FACTOR
 
 LIMIT = 5.0
 EVENT = pd_pb2.StepEvents(events=[pd_pb2.RequestEvent(request_id="r")])
