@@ -1,4 +1,4 @@
-"""Rules of the source tree: sizes of folders and files, one class per name, tests found by their module's path."""
+"""Rules of the source tree: sizes of folders and files, one class per name, tests beside their modules."""
 
 from __future__ import annotations
 

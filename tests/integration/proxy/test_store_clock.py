@@ -10,7 +10,7 @@ import pytest
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import embedding_store as store_module
+from triptych.ec_connector.store import scripts
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 PICTURES = 8
@@ -21,9 +21,9 @@ SHIFT = "test:shift"
 def clock_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's clock is ahead by what SHIFT says, as after somebody has set it."""
     time_of = "local time = redis.call('TIME')"
-    assert time_of in store_module._EPOCH
+    assert time_of in scripts.EPOCH
     shifted = f"{time_of}\ntime[1] = time[1] + (redis.call('GET', '{SHIFT}') or 0)"
-    monkeypatch.setattr(store_module, "_EPOCH", store_module._EPOCH.replace(time_of, shifted))
+    monkeypatch.setattr(scripts, "EPOCH", scripts.EPOCH.replace(time_of, shifted))
 
 
 async def lose_all(cluster: FakeCluster, shift: int) -> None:
