@@ -1,4 +1,4 @@
-"""The PD worker's gRPC service: thin, between the wire and intake, engine and outbox."""
+"""The PD worker's gRPC service: thin, between the wire and input_processor, engine and streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpc import aio
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.events.streams import MAX_NAMED, Outbox
+from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -47,8 +47,8 @@ class EnginePort(Protocol):
     def between_steps(self, callback: Callable[[], None]) -> None: ...
 
 
-class IntakePort(Protocol):
-    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest: ...
+class InputPort(Protocol):
+    def process(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest: ...
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply: ...
 
@@ -64,8 +64,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     def __init__(
         self,
         engine: EnginePort,
-        intake: IntakePort,
-        outbox: Outbox,
+        input_processor: InputPort,
+        streams: EventStreams,
         pool: Executor,
         queries: Executor,
         *,
@@ -73,8 +73,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         incarnation: str = "",
     ) -> None:
         self._engine = engine
-        self._intake = intake
-        self._outbox = outbox
+        self._input_processor = input_processor
+        self._event_streams = streams
         self._pool = pool
         self._queries = queries
         self._open_queries = 0
@@ -109,7 +109,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
-        self._outbox.items_ready(request.proxy_id, known)
+        self._event_streams.items_ready(request.proxy_id, known)
         try:
             self._engine.items_ready(known)
         except Unavailable as error:
@@ -120,7 +120,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.CancelRequest, context: aio.ServicerContext[Any, Any]
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
-        self._outbox.give_up(request.proxy_id, request.request_ids)
+        self._event_streams.give_up(request.proxy_id, request.request_ids)
         for request_id in request.request_ids:
             self._isolation.free((request.proxy_id, request_id))
         return common_pb2.Ack()
@@ -154,7 +154,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             check_name("round", request.round)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-        if not self._outbox.name(request.proxy_id, request.round, request.requests):
+        if not self._event_streams.name(request.proxy_id, request.round, request.requests):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"requests: at most {MAX_NAMED}")
         return common_pb2.Ack()
 
@@ -162,24 +162,24 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pd_pb2.StepEvents]:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
-        named = self._outbox.named(request.proxy_id, request.round)
+        named = self._event_streams.named(request.proxy_id, request.round)
         if len(named) != request.named_before:
             why = f"named_before is {request.named_before}, but {len(named)} requests have been named here"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        stream = self._outbox.attach(request.proxy_id, [*named, *request.requests])
+        stream = self._event_streams.attach(request.proxy_id, [*named, *request.requests])
         try:
             # Says that the stream stands, long before the first event.
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
             while (message := await stream.next()) is not None:
                 yield message
         finally:
-            self._outbox.detach(stream)
+            self._event_streams.detach(stream)
 
     async def Tokenize(
         self, request: pd_pb2.TokenizeRequest, context: aio.ServicerContext[Any, Any]
     ) -> pd_pb2.TokenizeReply:
         try:
-            return await self._query(self._intake.tokenize, request)
+            return await self._query(self._input_processor.tokenize, request)
         except RequestError as error:
             return pd_pb2.TokenizeReply(error=error_to_proto(error))
 
@@ -187,7 +187,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.DetokenizeRequest, context: aio.ServicerContext[Any, Any]
     ) -> pd_pb2.DetokenizeReply:
         try:
-            return await self._query(self._intake.detokenize, request)
+            return await self._query(self._input_processor.detokenize, request)
         except RequestError as error:
             return pd_pb2.DetokenizeReply(error=error_to_proto(error))
 
@@ -212,7 +212,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         check_name("proxy_id", message.proxy_id)
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
-        if not self._outbox.open(*names, len(message.resume.output_token_ids)):
+        if not self._event_streams.open(*names, len(message.resume.output_token_ids)):
             raise InvalidRequest(
                 f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
                 "already: draw an id for every request and count its attempts up",
@@ -222,12 +222,12 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._nothing_read.clear()
         try:
             loop = asyncio.get_running_loop()
-            request = await loop.run_in_executor(self._pool, self._intake.take, message, arrival)
-            if not self._outbox.holds(*names):
+            request = await loop.run_in_executor(self._pool, self._input_processor.process, message, arrival)
+            if not self._event_streams.holds(*names):
                 raise Unavailable("the request was cancelled before it began")
             self._engine.submit(request)
         except BaseException:
-            self._outbox.close(*names)
+            self._event_streams.close(*names)
             raise
         finally:
             self._reading -= 1
@@ -236,7 +236,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
     async def _empty(self) -> None:
         """Hands everything over and returns when nothing is at work. TimeoutError if that takes long."""
-        self._outbox.hand_over()
+        self._event_streams.hand_over()
         stepped, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def between_steps() -> None:
@@ -249,7 +249,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
     def _produced(self) -> int | None:
         key = self._isolation.key
-        return None if key is None else self._outbox.produced(*key)
+        return None if key is None else self._event_streams.produced(*key)
 
     def _check_room(self, message: pd_pb2.SubmitRequest) -> None:
         if self._draining:
@@ -257,7 +257,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         key = (message.proxy_id, message.request_id)
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
             raise Unavailable("this worker is set apart for another request", retry_after=1.0)
-        if message.attempt <= 1 and self._outbox.unfinished >= self._max_requests:
+        if message.attempt <= 1 and self._event_streams.unfinished >= self._max_requests:
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
 
 

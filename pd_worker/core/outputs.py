@@ -145,3 +145,9 @@ class ModelRunnerOutput:
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.
     ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
+
+    @property
+    def moved_items(self) -> bool:
+        """Whether an embedding arrived, reached the encoder cache, or failed."""
+        moved = self.ec_connector_output
+        return bool(moved.fetched or moved.loaded or moved.failed)

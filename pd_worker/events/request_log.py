@@ -26,7 +26,7 @@ _MOST_TEXTS = 4096
 _EVENT_BYTES, _TOKEN_BYTES, _TOP_BYTES, _ID_BYTES, _ITEM_BYTES = 128, 32, 128, 6, 160
 
 
-class RequestHistory:
+class RequestLog:
     """One attempt's events, and up to where they have been handed to the proxy's stream.
 
     Bounded by the request's own output: what waits for a slow proxy is merged when it is taken.
@@ -41,7 +41,7 @@ class RequestHistory:
         self.request_id = request_id
         self.attempt = attempt
         self.finished: pd_pb2.Finished | None = None
-        #: When the last event was handed over, in the outbox's seconds.
+        #: When the last event was handed over, in the streams's seconds.
         self.finished_taken_at: float | None = None
         self._admitted: pd_pb2.Admitted | None = None
         #: The last word on each item.

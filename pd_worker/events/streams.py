@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from triptych.errors import InternalError
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.events.request_log import RequestHistory
+from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
@@ -33,7 +33,7 @@ class EventStream:
     def __init__(self, proxy_id: str, clock: Callable[[], float]) -> None:
         self.proxy_id = proxy_id
         self._clock = clock
-        self._new: dict[str, RequestHistory] = {}
+        self._new: dict[str, RequestLog] = {}
         self._lost: list[pd_pb2.RequestEvent] = []
         self._beat: pd_pb2.Beat | None = None
         self._wake = asyncio.Event()
@@ -43,7 +43,7 @@ class EventStream:
     def idle(self) -> bool:
         return not self._new and not self._lost
 
-    def add(self, history: RequestHistory) -> None:
+    def add(self, history: RequestLog) -> None:
         self._new[history.request_id] = history
         self._wake.set()
 
@@ -99,7 +99,7 @@ class EventStream:
             self._lost.clear()
         return events
 
-    def _taken(self, history: RequestHistory) -> list[pd_pb2.RequestEvent]:
+    def _taken(self, history: RequestLog) -> list[pd_pb2.RequestEvent]:
         """What is new of one request; an error where it cannot be sent, so that all others go on."""
         try:
             return history.take(self._clock())
@@ -123,7 +123,7 @@ class _Proxy:
 
     detached_at: float | None
     stream: EventStream | None = None
-    requests: dict[str, RequestHistory] = field(default_factory=dict)
+    requests: dict[str, RequestLog] = field(default_factory=dict)
     #: Attempts that were forgotten, and when, in that order: events of theirs may still be under way.
     past: dict[str, tuple[int, float]] = field(default_factory=dict)
     naming: _Naming | None = None
@@ -141,7 +141,7 @@ class _Proxy:
             del self.past[request_id]
 
 
-class Outbox:
+class EventStreams:
     """Lives in the event loop; only `emit` may be called from another thread.
 
     `cancel(request_ids, proxy_id)` ends requests in the engine: those of a proxy that stays away and
@@ -202,7 +202,7 @@ class Outbox:
         if proxy.knows(request_id, attempt):
             return False
         self.give_up(proxy_id, [request_id])
-        proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens, self._texts)
+        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts)
         return True
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:

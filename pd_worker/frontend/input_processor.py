@@ -30,7 +30,7 @@ _MAX_TIMEOUT = 604800.0
 _MAX_SALT = 1024
 
 
-class Intake:
+class InputProcessor:
     """Holds nothing between requests; called from a pool of threads.
 
     `encoder_cache_bytes` bounds the distinct items of one request.
@@ -64,7 +64,7 @@ class Intake:
         self._max_model_len = max_model_len
         self._encoder_cache_bytes = encoder_cache_bytes
 
-    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
+    def process(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
         """The request that `message` asks for; `arrival` in seconds of time.monotonic. RequestError."""
         self._check_names(message)
         plans = [checked_plan(slot.plan) for slot in message.items]
