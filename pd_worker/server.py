@@ -1,4 +1,4 @@
-"""The PD worker's gRPC service: thin, between the wire and input_processor, engine and streams."""
+"""The PD worker's gRPC service: a thin layer over input processor, engine and event streams."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M")
 R = TypeVar("R")
 
-#: Tokenize and Detokenize calls that are held, before new ones are refused.
+#: Pending Tokenize and Detokenize calls, above which new ones are refused.
 MAX_QUERIES = 256
-#: Requests that may wait beyond those that run, before new ones are refused.
+#: Waiting requests, beyond --max-num-seqs, above which new ones are refused.
 MAX_WAITING = 1024
-#: Longest wait for the end of what is at work, when the worker is set apart.
+#: Longest wait for the current step and submissions to end, when the worker is isolated.
 EMPTYING_SECONDS = 8.0
 
 
 class EnginePort(Protocol):
-    """The part of the engine that the service drives; every method is thread-safe and returns at once."""
+    """The engine as the service uses it; every method is thread-safe and returns at once."""
 
     def submit(self, request: EngineRequest) -> None: ...
 
@@ -56,7 +56,7 @@ class InputPort(Protocol):
 
 
 class PDServicer(pd_pb2_grpc.PDServiceServicer):
-    """`max_requests` bounds the requests held; those taken up again (attempt above 1) always get in.
+    """`max_requests` bounds the unfinished requests; resumed ones (attempt above 1) are always accepted.
 
     Submit runs in `pool`; Tokenize and Detokenize in `queries`, so that no request ever waits behind them.
     """
@@ -74,7 +74,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     ) -> None:
         self._engine = engine
         self._input_processor = input_processor
-        self._event_streams = streams
+        self._streams = streams
         self._pool = pool
         self._queries = queries
         self._open_queries = 0
@@ -87,19 +87,19 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._nothing_read.set()
 
     def drain(self) -> None:
-        """From now on every new request is refused; those held go on."""
+        """Refuses new requests from now on; those held go on."""
         self._draining = True
 
     async def Submit(
         self, request: pd_pb2.SubmitRequest, context: aio.ServicerContext[Any, Any]
     ) -> pd_pb2.SubmitReply:
         try:
-            await self._take(request)
+            await self._submit(request)
         except RequestError as error:
             logger.info("request %s refused: %s %s", _name(request), error.code, error.param or "")
             return _refused(error)
         except Exception:
-            logger.exception("request %s failed at the door", _name(request))
+            logger.exception("request %s could not be submitted", _name(request))
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
@@ -109,7 +109,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
-        self._event_streams.items_ready(request.proxy_id, known)
+        self._streams.items_ready(request.proxy_id, known)
         try:
             self._engine.items_ready(known)
         except Unavailable as error:
@@ -120,7 +120,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.CancelRequest, context: aio.ServicerContext[Any, Any]
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
-        self._event_streams.give_up(request.proxy_id, request.request_ids)
+        self._streams.cancel(request.proxy_id, request.request_ids)
         for request_id in request.request_ids:
             self._isolation.free((request.proxy_id, request_id))
         return common_pb2.Ack()
@@ -135,7 +135,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             if self._draining:
                 raise Unavailable("this worker is stopping", retry_after=1.0)
             if not self._isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
-                raise Unavailable("this worker is set apart for another request", retry_after=1.0)
+                raise Unavailable("this worker is reserved for another request", retry_after=1.0)
             await self._empty()
             if self._isolation.key != key:
                 raise Unavailable("the request was cancelled before it began")
@@ -154,7 +154,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             check_name("round", request.round)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-        if not self._event_streams.name(request.proxy_id, request.round, request.requests):
+        if not self._streams.name(request.proxy_id, request.round, request.requests):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"requests: at most {MAX_NAMED}")
         return common_pb2.Ack()
 
@@ -162,18 +162,18 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pd_pb2.StepEvents]:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
-        named = self._event_streams.named(request.proxy_id, request.round)
+        named = self._streams.named(request.proxy_id, request.round)
         if len(named) != request.named_before:
             why = f"named_before is {request.named_before}, but {len(named)} requests have been named here"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        stream = self._event_streams.attach(request.proxy_id, [*named, *request.requests])
+        stream = self._streams.attach(request.proxy_id, [*named, *request.requests])
         try:
-            # Says that the stream stands, long before the first event.
+            # Confirms the stream, long before the first event.
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
             while (message := await stream.next()) is not None:
                 yield message
         finally:
-            self._event_streams.detach(stream)
+            self._streams.detach(stream)
 
     async def Tokenize(
         self, request: pd_pb2.TokenizeRequest, context: aio.ServicerContext[Any, Any]
@@ -192,7 +192,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             return pd_pb2.DetokenizeReply(error=error_to_proto(error))
 
     async def _query(self, function: Callable[[M], R], message: M) -> R:
-        """What `function` answers, from a thread for queries; RequestError, whatever goes wrong."""
+        """The result of `function` from the query thread; any failure is a RequestError."""
         if self._open_queries >= MAX_QUERIES:
             raise Overloaded("too many queries wait for this worker", retry_after=1.0)
         self._open_queries += 1
@@ -206,13 +206,13 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         finally:
             self._open_queries -= 1
 
-    async def _take(self, message: pd_pb2.SubmitRequest) -> None:
+    async def _submit(self, message: pd_pb2.SubmitRequest) -> None:
         arrival = time.monotonic()
         check_name("request_id", message.request_id)
         check_name("proxy_id", message.proxy_id)
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
-        if not self._event_streams.open(*names, len(message.resume.output_token_ids)):
+        if not self._streams.open(*names, len(message.resume.output_token_ids)):
             raise InvalidRequest(
                 f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
                 "already: draw an id for every request and count its attempts up",
@@ -223,11 +223,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         try:
             loop = asyncio.get_running_loop()
             request = await loop.run_in_executor(self._pool, self._input_processor.process, message, arrival)
-            if not self._event_streams.holds(*names):
+            if not self._streams.holds(*names):
                 raise Unavailable("the request was cancelled before it began")
             self._engine.submit(request)
         except BaseException:
-            self._event_streams.close(*names)
+            self._streams.close(*names)
             raise
         finally:
             self._reading -= 1
@@ -235,8 +235,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 self._nothing_read.set()
 
     async def _empty(self) -> None:
-        """Hands everything over and returns when nothing is at work. TimeoutError if that takes long."""
-        self._event_streams.hand_over()
+        """Hands all requests over, and waits until none is read or computed. TimeoutError if that is slow."""
+        self._streams.hand_over()
         stepped, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def between_steps() -> None:
@@ -249,15 +249,15 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
     def _produced(self) -> int | None:
         key = self._isolation.key
-        return None if key is None else self._event_streams.produced(*key)
+        return None if key is None else self._streams.produced(*key)
 
     def _check_room(self, message: pd_pb2.SubmitRequest) -> None:
         if self._draining:
             raise Unavailable("this worker is stopping", retry_after=1.0)
         key = (message.proxy_id, message.request_id)
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
-            raise Unavailable("this worker is set apart for another request", retry_after=1.0)
-        if message.attempt <= 1 and self._event_streams.unfinished >= self._max_requests:
+            raise Unavailable("this worker is reserved for another request", retry_after=1.0)
+        if message.attempt <= 1 and self._streams.unfinished >= self._max_requests:
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
 
 
@@ -285,5 +285,5 @@ def _key(mm_hash: str) -> str:
     try:
         return check_mm_hash(mm_hash)
     except InvalidRequest:
-        logger.warning("a notice names a key that is none")
+        logger.warning("NotifyItems names an invalid mm_hash")
         return ""

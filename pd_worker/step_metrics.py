@@ -1,4 +1,4 @@
-"""What one engine step adds to the metrics."""
+"""Prometheus metrics of engine steps."""
 
 from __future__ import annotations
 

@@ -356,7 +356,7 @@ class ItemTracker:
         self._counts.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
-        """ItemMissing events for requests without one; the others wait for the item to be encoded again.
+        """ItemMissing events for requests without one; the rest wait for the item to be encoded again.
 
         A request that was sent before the loss may still begin a load, which fails.
         """

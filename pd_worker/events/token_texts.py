@@ -1,4 +1,4 @@
-"""What every token of a vocabulary stands for: its bytes, and the text that they make."""
+"""Text and bytes of every token of a vocabulary, for log-probabilities."""
 
 from __future__ import annotations
 

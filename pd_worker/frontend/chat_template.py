@@ -21,7 +21,7 @@ from triptych.errors import ConfigError, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-#: What a template gets from us alone.
+#: Variables that requests may not set.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -72,7 +72,7 @@ class ChatTemplate:
         except InvalidRequest:
             raise
         except Exception as error:
-            # Templates are code of the checkpoint's author: whatever they trip over is this request's end.
+            # Templates are code of the checkpoint's author: any exception of theirs ends only this request.
             logger.warning("the chat template failed with %s", type(error).__name__)
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages ({type(error).__name__}): "
@@ -103,7 +103,7 @@ class ChatTemplate:
         return {**message, "content": "".join(part["text"] for part in content)}
 
     def _takes_parts(self) -> bool:
-        """Tried out: a template for strings drops a list, prints it, or fails on it."""
+        """Found by a trial: a template for strings drops a list, prints it, or fails on it."""
         probe = secrets.token_hex(8)
         self.takes_parts = True
         try:

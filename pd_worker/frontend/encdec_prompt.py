@@ -1,4 +1,4 @@
-"""The decoder's prompt of an encoder-decoder model, and what its text encoder reads, as token ids.
+"""Prompts of encoder-decoder models: the decoder's, and the text encoder's, as token ids.
 
 The first functions are pure. A decoder prompt given as text is the beginning of the answer: it goes behind
 the model's own start. Given as token ids it is taken as it is, behind the start token.
@@ -31,7 +31,7 @@ def behind_start(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[in
 def behind_default(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[int, ...]:
     """A decoder prompt given as text, tokenised without special tokens of the tokenizer's own.
 
-    Whatever of the default prompt the text begins with itself is not said twice.
+    The part of the default prompt with which the text itself begins is not repeated.
     """
     given, default = tuple(token_ids), defaults.token_ids
     for at in range(len(default)):
@@ -65,7 +65,7 @@ class TwoPrompts:
 
 
 class EncDecPrompts:
-    """Makes both prompts for one checkpoint. Thread-safe. Errors are InvalidRequest and name the field."""
+    """Builds both prompts for one checkpoint. Thread-safe. Errors are InvalidRequest and name the field."""
 
     def __init__(
         self, tokenizer: Tokenizer, guarded: GuardedTokenizer, decoder: DecoderSide, max_model_len: int
@@ -78,7 +78,7 @@ class EncDecPrompts:
         self._decoder = decoder
         self._max_model_len = max_model_len
 
-    def take(self, message: pd_pb2.SubmitRequest, plans: Sequence[ItemPlan]) -> TwoPrompts:
+    def build(self, message: pd_pb2.SubmitRequest, plans: Sequence[ItemPlan]) -> TwoPrompts:
         """Both prompts of a request with these items; a resumed one's are those of the earlier attempt."""
         plan = self._check(message, plans)
         options = task_options(message.transcription)
@@ -106,7 +106,7 @@ class EncDecPrompts:
             )
         if message.HasField("transcription"):
             if self._decoder.modality != "audio":
-                raise InvalidRequest("transcription: this model hears no audio", param="transcription")
+                raise InvalidRequest("transcription: this model takes no audio", param="transcription")
             if message.HasField("prompt"):
                 raise InvalidRequest(
                     "prompt and transcription exclude each other: both say how the decoder begins",

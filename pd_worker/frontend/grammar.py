@@ -1,4 +1,4 @@
-"""Holds an output to its form: which tokens may come next, by llguidance's incremental parser.
+"""Grammar-constrained output: the allowed next tokens, by llguidance's incremental parser.
 
 llguidance is imported with the first request that needs it. It works under limits of its own for grammar
 size, lexer states and work per step; what goes beyond them is the request's error, never a hang.
@@ -49,9 +49,9 @@ _OPTIONS: JsonCompileOptions = {
 
 
 class GrammarState:
-    """How far one request's output has come in its form. Follows the output ids wherever they came from.
+    """Parser state of one request's output; follows the output ids, those of earlier attempts too.
 
-    `error` is set once the form can be followed no further.
+    `error` is set once the output cannot match the format.
     """
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], size: int) -> None:
@@ -62,7 +62,7 @@ class GrammarState:
         self.error: RequestError | None = None
 
     def follow(self, output_ids: Sequence[int]) -> bool:
-        """Takes in the ids that are new; False where they do not fit, which sets `error`."""
+        """Advances by the new ids; False where they do not match, which sets `error`."""
         new = list(output_ids[self._consumed :])
         self._consumed = len(output_ids)
         if new and self.error is None and not self._matcher.consume_tokens(new):
@@ -86,7 +86,7 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Makes states of forms; keeps those compiled last. Called from a pool of threads.
+    """Compiles output formats, with an LRU cache. Thread-safe.
 
     `eos_token_ids` end an output once its form is complete, and not before.
     """
@@ -100,7 +100,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()
 
     def state(self, form: OutputFormat) -> GrammarState:
-        """A state before the first token; InvalidRequest says what of the form is not supported."""
+        """The state before the first token; InvalidRequest for what is not supported."""
         if not self._eos:
             raise _refusal("this model has no end-of-sequence token to end such an output with")
         with self._lock:
@@ -120,7 +120,7 @@ class GrammarCompiler:
 
         grammar = _grammar(form)
         matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
-        # Some forms show only at the first step that they are too much, or that nothing fits them.
+        # Some formats prove too large, or unsatisfiable, only at the first step.
         probe = matcher.deep_copy()
         if not probe.is_error():
             probe.compute_bitmask()

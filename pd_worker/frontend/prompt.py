@@ -1,4 +1,4 @@
-"""From messages to the expanded prompt: rendered, tokenised, every image token made a placeholder."""
+"""The prompt builder: renders and tokenises messages, and expands image tokens to placeholders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PromptBuilder:
 
     @property
     def guarded(self) -> GuardedTokenizer:
-        """The tokenizer to whom no text of a user is a special token unless it may be."""
+        """The tokenizer that keeps user text from becoming special tokens."""
         return self._tokenizer
 
     def build(
@@ -66,7 +66,7 @@ class PromptBuilder:
         return self._expand(self._encode(parsed, options), plans)
 
     def build_text(self, text: str) -> Prompt:
-        """The prompt of a text that no template touches.
+        """The prompt of a text without a template.
 
         Special tokens in it count, as the tokenizer has them; an image token stays plain text.
         """
@@ -89,7 +89,7 @@ class PromptBuilder:
         self._check_slots(token_ids, sum(message.slots for message in parsed))
         return token_ids
 
-    def take_up(
+    def resume(
         self, token_ids: Sequence[int], placements: Sequence[tuple[int, int]], plans: Sequence[ItemPlan]
     ) -> Prompt:
         """The prompt that an earlier attempt expanded; InvalidRequest when items and places do not fit."""
@@ -186,7 +186,7 @@ class PromptBuilder:
 
 
 def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
-    """Puts a mark that nobody can guess to the end of the message's text, and returns it."""
+    """Appends an unguessable mark to the message's text, and returns it."""
     content = message.content
     if isinstance(content, list):
         last = content[-1] if content else None
@@ -198,7 +198,7 @@ def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
             "continue_final_message wants a last message of the assistant that ends in text", param="messages"
         )
     mark = f"{secrets.randbelow(10**32):032d}"
-    # The blank tells whether the template strips what it is given.
+    # The blank shows whether the template strips its input.
     if isinstance(content, str):
         shaped["content"] += f"{mark} "
     else:
@@ -207,7 +207,7 @@ def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
 
 
 def _cut_at(text: str, mark: str) -> str:
-    """What stands before the mark, stripped where the template strips."""
+    """The text before the mark, stripped where the template strips."""
     before, found, after = text.rpartition(mark)
     if not found:
         raise InvalidRequest(

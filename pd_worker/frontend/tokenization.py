@@ -1,7 +1,7 @@
 """Tokenises a rendered prompt so that no text of a user ever becomes a special token.
 
 In three moves: the user's strings are interrupted inside whatever looks like a special token, before they
-are rendered; then every special token left is the template's own and gets a name that nobody can guess;
+are rendered; then every special token left is the template's own and gets an unguessable name;
 then the interruptions go, and a copy of the tokenizer that knows special tokens only by those names
 does the rest. Ordinary text is tokenised as transformers does it.
 """
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from triptych.errors import ConfigError
 
 _NONCE_DIGITS = 32
-#: Characters above which a text is encoded as a batch of one: that lets go of the interpreter's lock, which
+#: Characters above which a text is encoded as a batch of one: that releases the interpreter's lock, which
 #: the engine's thread wants at every step.
 _SHORT_TEXT = 4096
 

@@ -118,12 +118,12 @@ class StepBench:
         self._kept: defaultdict[int, list[list[int]]] = defaultdict(list)
         self._count = 0
         self._loop = LoopThread("events")
-        self._event_streams, stream = self._loop.submit(_open_outbox()).result()
+        self._streams, stream = self._loop.submit(_open_outbox()).result()
         self._reader = self._loop.submit(_read(stream))
 
     def close(self) -> None:
         async def end() -> None:
-            self._event_streams.shut_down()
+            self._streams.shut_down()
 
         self._loop.stop(end())
 
@@ -153,7 +153,7 @@ class StepBench:
         def started(tokens: list[int], max_tokens: int) -> EngineRequest:
             request = self._request(tokens, max_tokens)
             names.append(request.request_id)
-            self._in_loop(lambda: self._event_streams.open(_PROXY, request.request_id, 1))
+            self._in_loop(lambda: self._streams.open(_PROXY, request.request_id, 1))
             scheduler.check(request)
             scheduler.add(request, 0.0)
             return request
@@ -163,7 +163,7 @@ class StepBench:
         finally:
             scheduler.cancel(names, _PROXY)
             self._step()
-            self._in_loop(lambda: self._event_streams.give_up(_PROXY, names))
+            self._in_loop(lambda: self._streams.cancel(_PROXY, names))
 
     def _step(self) -> tuple[dict[str, float], float]:
         """(terms, seconds) of one step of the engine."""
@@ -174,7 +174,7 @@ class StepBench:
         result = engine.runner.execute(output)
         events = engine.scheduler.update(output, result, 0.0)
         self._metrics.record(engine.scheduler.collect_stats(), output, events)
-        self._event_streams.emit(events)
+        self._streams.emit(events)
         seconds = time.perf_counter() - began
         if result.error is not None:
             raise result.error

@@ -255,7 +255,7 @@ async def test_a_later_attempt_takes_the_place_of_the_earlier(box):
 async def test_an_attempt_that_was_given_up_stays_known_while_its_events_may_come(box):
     box.streams.attach("p1", [])
     box.streams.open("p1", "r1", 2)
-    box.streams.give_up("p1", ["r1"])
+    box.streams.cancel("p1", ["r1"])
     box.clock.now += KEEP_FINISHED_SECONDS - 1
     box.streams.sweep()
     assert not box.streams.open("p1", "r1", 1)
@@ -267,7 +267,7 @@ async def test_what_has_been_is_forgotten_in_the_end(box):
     box.streams.attach("p1", [])
     for request in ("r1", "r2"):
         box.streams.open("p1", request, 1)
-        box.streams.give_up("p1", [request])
+        box.streams.cancel("p1", [request])
         box.clock.now += KEEP_FINISHED_SECONDS - 1
     box.streams.sweep()
     assert box.streams.open("p1", "r1", 1)
@@ -291,8 +291,8 @@ async def test_a_missing_item_is_told_again_until_it_is_ready_once_more(box):
 
 async def test_a_request_that_is_given_up_is_forgotten_at_once(box):
     box.streams.open("p1", "r1", 1)
-    box.streams.give_up("p1", ["r1", "r9", "r1"])
-    box.streams.give_up("p9", ["r1"])
+    box.streams.cancel("p1", ["r1", "r9", "r1"])
+    box.streams.cancel("p9", ["r1"])
     assert box.cancelled == [(["r1"], "p1")]
     assert not box.streams.holds("p1", "r1", 1)
 
