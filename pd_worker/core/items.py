@@ -117,7 +117,7 @@ class ItemTracker:
 
     def keeps_room(self, state: RequestState) -> bool:
         """False when no room was reserved for the item because of a cross table that has gone since."""
-        feature = state.request.cross
+        feature = state.cross
         return (
             feature is None
             or 0 in state.consumed
@@ -131,17 +131,17 @@ class ItemTracker:
 
     def table_is_leaving(self, state: RequestState) -> bool:
         """The request's cross table is being copied to host memory and cannot be read in this step."""
-        feature = state.request.cross
+        feature = state.cross
         return feature is not None and self.cross.state(feature.plan) is TableState.LEAVING
 
     def cross_cost(self, state: RequestState) -> int:
         """Free blocks that the request's cross table takes when it starts."""
-        feature = state.request.cross
+        feature = state.cross
         return 0 if feature is None else self.cross.cost(feature.plan)
 
     def acquire_table(self, state: RequestState) -> bool:
         """Takes a reference to the request's cross table, if it exists."""
-        feature = state.request.cross
+        feature = state.cross
         return feature is not None and self.cross.acquire(state.request_id, feature.plan)
 
     def write_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
@@ -149,7 +149,7 @@ class ItemTracker:
 
         A projection's embedding is READY. The caller has made sure that the blocks are free.
         """
-        feature = state.request.cross
+        feature = state.cross
         if feature is None or self.acquire_table(state):
             return None
         if self.cross.state(feature.plan) is TableState.SWAPPED:
@@ -163,7 +163,7 @@ class ItemTracker:
 
     def last_table(self, state: RequestState) -> tuple[ItemPlan | None, tuple[int, ...]]:
         """Plan and blocks of a written cross table that only this request has a reference to."""
-        feature, table = state.request.cross, self.cross.last_held(state.request_id)
+        feature, table = state.cross, self.cross.last_held(state.request_id)
         return (feature.plan, table) if feature is not None and table else (None, ())
 
     def tables_written(self, output: SchedulerOutput) -> None:
@@ -186,7 +186,7 @@ class ItemTracker:
 
     def is_resident(self, state: RequestState) -> bool:
         """The embeddings of all items that are still to be projected are in the encoder cache."""
-        feature = state.request.cross
+        feature = state.cross
         return (
             feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
         )
@@ -244,7 +244,7 @@ class ItemTracker:
 
     def stop_before_missing(self, state: RequestState, start: int, end: int) -> int:
         """The end of the longest chunk from `start` up to `end` whose items are all READY."""
-        if state.request.cross is not None and not self.cross.table(state.request_id):
+        if state.cross is not None and not self.cross.table(state.request_id):
             return start
         for index in self.needed(state, start):
             feature = state.features[index]
@@ -282,7 +282,7 @@ class ItemTracker:
         A swapped request keeps its prompt's items: it goes on where it stopped. Any other gives everything
         back, so that two such requests never wait for each other.
         """
-        if swapped and state.request.cross is None:
+        if swapped and state.cross is None:
             return True
         self.release_table(state)
         self.cache.release_request(state.request_id)

@@ -51,7 +51,8 @@ class ScheduledChunk:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the chunk that belong to the prompt."""
-        return max(0, min(self.end, self.state.request.num_prompt_tokens) - self.start)
+        prompt = len(self.state.request.prompt_token_ids)
+        return max(0, min(self.start + self.count, prompt) - self.start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,10 @@ class RequestState:
     request_id: str = field(init=False)
     #: Resumed requests go first, everywhere; then earlier ones.
     order: RequestOrder = field(init=False)
+    key: RequestKey = field(init=False)
+    features: tuple[MMFeature, ...] = field(init=False)
+    #: The item that an encoder-decoder model attends to.
+    cross: MMFeature | None = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
     #: Keys whose embedding is stored and whose ready mark the connector has not had yet.
     stored: set[str] = field(default_factory=set)
@@ -183,10 +187,7 @@ class RequestState:
         request = self.request
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
         self.order = (request.attempt == 1, request.arrival, self.request_id)
-
-    @property
-    def features(self) -> Sequence[MMFeature]:
-        return self.request.features
+        self.key, self.features, self.cross = request.key, request.features, request.cross
 
     @property
     def num_tokens(self) -> int:
@@ -197,11 +198,6 @@ class RequestState:
     def admitted(self) -> bool:
         """The bytes of its items are reserved."""
         return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
-
-    @property
-    def waits_with_items(self) -> bool:
-        """Admitted, with items, and not in the running batch."""
-        return bool(self.features) and self.status in (RequestStatus.WAITING_ITEMS, RequestStatus.PREEMPTED)
 
     @property
     def is_decoding(self) -> bool:

@@ -290,7 +290,7 @@ class Scheduler:
         else:
             rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
             blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
-            cross = self.items.cross_blocks(state)
+            cross = self.items.cross_blocks(state) if state.cross is not None else ()
             length = state.features[0].plan.rows if cross else 0
             chunk = ScheduledChunk(state, start, end - start, tuple(blocks), rows, samples, cross, length)
         output.chunks.append(chunk)
@@ -311,7 +311,7 @@ class Scheduler:
         output.preempted.append(state)
         self._running.remove(state)
         blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(state.num_computed_tokens)]
-        plan, table = self.items.last_table(state)
+        plan, table = self.items.last_table(state) if state.cross is not None else (None, ())
         copies = self.swap.swap_out(state.request_id, blocks, state.num_computed_tokens, plan, table)
         output.swap_out += copies or ()
         self.kv.free(state.request_id)
@@ -327,7 +327,9 @@ class Scheduler:
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
-        end = self.items.stop_before_missing(state, start, budget.prefill_end(state))
+        end = budget.prefill_end(state, state.num_tokens)
+        if state.features:
+            end = self.items.stop_before_missing(state, start, end)
         if end > start:
             budget.spend_prefill(self._add_chunk(state, end, output))
 
@@ -335,19 +337,18 @@ class Scheduler:
         for state in list(self._waiting.startable):
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return
-            if self.swap.is_leaving(state.request_id) or self.items.table_is_leaving(state):
+            if self.swap.is_leaving(state.request_id):
                 continue
             prefix, num_computed = self._item_stage.known_prefix(state)
             # Only this request is skipped: one that waits for an encoder does not block the queue.
             if self.items.ensure_loading(state, num_computed, now) is not Readiness.READY:
                 self._waiting.unready(state)
                 continue
-            if state.request.cross is not None and not self._can_project(state):
+            if state.cross is not None and not self._can_attend(state):
                 continue
             if not self._allocate(state, prefix):
                 return
-            projection = self.items.write_table(state, output)
-            if projection is not None:
+            if state.cross is not None and (projection := self.items.write_table(state, output)):
                 budget.spend_projection(projection)
             if copies := self.swap.swap_in(state.request_id, self.kv.table(state.request_id)):
                 output.swap_in += copies
@@ -355,20 +356,21 @@ class Scheduler:
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
 
-    def _can_project(self, state: RequestState) -> bool:
-        """Its cross table or its embedding is resident, and has the plan that the request says."""
+    def _can_attend(self, state: RequestState) -> bool:
+        """Its cross table or its embedding can be read in this step, and has the plan that the request says."""
         if (error := self.items.contradiction(state)) is not None:
             self._finish(state, FinishReason.ERROR, error)
             return False
-        return self.items.is_resident(state)
+        return self.items.is_resident(state) and not self.items.table_is_leaving(state)
 
     def _allocate(self, state: RequestState, prefix: list[int]) -> bool:
         """Blocks for all known tokens and for the cross table, or nothing.
 
         Decoding requests will soon need a block each; without spare ones every start would be a preemption.
         """
-        has_table = self.items.acquire_table(state)
-        spare = len(self._running) + (0 if has_table else self.items.cross_cost(state))
+        spare = len(self._running)
+        if state.cross is not None and not self.items.acquire_table(state):
+            spare += self.items.cross_cost(state)
         if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
             return True
         self.items.release_table(state)
@@ -385,8 +387,9 @@ class Scheduler:
             if self.kv.prefix_caching:
                 output.prefix_queried += state.request.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
-        self.items.consume(state)
-        self._events += self.items.report_resident(state)
+        if state.features:
+            self.items.consume(state)
+            self._events += self.items.report_resident(state)
         if state.items_at is None:
             state.items_at = now
 

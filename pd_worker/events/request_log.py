@@ -30,8 +30,8 @@ class RequestLog:
     """Events of one attempt, and how many of them have been sent.
 
     Bounded by the request's own output: events that wait for a slow proxy are merged when they are sent.
-    `resumed_tokens` are output tokens of earlier attempts, which are not logged here. Without `texts` there are
-    no log-probabilities.
+    `resumed_tokens` are output tokens of earlier attempts, not logged here. Without `texts` there are no
+    log-probabilities.
     """
 
     def __init__(

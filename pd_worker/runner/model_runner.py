@@ -245,8 +245,8 @@ def spoiled_chunks(
     """Indices of the chunks, of `counts` tokens each, with NaN or infinity in `hidden` [T, hidden].
 
     None of it may stay in the KV cache: attention multiplies masked values by zero, and zero times NaN is
-    NaN. A value that is not finite shows in its own token's row, since the token attends to itself; a key need
-    not: with a score of -inf it is ignored. `written` [T], where keys may overflow, says which were finite.
+    NaN. A value that is not finite shows in the row of its own token, which attends to itself; a key need
+    not, since a score of -inf is ignored. `written` [T], where keys may overflow, says which were finite.
     """
     if math.isfinite(float(hidden.sum(dtype=torch.float32))) and (written is None or bool(written.all())):
         return []
