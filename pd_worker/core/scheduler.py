@@ -357,7 +357,7 @@ class Scheduler:
             self._prefill_one(state, output, budget)
 
     def _can_attend(self, state: RequestState) -> bool:
-        """Its cross table or its embedding can be read in this step, and has the plan that the request says."""
+        """Its cross table or its embedding can be read in this step and matches the plan."""
         if (error := self.items.contradiction(state)) is not None:
             self._finish(state, FinishReason.ERROR, error)
             return False
