@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Never, Protocol, TypeVar
 
 import grpc
-from grpc import aio
 
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
@@ -33,6 +32,14 @@ MAX_QUERIES = 256
 MAX_WAITING = 1024
 #: Longest wait for the current step and submissions to end, when the worker is isolated.
 EMPTYING_SECONDS = 8.0
+
+
+class _Context(Protocol):
+    """The part of a gRPC call's context that the service uses."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> Never: ...
+
+    async def send_initial_metadata(self, initial_metadata: tuple[tuple[str, str], ...]) -> None: ...
 
 
 class EnginePort(Protocol):
@@ -91,7 +98,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._draining = True
 
     async def Submit(
-        self, request: pd_pb2.SubmitRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.SubmitRequest,
+        context: _Context,
     ) -> pd_pb2.SubmitReply:
         try:
             await self._submit(request)
@@ -103,9 +112,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
-    async def NotifyItems(
-        self, request: pd_pb2.ItemsNotice, context: aio.ServicerContext[Any, Any]
-    ) -> common_pb2.Ack:
+    async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: _Context) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
@@ -117,7 +124,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return common_pb2.Ack()
 
     async def Cancel(
-        self, request: pd_pb2.CancelRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.CancelRequest,
+        context: _Context,
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
         self._streams.cancel(request.proxy_id, request.request_ids)
@@ -126,7 +135,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return common_pb2.Ack()
 
     async def SetApart(
-        self, request: pd_pb2.SetApartRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.SetApartRequest,
+        context: _Context,
     ) -> pd_pb2.SetApartReply:
         key = (request.proxy_id, request.request_id)
         try:
@@ -147,7 +158,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return pd_pb2.SetApartReply()
 
     async def NameRequests(
-        self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.AttachRequest,
+        context: _Context,
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
         try:
@@ -159,7 +172,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return common_pb2.Ack()
 
     async def Attach(
-        self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.AttachRequest,
+        context: _Context,
     ) -> AsyncIterator[pd_pb2.StepEvents]:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
         named = self._streams.named(request.proxy_id, request.round)
@@ -176,7 +191,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             self._streams.detach(stream)
 
     async def Tokenize(
-        self, request: pd_pb2.TokenizeRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.TokenizeRequest,
+        context: _Context,
     ) -> pd_pb2.TokenizeReply:
         try:
             return await self._query(self._input_processor.tokenize, request)
@@ -184,7 +201,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             return pd_pb2.TokenizeReply(error=error_to_proto(error))
 
     async def Detokenize(
-        self, request: pd_pb2.DetokenizeRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.DetokenizeRequest,
+        context: _Context,
     ) -> pd_pb2.DetokenizeReply:
         try:
             return await self._query(self._input_processor.detokenize, request)
@@ -270,9 +289,7 @@ def _refused(error: RequestError) -> pd_pb2.SubmitReply:
     return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error_to_proto(error))
 
 
-async def _check(
-    context: aio.ServicerContext[Any, Any], proxy_id: str, field: str, values: Sequence[object], limit: int
-) -> None:
+async def _check(context: _Context, proxy_id: str, field: str, values: Sequence[object], limit: int) -> None:
     """Ends the call with INVALID_ARGUMENT when it names no proxy, or too much."""
     try:
         check_name("proxy_id", proxy_id)

@@ -5,9 +5,8 @@ One flattened ragged batch per step: first the sequences that compute one token,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -45,7 +44,7 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     attn_metadata: AttentionMetadata | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim].
 
@@ -99,7 +98,7 @@ def _refuse_unsupported(
     attention_mask: torch.Tensor | None,
     dropout: float,
     attn_metadata: AttentionMetadata | None,
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, object],
 ) -> None:
     if attn_metadata is None:
         raise NotImplementedError(f"{ATTENTION_NAME} needs attn_metadata")

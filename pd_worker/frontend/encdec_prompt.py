@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -41,9 +40,9 @@ def behind_default(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[
     return (*default, *given)
 
 
-def task_options(message: common_pb2.Transcription) -> dict[str, Any]:
+def task_options(message: common_pb2.Transcription) -> dict[str, object]:
     """What families and their rules go by; fields that are not set are absent."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if message.language:
         options["language"] = message.language
     if message.task:
@@ -61,7 +60,7 @@ class TwoPrompts:
 
     prompt: Prompt
     encoder_token_ids: tuple[int, ...]
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
 
 class EncDecPrompts:
@@ -133,7 +132,7 @@ class EncDecPrompts:
             )
         return ids
 
-    def _decoder_ids(self, message: pd_pb2.SubmitRequest, options: Mapping[str, Any]) -> tuple[int, ...]:
+    def _decoder_ids(self, message: pd_pb2.SubmitRequest, options: Mapping[str, object]) -> tuple[int, ...]:
         defaults = self._decoder.prompt_defaults(options)
         match message.prompt.WhichOneof("body") if message.HasField("prompt") else "":
             case "":

@@ -10,8 +10,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from triptych.errors import InvalidRequest, RequestError
 from triptych.types import OutputFormat
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
     from tokenizers import Tokenizer
 
@@ -28,14 +28,6 @@ _MAX_CHARS = 64 << 10
 _MAX_DEPTH = 64
 _MAX_CHOICES = 1024
 _MAX_CACHED = 32
-#: Fuel is llguidance's unit of work: 50 of the first and 14 of the second are about a microsecond.
-_LIMITS: dict[str, Any] = {
-    "max_grammar_size": 100_000,
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 25_000,
-    "max_lexer_states": 25_000,
-}
 #: A model that cannot decide must not write blanks for ever.
 _BLANKS = r"[ \n\t]{1,16}"
 _OPTIONS: JsonCompileOptions = {
@@ -116,10 +108,10 @@ class GrammarCompiler:
         return GrammarState(copy, self._eos, self._size)
 
     def _compile(self, form: OutputFormat) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
         grammar = _grammar(form)
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=_limits())
         # Some formats prove too large, or unsatisfiable, only at the first step.
         probe = matcher.deep_copy()
         if not probe.is_error():
@@ -136,6 +128,19 @@ class GrammarCompiler:
                 spec = self._backend.to_str()
                 self._tokenizer = LLTokenizer(spec, n_vocab=self._size, eos_token=self._eos[0])
             return self._tokenizer
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    # Fuel is llguidance's unit of work: 50 of the first and 14 of the second are about a microsecond.
+    return LLParserLimits(
+        max_grammar_size=100_000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=25_000,
+        max_lexer_states=25_000,
+    )
 
 
 def _grammar(form: OutputFormat) -> str:
@@ -193,10 +198,12 @@ def _unanchored(regex: str) -> str:
     return re.sub(r"(?<!\\)((?:\\\\)*)\$\Z", r"\1", regex)
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _deeper(value: object, levels: int) -> bool:
     if levels == 0:
         return isinstance(value, dict | list)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner: Iterable[object] = ()
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
     return any(_deeper(part, levels - 1) for part in inner)
 
 

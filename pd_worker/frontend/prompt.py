@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,11 +14,12 @@ from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
 from triptych.pd_worker.frontend.messages import (
+    TemplateMessage,
     for_template,
     parse_messages,
     parse_tools,
     parse_variables,
-    protect_json,
+    protect_object,
 )
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.types import ItemPlan, MMFeature, Placement
@@ -145,8 +145,8 @@ class PromptBuilder:
         mark = _mark_end(messages[-1], shaped[-1]) if options.continue_final_message else ""
         text = self._template.render(
             shaped,
-            tools=protect_json(parse_tools(options.tools), protect, "tools"),
-            variables=protect_json(parse_variables(options.variables), protect, "chat_template_kwargs"),
+            tools=[protect_object(tool, protect, "tools", 1) for tool in parse_tools(options.tools)],
+            variables=protect_object(parse_variables(options.variables), protect, "chat_template_kwargs"),
             generation_prompt=options.generation_prompt and not mark,
         )
         return _cut_at(text, mark) if mark else text
@@ -185,7 +185,7 @@ class PromptBuilder:
         return Prompt(tuple(expanded), tuple(features))
 
 
-def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
+def _mark_end(message: Message, shaped: TemplateMessage) -> str:
     """Appends an unguessable mark to the message's text, and returns it."""
     content = message.content
     if isinstance(content, list):
@@ -199,10 +199,11 @@ def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
         )
     mark = f"{secrets.randbelow(10**32):032d}"
     # The blank shows whether the template strips its input.
-    if isinstance(content, str):
-        shaped["content"] += f"{mark} "
+    ending = shaped["content"]
+    if isinstance(ending, str):
+        shaped["content"] = f"{ending}{mark} "
     else:
-        shaped["content"][-1]["text"] += f"{mark} "
+        ending[-1]["text"] += f"{mark} "
     return mark
 
 
