@@ -13,9 +13,9 @@ from triptych.config import PDConfig, format_size
 from triptych.cpu.threads import decoder_threads, use_threads
 from triptych.machine.device_memory import memory_of
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
-from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
