@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
-from triptych.pd_worker.core.stats import ItemCounts, Latencies, SchedulerStats
+from triptych.pd_worker.core.stats import ItemStats, Latencies, SchedulerStats
 from triptych.types import FinishReason
 
 
@@ -39,13 +39,13 @@ class StepMetrics:
         metrics.requests_waiting.set(stats.num_waiting)
         metrics.kv_blocks_used.set(stats.kv_blocks_used)
         metrics.kv_cache_usage.set(stats.kv_blocks_used / stats.kv_blocks)
-        metrics.cross_tables.set(stats.cross_tables)
+        metrics.cross_tables.set(stats.items.cross_tables)
         metrics.host_blocks_used.set(stats.host_blocks_used)
-        metrics.encoder_cache_bytes.set(stats.encoder_cache_bytes)
-        metrics.encoder_cache_references.set(stats.encoder_cache_references)
-        metrics.reserved_bytes.set(stats.reserved_bytes)
+        metrics.encoder_cache_bytes.set(stats.items.encoder_cache_bytes)
+        metrics.encoder_cache_references.set(stats.items.encoder_cache_references)
+        metrics.reserved_bytes.set(stats.items.reserved_bytes)
 
-    def _items(self, counts: ItemCounts) -> None:
+    def _items(self, counts: ItemStats) -> None:
         for result, count in (
             ("resident", counts.resident),
             ("fetched", counts.fetched),

@@ -18,7 +18,7 @@ from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, Ta
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, ItemMissing
-from triptych.pd_worker.core.stats import ItemCounts
+from triptych.pd_worker.core.stats import ItemStats
 from triptych.types import ItemPlan, MMFeature
 
 #: Seconds that moving a fetched host copy into the encoder cache may take.
@@ -57,27 +57,7 @@ class ItemTracker:
         self.admission = admission
         self.connector = connector
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
-        self._counts = ItemCounts()
-
-    @property
-    def num_tables(self) -> int:
-        """Cross tables with references."""
-        return self.cross.num_tables
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes in the encoder cache."""
-        return self.cache.used
-
-    @property
-    def references(self) -> int:
-        """References to entries of the encoder cache."""
-        return self.cache.references
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes reserved by admission."""
-        return self.admission.reserved
+        self._stats = ItemStats()
 
     def reset_tables(self) -> None:
         """Forgets all cross tables; the pool resets their blocks."""
@@ -166,10 +146,27 @@ class ItemTracker:
         feature, table = state.cross, self.cross.last_held(state.request_id)
         return (feature.plan, table) if feature is not None and table else (None, ())
 
-    def tables_written(self, output: SchedulerOutput) -> None:
-        """The step that wrote these tables is over."""
+    def awaiting_tables(self, output: SchedulerOutput, running: Iterable[RequestState]) -> list[RequestState]:
+        """Running requests whose cross table is written in this step."""
+        keys = output.written_tables
+        if not keys:
+            return []
+        return [state for state in running if state.cross is not None and state.cross.mm_hash in keys]
+
+    def end_projections(
+        self, output: SchedulerOutput, running: Iterable[RequestState], failed: frozenset[str]
+    ) -> list[RequestState]:
+        """The tables are written, but for those in `failed`; the requests that had to read one of these."""
+        self.tables_lost(failed)
         for mm_hash in output.written_tables:
             self.cross.commit(mm_hash)
+        lost: list[RequestState] = []
+        for state in self.awaiting_tables(output, running):
+            if state.cross is not None and state.cross.mm_hash in failed:
+                lost.append(state)
+            else:
+                self.consume(state)
+        return lost
 
     def tables_lost(self, keys: Iterable[str]) -> None:
         """These tables could not be written: all references to them are dropped."""
@@ -311,7 +308,7 @@ class ItemTracker:
                 continue
             resident = self.has_table(feature) or self.cache.state(key) is Residency.READY
             if index in state.consumed or resident:
-                self._counts.resident += 1
+                self._stats.resident += 1
                 events.append(self._loaded(state, key, 0.0))
         return events
 
@@ -339,13 +336,18 @@ class ItemTracker:
         """Ends moves into the encoder cache that took too long; their keys."""
         return self.cache.expire(now)
 
-    def drain_counts(self) -> ItemCounts:
-        counts, self._counts = self._counts, ItemCounts()
-        return counts
+    def collect_stats(self) -> ItemStats:
+        """Figures for metrics; those since the last report are drained."""
+        stats, self._stats = self._stats, ItemStats()
+        stats.cross_tables = self.cross.num_tables
+        stats.encoder_cache_bytes = self.cache.used
+        stats.encoder_cache_references = self.cache.references
+        stats.reserved_bytes = self.admission.reserved
+        return stats
 
     def _arrived(self, key: str, seconds: float, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
-        self._counts.fetched += 1
-        self._counts.load_seconds.append(seconds)
+        self._stats.fetched += 1
+        self._stats.load_seconds.append(seconds)
         nbytes = 0
         for state in states:
             if not state.admitted:
@@ -353,7 +355,7 @@ class ItemTracker:
             nbytes = next(feature.plan.nbytes for feature in state.features if feature.mm_hash == key)
             if key not in state.loaded:
                 yield self._loaded(state, key, seconds)
-        self._counts.load_bytes += nbytes
+        self._stats.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
         """ItemMissing events for requests without one; the rest wait for the item to be encoded again.
@@ -372,7 +374,7 @@ class ItemTracker:
                 state.lost.add(key)
                 yield ItemMissing(**state.request.names(), mm_hash=key, damaged_digest=digest)
         if missing:
-            self._counts.missing += 1
+            self._stats.missing += 1
             self.connector.item_missing_reported(key)
 
     def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from triptych.errors import RequestError
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.types import FinishReason, MMFeature, PDTimings, TimestampTokens
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from triptych.models.base import LogitsRule
-    from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
     from triptych.pd_worker.core.sampling import ResolvedSampling
 
 
@@ -150,8 +150,9 @@ class RequestState:
     """State of a request's execution; only the scheduler changes it."""
 
     request: EngineRequest
-    #: The request's KV blocks by content.
-    chain: PrefixChain
+    block_size: InitVar[int]
+    #: Digests of the request's KV blocks.
+    chain: PrefixChain = field(init=False)
     #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
     #: Resumed requests go first, everywhere; then earlier ones.
@@ -183,8 +184,15 @@ class RequestState:
     first_token_at: float | None = None
     last_token_at: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, block_size: int) -> None:
         request = self.request
+        self.chain = PrefixChain(
+            request.prefix_root,
+            request.prompt_token_ids,
+            request.output_token_ids,
+            request.features,
+            block_size,
+        )
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
         self.order = (request.attempt == 1, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross

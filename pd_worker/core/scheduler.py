@@ -11,7 +11,6 @@ from triptych.pd_worker.core.budget import Budget, gather_rows
 from triptych.pd_worker.core.item_stage import ItemStage
 from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
 from triptych.pd_worker.core.output_processor import OutputProcessor
@@ -95,14 +94,7 @@ class Scheduler:
             if known.request.attempt >= request.attempt:
                 return
             self._finish(known, FinishReason.ABORT)
-        chain = PrefixChain(
-            request.prefix_root,
-            request.prompt_token_ids,
-            request.output_token_ids,
-            request.features,
-            self.kv.block_size,
-        )
-        state = RequestState(request, chain, stored=self._item_stage.stored_keys(request, now))
+        state = RequestState(request, self.kv.block_size, stored=self._item_stage.stored_keys(request, now))
         self._requests.add(state)
         self._waiting.add(state)
         if request.output.finished is not None:
@@ -161,11 +153,7 @@ class Scheduler:
             kv_blocks=self.kv.num_blocks,
             kv_blocks_used=self.kv.num_used,
             host_blocks_used=self.swap.num_used,
-            cross_tables=self.items.num_tables,
-            encoder_cache_bytes=self.items.cached_bytes,
-            encoder_cache_references=self.items.references,
-            reserved_bytes=self.items.reserved_bytes,
-            items=self.items.drain_counts(),
+            items=self.items.collect_stats(),
             latencies=self._outputs.drain_latencies(),
         )
 
@@ -194,8 +182,9 @@ class Scheduler:
         if result.error is not None:
             self._fail_step(output)
             return self._drain_events()
-        if output.written_tables:
-            self._end_projections(output, result)
+        for state in self.items.end_projections(output, self._running, result.unprojected):
+            error = InternalError("an item's cross-attention keys and values are NaN or infinity")
+            self._finish(state, FinishReason.ERROR, error)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.spoiled:
@@ -243,26 +232,9 @@ class Scheduler:
         """Ends all requests that were part of the step."""
         error = InternalError("the engine failed to compute this request")
         restored = [state for state in self._running if state.restored_in == output.step]
-        for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output), *restored]:
+        awaiting = self.items.awaiting_tables(output, self._running)
+        for state in [*(chunk.state for chunk in output.chunks), *awaiting, *restored]:
             self._finish(state, FinishReason.ERROR, error)
-
-    def _end_projections(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """The tables are written: requests with one of them do not need the embedding any more."""
-        for state in self._awaiting(output):
-            if any(feature.mm_hash in result.unprojected for feature in state.features):
-                error = InternalError(
-                    "the cross-attention keys and values of an item of this request are NaN or infinity"
-                )
-                self._finish(state, FinishReason.ERROR, error)
-        self.items.tables_lost(result.unprojected)
-        self.items.tables_written(output)
-        for state in self._awaiting(output):
-            self.items.consume(state)
-
-    def _awaiting(self, output: SchedulerOutput) -> list[RequestState]:
-        """Running requests whose cross table is written in this step."""
-        keys = set(output.written_tables)
-        return [state for state in self._running if any(f.mm_hash in keys for f in state.features)]
 
     def _drain_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
