@@ -73,7 +73,7 @@ def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
 
 
 def _flex(call: AttentionCall) -> torch.Tensor:
-    """As by `flex_paged`: sizes are brought to multiples, and what is added is left out again."""
+    """A single call: sizes are padded to multiples as in `flex_paged`, and the result is cut."""
     batch, _, queries, _ = call.query.shape
     keys = call.key.shape[2]
     mask = call.mask if call.mask is not None else _causal_mask(call)

@@ -62,7 +62,7 @@ def attend(call: FlexCall) -> torch.Tensor:
 
 
 def _run(kernel: Callable[..., torch.Tensor], call: FlexCall) -> torch.Tensor:
-    """The call by `_kernel`, or by what has been made of it."""
+    """Calls `_kernel`, compiled or not."""
     return kernel(
         call.query,
         call.key,

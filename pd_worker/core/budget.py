@@ -1,4 +1,4 @@
-"""What is left of a step's token budget, and the chunks that requests get of it."""
+"""The token budget of a step, and the bounds of prefill chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which encoder outputs are resident, counted in bytes: an entry is READY only once a worker says so.
+"""The encoder cache, sized in bytes: an entry is READY only once the worker role has committed it.
 
 Pure decisions, no tensors: the worker's map follows by `drain_evicted` and by the loads that were reserved.
 """

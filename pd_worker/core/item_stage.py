@@ -1,4 +1,4 @@
-"""The part of each schedule in which waiting requests get room for their items, and the items are loaded."""
+"""The item stage of a schedule: admits waiting requests, and starts the loads of their items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine step: what the scheduler hands to the model runner, and what comes back."""
+"""Input and output of the model runner for one engine step."""
 
 from __future__ import annotations
 

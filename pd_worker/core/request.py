@@ -1,4 +1,4 @@
-"""Requests in the engine: what was asked, and the state of its execution."""
+"""Requests in the engine, and the state of their execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling parameters with every gap filled, checked against the model's limits."""
+"""Sampling parameters, with defaults filled in and checked against the model's limits."""
 
 from __future__ import annotations
 

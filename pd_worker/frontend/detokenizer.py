@@ -117,7 +117,7 @@ class OutputText:
         return self._unsent(text), self.finished
 
     def flush(self) -> str:
-        """What is held back, for a request that ends from outside; empty after its own end."""
+        """The text held back, for a request that is ended from outside; empty after its own end."""
         text = "" if self.finished else self._held + self._decoder.flush()
         self._held = ""
         return self._unsent(text)

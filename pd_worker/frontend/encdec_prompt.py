@@ -41,7 +41,7 @@ def behind_default(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[
 
 
 def task_options(message: common_pb2.Transcription) -> dict[str, object]:
-    """What families and their rules go by; fields that are not set are absent."""
+    """Options for the family's prompt and logits rules; fields that are not set are absent."""
     options: dict[str, object] = {}
     if message.language:
         options["language"] = message.language

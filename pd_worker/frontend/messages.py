@@ -1,4 +1,4 @@
-"""A chat as Submit carries it: its JSON parsed, and made safe for the template."""
+"""The messages, tools and template variables of Submit, parsed and made safe for the template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenises a rendered prompt so that no text of a user ever becomes a special token.
+"""Tokenization of rendered prompts in which no user text becomes a special token.
 
 In three moves: the user's strings are interrupted inside whatever looks like a special token, before they
 are rendered; then every special token left is the template's own and gets an unguessable name;
