@@ -1,10 +1,10 @@
-"""One request, which may have ended other workers, has this one to itself for a while. Pure."""
+"""Isolation of a suspect: the worker is reserved for one request that may have crashed other workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: How long the worker is kept for a request that has not come: while others end, and a little longer.
+#: How long the worker stays reserved for a request that has not arrived, in seconds.
 ARRIVAL_SECONDS = 15.0
 
 
@@ -17,9 +17,9 @@ class _Claim:
 
 
 class Isolation:
-    """Whom the worker is kept for. A request's key is (proxy id, request id); `now` in seconds.
+    """Reservation of the worker. A request's key is (proxy id, request id); `now` in seconds.
 
-    `produced` below: new output tokens of the request that the worker is kept for, None where it is not here.
+    `produced`: new output tokens of the request with the reservation, None where it is not running here.
     """
 
     def __init__(self) -> None:
@@ -27,18 +27,18 @@ class Isolation:
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """The request that the worker is kept for, or was last."""
+        """The request that the worker is reserved for, or was last."""
         return None if self._claim is None else self._claim.key
 
     def claim(self, key: tuple[str, str], tokens: int, produced: int | None, now: float) -> bool:
-        """Keeps the worker for the request. False while it is kept for another proxy's."""
+        """Reserves the worker for the request. False while another proxy has the reservation."""
         if self._holds(produced, now) and self._claim is not None and self._claim.key[0] != key[0]:
             return False
         self._claim = _Claim(key, tokens, now + ARRIVAL_SECONDS)
         return True
 
     def admits(self, key: tuple[str, str], produced: int | None, now: float) -> bool:
-        """Whether the request may come in, which it then does."""
+        """Whether the request may be submitted; it counts as submitted from then on."""
         if not self._holds(produced, now) or self._claim is None:
             return True
         if self._claim.key != key:
@@ -47,7 +47,7 @@ class Isolation:
         return True
 
     def free(self, key: tuple[str, str]) -> None:
-        """The request will not come, or has been cancelled."""
+        """Ends the reservation: the request was cancelled or will not be submitted."""
         if self.key == key:
             self._claim = None
 

@@ -1,4 +1,4 @@
-"""The PD worker's gRPC service: thin, between the wire and intake, engine and outbox."""
+"""The PD worker's gRPC service: a thin layer over input processor, engine and event streams."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Never, Protocol, TypeVar
 
 import grpc
-from grpc import aio
 
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.events.streams import MAX_NAMED, Outbox
+from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -27,16 +26,24 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M")
 R = TypeVar("R")
 
-#: Tokenize and Detokenize calls that are held, before new ones are refused.
+#: Pending Tokenize and Detokenize calls, above which new ones are refused.
 MAX_QUERIES = 256
-#: Requests that may wait beyond those that run, before new ones are refused.
+#: Waiting requests, beyond --max-num-seqs, above which new ones are refused.
 MAX_WAITING = 1024
-#: Longest wait for the end of what is at work, when the worker is set apart.
+#: Longest wait for the current step and submissions to end, when the worker is isolated.
 EMPTYING_SECONDS = 8.0
 
 
+class _Context(Protocol):
+    """The part of a gRPC call's context that the service uses."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> Never: ...
+
+    async def send_initial_metadata(self, initial_metadata: tuple[tuple[str, str], ...]) -> None: ...
+
+
 class EnginePort(Protocol):
-    """The part of the engine that the service drives; every method is thread-safe and returns at once."""
+    """The engine as the service uses it; every method is thread-safe and returns at once."""
 
     def submit(self, request: EngineRequest) -> None: ...
 
@@ -47,8 +54,8 @@ class EnginePort(Protocol):
     def between_steps(self, callback: Callable[[], None]) -> None: ...
 
 
-class IntakePort(Protocol):
-    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest: ...
+class InputPort(Protocol):
+    def process(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest: ...
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply: ...
 
@@ -56,7 +63,7 @@ class IntakePort(Protocol):
 
 
 class PDServicer(pd_pb2_grpc.PDServiceServicer):
-    """`max_requests` bounds the requests held; those taken up again (attempt above 1) always get in.
+    """`max_requests` bounds the unfinished requests; resumed ones (attempt above 1) are always accepted.
 
     Submit runs in `pool`; Tokenize and Detokenize in `queries`, so that no request ever waits behind them.
     """
@@ -64,8 +71,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     def __init__(
         self,
         engine: EnginePort,
-        intake: IntakePort,
-        outbox: Outbox,
+        input_processor: InputPort,
+        streams: EventStreams,
         pool: Executor,
         queries: Executor,
         *,
@@ -73,8 +80,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         incarnation: str = "",
     ) -> None:
         self._engine = engine
-        self._intake = intake
-        self._outbox = outbox
+        self._input_processor = input_processor
+        self._streams = streams
         self._pool = pool
         self._queries = queries
         self._open_queries = 0
@@ -87,29 +94,29 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._nothing_read.set()
 
     def drain(self) -> None:
-        """From now on every new request is refused; those held go on."""
+        """Refuses new requests from now on; those held go on."""
         self._draining = True
 
     async def Submit(
-        self, request: pd_pb2.SubmitRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.SubmitRequest,
+        context: _Context,
     ) -> pd_pb2.SubmitReply:
         try:
-            await self._take(request)
+            await self._submit(request)
         except RequestError as error:
             logger.info("request %s refused: %s %s", _name(request), error.code, error.param or "")
             return _refused(error)
         except Exception:
-            logger.exception("request %s failed at the door", _name(request))
+            logger.exception("request %s could not be submitted", _name(request))
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
-    async def NotifyItems(
-        self, request: pd_pb2.ItemsNotice, context: aio.ServicerContext[Any, Any]
-    ) -> common_pb2.Ack:
+    async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: _Context) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
-        self._outbox.items_ready(request.proxy_id, known)
+        self._streams.items_ready(request.proxy_id, known)
         try:
             self._engine.items_ready(known)
         except Unavailable as error:
@@ -117,16 +124,20 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return common_pb2.Ack()
 
     async def Cancel(
-        self, request: pd_pb2.CancelRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.CancelRequest,
+        context: _Context,
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
-        self._outbox.give_up(request.proxy_id, request.request_ids)
+        self._streams.cancel(request.proxy_id, request.request_ids)
         for request_id in request.request_ids:
             self._isolation.free((request.proxy_id, request_id))
         return common_pb2.Ack()
 
     async def SetApart(
-        self, request: pd_pb2.SetApartRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.SetApartRequest,
+        context: _Context,
     ) -> pd_pb2.SetApartReply:
         key = (request.proxy_id, request.request_id)
         try:
@@ -135,7 +146,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             if self._draining:
                 raise Unavailable("this worker is stopping", retry_after=1.0)
             if not self._isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
-                raise Unavailable("this worker is set apart for another request", retry_after=1.0)
+                raise Unavailable("this worker is reserved for another request", retry_after=1.0)
             await self._empty()
             if self._isolation.key != key:
                 raise Unavailable("the request was cancelled before it began")
@@ -147,52 +158,60 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return pd_pb2.SetApartReply()
 
     async def NameRequests(
-        self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.AttachRequest,
+        context: _Context,
     ) -> common_pb2.Ack:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
         try:
             check_name("round", request.round)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-        if not self._outbox.name(request.proxy_id, request.round, request.requests):
+        if not self._streams.name(request.proxy_id, request.round, request.requests):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"requests: at most {MAX_NAMED}")
         return common_pb2.Ack()
 
     async def Attach(
-        self, request: pd_pb2.AttachRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.AttachRequest,
+        context: _Context,
     ) -> AsyncIterator[pd_pb2.StepEvents]:
         await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
-        named = self._outbox.named(request.proxy_id, request.round)
+        named = self._streams.named(request.proxy_id, request.round)
         if len(named) != request.named_before:
             why = f"named_before is {request.named_before}, but {len(named)} requests have been named here"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        stream = self._outbox.attach(request.proxy_id, [*named, *request.requests])
+        stream = self._streams.attach(request.proxy_id, [*named, *request.requests])
         try:
-            # Says that the stream stands, long before the first event.
+            # Confirms the stream, long before the first event.
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
             while (message := await stream.next()) is not None:
                 yield message
         finally:
-            self._outbox.detach(stream)
+            self._streams.detach(stream)
 
     async def Tokenize(
-        self, request: pd_pb2.TokenizeRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.TokenizeRequest,
+        context: _Context,
     ) -> pd_pb2.TokenizeReply:
         try:
-            return await self._query(self._intake.tokenize, request)
+            return await self._query(self._input_processor.tokenize, request)
         except RequestError as error:
             return pd_pb2.TokenizeReply(error=error_to_proto(error))
 
     async def Detokenize(
-        self, request: pd_pb2.DetokenizeRequest, context: aio.ServicerContext[Any, Any]
+        self,
+        request: pd_pb2.DetokenizeRequest,
+        context: _Context,
     ) -> pd_pb2.DetokenizeReply:
         try:
-            return await self._query(self._intake.detokenize, request)
+            return await self._query(self._input_processor.detokenize, request)
         except RequestError as error:
             return pd_pb2.DetokenizeReply(error=error_to_proto(error))
 
     async def _query(self, function: Callable[[M], R], message: M) -> R:
-        """What `function` answers, from a thread for queries; RequestError, whatever goes wrong."""
+        """The result of `function` from the query thread; any failure is a RequestError."""
         if self._open_queries >= MAX_QUERIES:
             raise Overloaded("too many queries wait for this worker", retry_after=1.0)
         self._open_queries += 1
@@ -206,13 +225,13 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         finally:
             self._open_queries -= 1
 
-    async def _take(self, message: pd_pb2.SubmitRequest) -> None:
+    async def _submit(self, message: pd_pb2.SubmitRequest) -> None:
         arrival = time.monotonic()
         check_name("request_id", message.request_id)
         check_name("proxy_id", message.proxy_id)
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
-        if not self._outbox.open(*names, len(message.resume.output_token_ids)):
+        if not self._streams.open(*names, len(message.resume.output_token_ids)):
             raise InvalidRequest(
                 f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
                 "already: draw an id for every request and count its attempts up",
@@ -222,12 +241,12 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._nothing_read.clear()
         try:
             loop = asyncio.get_running_loop()
-            request = await loop.run_in_executor(self._pool, self._intake.take, message, arrival)
-            if not self._outbox.holds(*names):
+            request = await loop.run_in_executor(self._pool, self._input_processor.process, message, arrival)
+            if not self._streams.holds(*names):
                 raise Unavailable("the request was cancelled before it began")
             self._engine.submit(request)
         except BaseException:
-            self._outbox.close(*names)
+            self._streams.close(*names)
             raise
         finally:
             self._reading -= 1
@@ -235,8 +254,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 self._nothing_read.set()
 
     async def _empty(self) -> None:
-        """Hands everything over and returns when nothing is at work. TimeoutError if that takes long."""
-        self._outbox.hand_over()
+        """Hands all requests over, and waits until none is read or computed. TimeoutError if that is slow."""
+        self._streams.hand_over()
         stepped, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def between_steps() -> None:
@@ -249,15 +268,15 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
     def _produced(self) -> int | None:
         key = self._isolation.key
-        return None if key is None else self._outbox.produced(*key)
+        return None if key is None else self._streams.produced(*key)
 
     def _check_room(self, message: pd_pb2.SubmitRequest) -> None:
         if self._draining:
             raise Unavailable("this worker is stopping", retry_after=1.0)
         key = (message.proxy_id, message.request_id)
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
-            raise Unavailable("this worker is set apart for another request", retry_after=1.0)
-        if message.attempt <= 1 and self._outbox.unfinished >= self._max_requests:
+            raise Unavailable("this worker is reserved for another request", retry_after=1.0)
+        if message.attempt <= 1 and self._streams.unfinished >= self._max_requests:
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
 
 
@@ -270,9 +289,7 @@ def _refused(error: RequestError) -> pd_pb2.SubmitReply:
     return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error_to_proto(error))
 
 
-async def _check(
-    context: aio.ServicerContext[Any, Any], proxy_id: str, field: str, values: Sequence[object], limit: int
-) -> None:
+async def _check(context: _Context, proxy_id: str, field: str, values: Sequence[object], limit: int) -> None:
     """Ends the call with INVALID_ARGUMENT when it names no proxy, or too much."""
     try:
         check_name("proxy_id", proxy_id)
@@ -285,5 +302,5 @@ def _key(mm_hash: str) -> str:
     try:
         return check_mm_hash(mm_hash)
     except InvalidRequest:
-        logger.warning("a notice names a key that is none")
+        logger.warning("NotifyItems names an invalid mm_hash")
         return ""

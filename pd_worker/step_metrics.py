@@ -1,13 +1,15 @@
-"""What one engine step adds to the metrics."""
+"""Prometheus metrics of engine steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from prometheus_client import Gauge
+
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
-from triptych.pd_worker.core.stats import ItemCounts, Latencies, SchedulerStats
+from triptych.pd_worker.core.stats import ItemStats, Latencies, SchedulerStats
 from triptych.types import FinishReason
 
 
@@ -17,6 +19,8 @@ class StepMetrics:
     def __init__(self, metrics: PDMetrics, model_name: str) -> None:
         self._metrics = metrics
         self._model_name = model_name
+        #: The gauges as they were set last: most steps change none.
+        self._shown: tuple[tuple[Gauge, float], ...] = ()
 
     def record(
         self, stats: SchedulerStats, output: SchedulerOutput | None, events: Iterable[EngineEvent]
@@ -34,18 +38,25 @@ class StepMetrics:
                 self._finished(event)
 
     def _gauges(self, stats: SchedulerStats) -> None:
-        metrics = self._metrics
-        metrics.requests_running.set(stats.num_running)
-        metrics.requests_waiting.set(stats.num_waiting)
-        metrics.kv_blocks_used.set(stats.kv_blocks_used)
-        metrics.kv_cache_usage.set(stats.kv_blocks_used / stats.kv_blocks)
-        metrics.cross_tables.set(stats.cross_tables)
-        metrics.host_blocks_used.set(stats.host_blocks_used)
-        metrics.encoder_cache_bytes.set(stats.encoder_cache_bytes)
-        metrics.encoder_cache_references.set(stats.encoder_cache_references)
-        metrics.reserved_bytes.set(stats.reserved_bytes)
+        metrics, items = self._metrics, stats.items
+        gauges = (
+            (metrics.requests_running, stats.num_running),
+            (metrics.requests_waiting, stats.num_waiting),
+            (metrics.kv_blocks_used, stats.kv_blocks_used),
+            (metrics.kv_cache_usage, stats.kv_blocks_used / stats.kv_blocks),
+            (metrics.host_blocks_used, stats.host_blocks_used),
+            (metrics.cross_tables, items.cross_tables),
+            (metrics.encoder_cache_bytes, items.encoder_cache_bytes),
+            (metrics.encoder_cache_references, items.encoder_cache_references),
+            (metrics.reserved_bytes, items.reserved_bytes),
+        )
+        if gauges == self._shown:
+            return
+        self._shown = gauges
+        for gauge, value in gauges:
+            gauge.set(value)
 
-    def _items(self, counts: ItemCounts) -> None:
+    def _items(self, counts: ItemStats) -> None:
         for result, count in (
             ("resident", counts.resident),
             ("fetched", counts.fetched),

@@ -36,6 +36,7 @@ from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.engine_builder import build_engine
 from triptych.types import FinishReason
 
 RESULT = RESULTS / "engine_decode.md"
@@ -77,7 +78,7 @@ def make_engine(
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
-    return Engine(
+    return build_engine(
         config,
         decoder,
         transfers,

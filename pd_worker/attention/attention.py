@@ -5,9 +5,8 @@ One flattened ragged batch per step: first the sequences that compute one token,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -30,7 +29,7 @@ __all__ = [
 
 #: The name to load a decoder with.
 ATTENTION_NAME = "triptych_paged"
-#: Keywords by which models ask for what this function does not do: never ignored.
+#: Keywords of features that this function does not support; they are refused, never ignored.
 _UNSUPPORTED = ("s_aux", "position_bias", "attention_bias", "block_mask", "score_mod", "head_mask")
 
 
@@ -45,7 +44,7 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     attn_metadata: AttentionMetadata | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim].
 
@@ -99,14 +98,14 @@ def _refuse_unsupported(
     attention_mask: torch.Tensor | None,
     dropout: float,
     attn_metadata: AttentionMetadata | None,
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, object],
 ) -> None:
     if attn_metadata is None:
         raise NotImplementedError(f"{ATTENTION_NAME} needs attn_metadata")
     if attention_mask is not None or dropout:
         raise NotImplementedError(f"{ATTENTION_NAME} takes no attention mask and no dropout")
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    # The bias of a flattened batch is of no use; the metadata's own, by positions, stands in its place.
+    # The bias of a flattened batch is meaningless; the metadata's bias, by positions, replaces it.
     if asked == ["position_bias"] and attn_metadata.bias is not None:
         return
     if asked:
@@ -241,7 +240,7 @@ def _rows(blocks: torch.Tensor, span: CrossSpan) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _BoundBias:
-    """The bias of one call, by blocks of keys; `key` names what it is kept by for other layers, if `keep`."""
+    """Bias of one call, by blocks of keys; with `keep` other layers reuse it under `key`."""
 
     key: tuple[object, int]
     keep: bool
@@ -288,7 +287,7 @@ def _attend(
     causal: bool = False,
 ) -> torch.Tensor:
     if bias is None and options.softcap is None and meta.backend == "sdpa":
-        # The way of nearly all calls, without a detour.
+        # Nearly all calls.
         return fused(q, k, v, mask, causal=causal, scale=options.scale)
     of = None if bias is None else bias.of
     call = AttentionCall(q, k, v, options.scale, mask, causal, options.softcap, of)

@@ -1,10 +1,10 @@
-"""How one attention call is computed: by torch's own kernel, or block by block of keys.
+"""Attention backends: torch's fused kernel, blockwise, and FlexAttention.
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
 makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is the form of
 long sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
-goes to it by `flex_paged`, a single call by the way here. What a backend cannot do goes to one that can;
-nothing is left out.
+goes to it by `flex_paged`, a single call by `attend`. A call that a backend does not support goes to one that
+supports it; nothing is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AttentionCall:
 
     `mask` is bool, to be broadcast to [B, heads, Q, K], True where a key counts; None: all count, or with
     `causal` those up to the query's own index. `bias(first, last)` is [B, heads, Q, last - first] of these
-    keys; `added` is the whole of it with the mask in it, where someone has made that before.
+    keys; `added` is the whole bias with the mask in it, where that exists already.
     """
 
     query: torch.Tensor
@@ -73,7 +73,7 @@ def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
 
 
 def _flex(call: AttentionCall) -> torch.Tensor:
-    """As by `flex_paged`: sizes are brought to multiples, and what is added is left out again."""
+    """A single call: sizes are padded to multiples as in `flex_paged`, and the result is cut."""
     batch, _, queries, _ = call.query.shape
     keys = call.key.shape[2]
     mask = call.mask if call.mask is not None else _causal_mask(call)

@@ -1,4 +1,4 @@
-"""Keys and values of the sequences that decode, in one piece for each: gathered once, then kept up.
+"""Contiguous keys and values of decoding sequences: gathered once, then extended in place.
 
 Attention over blocks first gathers them, for every layer of every step: more bytes than the attention itself
 reads. Most sequences of a step were in the step before, one token shorter. So each has a row here, into which
@@ -23,7 +23,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a row holds: the first `length` tokens of an attempt."""
+    """Content of a row: the first `length` tokens of an attempt."""
 
     key: _Key
     length: int
@@ -32,7 +32,7 @@ class Held:
 def assign_rows(held: Sequence[Held | None], wanted: Sequence[Held]) -> tuple[list[int], list[int]]:
     """Rows 0 to len(wanted) - 1, one for each wanted; and the indices of those that are not there yet.
 
-    Who has a row below that keeps it, as long as the row holds just what is wanted.
+    An entry keeps its row if that is below the count and holds exactly what is wanted.
     """
     there = {entry: row for row, entry in enumerate(held[: len(wanted)]) if entry is not None}
     rows = [there.get(want, -1) for want in wanted]
@@ -96,7 +96,7 @@ class DecodeView:
         return self._keys[layer][rows, :, tokens], self._values[layer][rows, :, tokens]
 
     def forget(self, chunk: ScheduledChunk) -> None:
-        """Zeros in the place of a sequence whose keys or values may be no numbers."""
+        """Zeros the row of a sequence whose keys or values may be NaN or infinity."""
         for row, held in enumerate(self._held):
             if held is not None and held.key == _key_of(chunk):
                 self._clear(row, 0)
@@ -111,7 +111,7 @@ class DecodeView:
         if rows * tokens * self._cache.token_bytes > self._limit:
             return False
         _, _, heads, dim = self._cache.keys[0].shape
-        # The old rows go before the new ones come, and are gathered again.
+        # Freed before the new ones are allocated; their sequences are gathered again.
         self._keys, self._values = [], []
         self._keys = [tensor.new_zeros(rows, heads, tokens, dim) for tensor in self._cache.keys]
         self._values = [tensor.new_zeros(rows, heads, tokens, dim) for tensor in self._cache.values]
@@ -131,7 +131,7 @@ class DecodeView:
         self._clear(row, count)
 
     def _clear(self, row: int, first: int) -> None:
-        """Zeros from token `first` on: what is masked is read all the same, and must be numbers."""
+        """Zeros from token `first` on: masked keys are read too and must be finite."""
         if self._used[row] > first:
             for rows in (*self._keys, *self._values):
                 rows[row, :, first : self._used[row]] = 0

@@ -1,4 +1,4 @@
-"""Attention by torch's FlexAttention: masks and biases are computed where a score is, and kept nowhere.
+"""FlexAttention kernel: masks and biases are computed per score and never stored.
 
 On CUDA it is compiled, the sizes of batch, queries and keys left open, so that a model takes two programs for
 its own attention, and two more if that has a bias. Elsewhere the same functions run uncompiled, over whole
@@ -56,13 +56,13 @@ def attend(call: FlexCall) -> torch.Tensor:
     try:
         return _run(compiled(), call)
     except FailOnRecompileLimitHit:
-        # No model takes so many programs, so that this should not be; the answer is right all the same.
+        # Should not happen, since no model needs so many programs; the result is the same.
         logger.warning("FlexAttention runs uncompiled: torch compiles no more programs of it", exc_info=True)
         return _uncompiled(call)
 
 
 def _run(kernel: Callable[..., torch.Tensor], call: FlexCall) -> torch.Tensor:
-    """The call by `_kernel`, or by what has been made of it."""
+    """Calls `_kernel`, compiled or not."""
     return kernel(
         call.query,
         call.key,
@@ -126,13 +126,13 @@ def _kernel(
 
 @functools.cache
 def compiled() -> Callable[..., torch.Tensor]:
-    """`_kernel` compiled as a whole: an error, not a slow way, where torch cannot."""
+    """`_kernel` compiled as a whole graph; an error, not a slow fallback, where torch cannot."""
     made: Callable[..., torch.Tensor] = torch.compile(_kernel, fullgraph=True)
     return made
 
 
 def _leave_open(call: FlexCall) -> None:
-    """Tells the compiler which sizes change; heads and dim never do, nor do the rows of a decode."""
+    """Marks the dynamic sizes; heads, head_dim and the rows of a decode are static."""
     tensors = (call.query, call.key, call.value)
     ranges = (call.ranges.first, call.ranges.last, call.ranges.position)
     if call.heads_in_rows:
@@ -146,8 +146,8 @@ def _leave_open(call: FlexCall) -> None:
 
 
 def _uncompiled(call: FlexCall) -> torch.Tensor:
-    """The functions as they are: without torch's warning, and without its tracing them at every call."""
-    # Holds for the process; what is compiled does not look at it.
+    """Runs the kernel without compilation, without torch's warning and tracing at every call."""
+    # For the whole process; compiled kernels ignore it.
     flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
     groups = call.query.shape[1] // call.key.shape[1]
     # Only the compiled kernel gains by `enable_gqa`.

@@ -1,4 +1,4 @@
-"""A step's batch through FlexAttention: sizes come to multiples; ranges and blocks are made once a step."""
+"""A step's batch for FlexAttention: padded sizes, key ranges and block masks, made once per step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a call of this step is over, the same in every layer.
+    """Tables, ranges and block mask of one call, the same in every layer.
 
     `tables` [B, blocks] are those of the cache, padded so that their tokens are a multiple of BLOCK.
     """
@@ -61,7 +61,7 @@ class FlexBatch:
         """[T, heads, dim]: every token over the rows of its sequence's encoder output."""
         meta, cross, out = self.meta, self.meta.cross, self._empty()
         assert cross is not None
-        # Not by output, also where these are shared: a call for each would be over a block of queries.
+        # Not by encoder output, even where it is shared: each call would be padded to a block of queries.
         for group in cross.groups if meta.num_decodes else ():
             rows = slice(group.first, group.last)
             lengths, tables = cross.decode_lengths[rows], cross.decode_tables[rows, : group.blocks]
@@ -89,7 +89,7 @@ class FlexBatch:
         return self._chunk_plan(span.table, key_ranges.of_rows(rows, chunk.last - chunk.first))
 
     def _plan(self, key: object, make: Callable[[], Plan]) -> Plan:
-        """The plan that an earlier layer has made under this key, or a new one."""
+        """The plan of an earlier layer with this key, or a new one."""
         plans = self.meta.plans
         if key not in plans:
             plans[key] = make()

@@ -1,4 +1,4 @@
-"""FlexAttention before a worker takes requests: refused where it cannot be, else compiled."""
+"""Start-up of FlexAttention: checks that the model supports it, and compiles its kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 
 logger = logging.getLogger(__name__)
 
-#: Sizes of which no two are alike once they are multiples: the compiler takes equal ones for one.
+#: Sizes that stay different when they are rounded up: the compiler treats equal ones as one.
 _DECODES, _LENGTH, _CHUNK, _START = 5, 700, 300, 600
 
 
 def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
-    """ConfigError where this model cannot be computed on its device; returns once its programs are there."""
+    """Compiles the kernels of this model; ConfigError where its device cannot run them."""
     geometry, device = decoder.geometry, decoder.device
     check_supported(path, wanted_by_flex(device.type, geometry.head_dim))
     if not is_compiled(device):
@@ -39,14 +39,14 @@ def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
 
 
 def slow_while_compiling(beat: EngineBeat) -> None:
-    """A step that torch compiles something for, sizes that were not foreseen, may take longer than others."""
+    """Allows a step more time while torch compiles kernels for sizes that warm-up did not cover."""
     callback_handler.register_start_callback(lambda args: beat.begin_slow())
     callback_handler.register_end_callback(lambda args: beat.end_slow())
 
 
 @torch.inference_mode()
 def warm_up(decoder: DecoderSide, block_size: int) -> None:
-    """One step of decodes and a chunk, over a cache of its own, so that every size is open afterwards."""
+    """Runs one step of decodes and a chunk on a cache of its own, which makes every size dynamic."""
     geometry, device = decoder.geometry, decoder.device
     cache = PagedKVCache(
         num_layers=geometry.num_layers, num_blocks=1, block_size=block_size,

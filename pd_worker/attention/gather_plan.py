@@ -1,4 +1,4 @@
-"""Which of a step's decodes are gathered together, so that what one layer gathers is bounded.
+"""Groups of decodes that are gathered together, which bounds the memory of a layer.
 
 Sequences that decode attend at once, over copies of their keys and values as long as the longest of them. One
 long sequence among many would make that many long copies; so they go in groups, each below a limit.

@@ -1,6 +1,6 @@
-"""Which keys a query sees, as one run of them: causal, window, length and atomic spans are all such runs.
+"""Key ranges: the keys that each query attends to, as first and last index.
 
-Numbers in place of masks: two for each query, whatever the number of keys.
+Causal masks, windows, lengths and atomic spans are all ranges: two numbers for each query replace a mask.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ BLOCK = 128
 
 
 def whole_blocks(count: int) -> int:
-    """The multiple of BLOCK that `count` queries or keys are brought to: two at least.
+    """`count` queries or keys rounded up to a multiple of BLOCK, at least two.
 
-    Compilers make a program of its own for a size of 1, as the number of blocks would be.
+    The compiler specializes for a size of 1, which the number of blocks would be.
     """
     return max(2 * BLOCK, count + -count % BLOCK)
 
@@ -36,14 +36,14 @@ class KeyRanges:
         return KeyRanges(*(part.expand(-1, rows) for part in (self.first, self.last, self.position)))
 
     def padded(self, batch: int, queries: int) -> KeyRanges:
-        """[batch, queries]; what is added sees the first key alone, so that its softmax is a number."""
+        """[batch, queries]; padding attends to the first key only, so that its softmax is finite."""
         missing = (0, queries - self.first.shape[1], 0, batch - self.first.shape[0])
         return KeyRanges(
             F.pad(self.first, missing), F.pad(self.last, missing, value=1), F.pad(self.position, missing)
         )
 
     def blocks(self, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Blocks of keys that any query of a block of queries sees.
+        """Blocks of keys that some query of each block of queries attends to.
 
         Their counts [B, 1, query blocks] and indices [B, 1, query blocks, key blocks], of which the first
         count are meant; int32.

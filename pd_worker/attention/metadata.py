@@ -1,4 +1,4 @@
-"""One step's batch as the attention function sees it: tables, lengths, masks and biases, for all layers."""
+"""Attention metadata of one step: block tables, lengths, masks and biases, the same for all layers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CrossSpan:
 
 @dataclass(frozen=True, slots=True)
 class CrossTables:
-    """Where the batch's sequences find the keys and values of their encoder outputs, all of them written.
+    """Block tables of the batch's encoder outputs for cross-attention, all of them written.
 
     As in AttentionMetadata: `decode_tables` [D, blocks] and `decode_lengths` [D] in rows, for all decodes at
     once or in `decode_groups`; where outputs are long or shared, `decodes` has one span for each output in
@@ -83,7 +83,7 @@ class AttentionMetadata:
     decode_tables: torch.Tensor
     decode_lengths: torch.Tensor
     prefills: Sequence[PrefillSpan]
-    #: Lengths differ or do not fill their blocks, so that the gathered keys hold strangers.
+    #: Lengths differ or do not fill their blocks, so that gathered keys need a mask.
     decode_padded: bool = True
     #: Which decodes are gathered together; all of them where none are planned.
     decode_groups: Sequence[GatherGroup] = ()

@@ -1,4 +1,4 @@
-"""Keys and values of all layers in blocks."""
+"""The paged KV cache: keys and values of all layers in blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class PagedKVCache:
         # Zeros: what a gather reads must never be NaN, masked or not.
         self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        #: Keys of other dtypes are far from the end of their range.
+        #: Keys of other dtypes stay far from the limits of their range.
         self._may_overflow = dtype == torch.float16
-        #: Which tokens of the batch have had finite keys and values in all layers so far; None: not watched.
+        #: Tokens of the batch whose keys and values were finite in all layers so far; None: not recorded.
         self.finite: torch.Tensor | None = None
 
     @property
@@ -46,7 +46,7 @@ class PagedKVCache:
         return slots.to(self.keys[0].device)
 
     def watch(self, num_tokens: int) -> None:
-        """Begins a batch: `finite` is about its tokens from now on."""
+        """Begins a batch: `finite` records its tokens from now on."""
         if self._may_overflow:
             self.finite = torch.ones(num_tokens, dtype=torch.bool, device=self.keys[0].device)
 
@@ -64,7 +64,7 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in pages that exist from their first use on: a large cache starts at once."""
+    """Zeros; on a CPU in pages that are allocated at first use, so that a large cache starts at once."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Room for embeddings, promised before anyone encodes: the bytes of all distinct items of a request."""
+"""Admission: reserves the bytes of a request's distinct items before they are encoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def distinct_bytes(features: Iterable[MMFeature]) -> dict[str, int]:
 
 
 class Admission:
-    """Promises of bytes, by key: requests that share an item share its promise."""
+    """Reservations of bytes by key; requests that share an item share its reservation."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -26,7 +26,7 @@ class Admission:
 
     @property
     def reserved(self) -> int:
-        """Bytes promised."""
+        """Bytes reserved."""
         return self._reserved
 
     def check(self, features: Iterable[MMFeature]) -> None:
@@ -43,7 +43,7 @@ class Admission:
             )
 
     def reserve(self, request_id: str, sizes: Mapping[str, int]) -> bool:
-        """Promises all of `sizes` (bytes by key) or nothing. Asking again for what is held costs nothing."""
+        """Reserves all of `sizes` (bytes by key) or nothing; what the request has already costs nothing."""
         new = sum(nbytes for key, nbytes in sizes.items() if key not in self._nbytes)
         if self._reserved + new > self.capacity:
             return False
@@ -55,11 +55,11 @@ class Admission:
         return True
 
     def holds(self, request_id: str, key: str) -> bool:
-        """Room for the key is promised to the request."""
+        """Whether the request has a reservation of the key."""
         return key in self._keys.get(request_id, ())
 
     def release(self, request_id: str, key: str) -> None:
-        """The request needs the key no more. Idempotent."""
+        """Drops the request's reservation of the key. Idempotent."""
         keys = self._keys.get(request_id)
         if keys is None or key not in keys:
             return
@@ -73,6 +73,6 @@ class Admission:
             self._reserved -= self._nbytes.pop(key)
 
     def release_request(self, request_id: str) -> None:
-        """Takes all promises to the request back. Idempotent."""
+        """Drops all reservations of the request. Idempotent."""
         for key in list(self._keys.get(request_id, ())):
             self.release(request_id, key)

@@ -1,4 +1,4 @@
-"""What is left of a step's token budget, and the chunks that requests get of it."""
+"""The token budget of a step, and the bounds of prefill chunks."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Budget:
     def for_prefill(self) -> int:
         return max(0, min(self.tokens, self.prefill))
 
-    def prefill_end(self, state: RequestState) -> int:
-        """Where the next prefill chunk ends by the budget and by spans that enter whole; it may be empty."""
+    def prefill_end(self, state: RequestState, num_tokens: int) -> int:
+        """End of the next prefill chunk of `num_tokens`, by the budget and spans that enter whole."""
         start = state.num_computed_tokens
-        end = min(state.num_tokens, start + self.for_prefill)
+        end = min(num_tokens, start + self.for_prefill)
         for feature in state.features:
             placement = feature.placement
             if placement.atomic and placement.offset < end < placement.end:

@@ -1,4 +1,4 @@
-"""Which encoder outputs are resident, counted in bytes: an entry is READY only once a worker says so.
+"""The encoder cache, sized in bytes: an entry is READY only once the worker role has committed it.
 
 Pure decisions, no tensors: the worker's map follows by `drain_evicted` and by the loads that were reserved.
 """
@@ -21,11 +21,11 @@ class Residency(enum.Enum):
 
     #: Resident; the holder has a reference.
     READY = enum.auto()
-    #: Its bytes are on the way; the holder has a reference.
+    #: Its bytes are being loaded; the holder has a reference.
     PENDING = enum.auto()
-    #: Not here, and there is room for it. No reference.
+    #: Not resident, and there is room for it. No reference.
     ABSENT = enum.auto()
-    #: Not here, and everything resident is in use. No reference.
+    #: Not resident, and all entries are in use. No reference.
     NO_ROOM = enum.auto()
     #: Larger than the cache. No reference.
     TOO_BIG = enum.auto()
@@ -77,22 +77,22 @@ class EncoderCache:
         return Residency.READY if entry.ready else Residency.PENDING
 
     def plan_of(self, key: str) -> ItemPlan | None:
-        """The plan of a READY entry: what the store's own header agreed with."""
+        """The plan of a READY entry, which matches the header in the store."""
         entry = self._entries.get(key)
         return entry.plan if entry is not None and entry.ready else None
 
     def acquire(self, holder: Holder, item: ItemPlan) -> Residency:
-        """Takes a reference where the item is READY or PENDING; asking again changes nothing."""
+        """Takes a reference where the item is READY or PENDING. Idempotent."""
         entry = self._entries.get(item.mm_hash)
         if entry is not None:
-            self._refer(holder, item.mm_hash, entry)
+            self._add_reference(holder, item.mm_hash, entry)
             return Residency.READY if entry.ready else Residency.PENDING
         if item.nbytes > self.capacity:
             return Residency.TOO_BIG
         return Residency.ABSENT if self._fits(item.nbytes) else Residency.NO_ROOM
 
     def reserve(self, holder: Holder, item: ItemPlan, deadline: float) -> bool:
-        """ABSENT to PENDING, evicting what nobody refers to; False when it is not ABSENT or has no room.
+        """ABSENT to PENDING, evicting entries without references; False when it is not ABSENT or has no room.
 
         Past `deadline` (the caller's clock) `expire` takes the entry back.
         """
@@ -106,11 +106,11 @@ class EncoderCache:
         entry = self._entries[key] = _Entry(item, item.nbytes, deadline)
         heapq.heappush(self._deadlines, (deadline, key))
         self._used += item.nbytes
-        self._refer(holder, key, entry)
+        self._add_reference(holder, key, entry)
         return True
 
     def commit(self, key: str) -> None:
-        """The worker has the bytes: PENDING to READY. A report of an entry given up is an eviction."""
+        """PENDING to READY: the worker has the bytes. A key without an entry is evicted from the worker."""
         entry = self._entries.get(key)
         if entry is None:
             self._evicted[key] = None
@@ -118,10 +118,10 @@ class EncoderCache:
         if not entry.ready:
             entry.ready = True
             if not entry.holders:
-                self._rest(key, entry)
+                self._make_idle(key, entry)
 
     def fail(self, key: str) -> None:
-        """The bytes will not come: PENDING to ABSENT, and nobody refers to it any more."""
+        """PENDING to ABSENT: the load has failed; all references are dropped."""
         entry = self._entries.get(key)
         if entry is None or entry.ready:
             return
@@ -131,7 +131,7 @@ class EncoderCache:
         self._used -= entry.nbytes
 
     def expire(self, now: float) -> list[str]:
-        """Fails PENDING entries past their deadline and names them; the worker drops what it has of them."""
+        """Fails PENDING entries past their deadline; their keys, which are evicted from the worker too."""
         late: list[str] = []
         while self._deadlines and self._deadlines[0][0] < now:
             deadline, key = heapq.heappop(self._deadlines)
@@ -151,7 +151,7 @@ class EncoderCache:
         entry = self._entries[key]
         entry.holders.discard(holder)
         if entry.ready and not entry.holders:
-            self._rest(key, entry)
+            self._make_idle(key, entry)
 
     def release_request(self, request_id: str) -> None:
         """Drops all references of a request. Idempotent."""
@@ -159,14 +159,14 @@ class EncoderCache:
             self.release((request_id, index))
 
     def drain_evicted(self) -> list[str]:
-        """Keys that the worker has to drop; drained. Never names a key that is resident or on the way."""
+        """Keys that the worker has to drop; never one that is READY or PENDING."""
         evicted, self._evicted = list(self._evicted), {}
         return evicted
 
     def _fits(self, nbytes: int) -> bool:
         return nbytes <= self.capacity - self._used + self._idle_bytes
 
-    def _refer(self, holder: Holder, key: str, entry: _Entry) -> None:
+    def _add_reference(self, holder: Holder, key: str, entry: _Entry) -> None:
         entry.holders.add(holder)
         held = self._held.setdefault(holder[0], {})
         self._references += holder[1] not in held
@@ -175,7 +175,7 @@ class EncoderCache:
             del self._idle[key]
             self._idle_bytes -= entry.nbytes
 
-    def _rest(self, key: str, entry: _Entry) -> None:
+    def _make_idle(self, key: str, entry: _Entry) -> None:
         if key not in self._idle:
             self._idle[key] = None
             self._idle_bytes += entry.nbytes

@@ -1,4 +1,4 @@
-"""The part of each schedule in which waiting requests get room for their items, and the items are loaded."""
+"""The item stage of a schedule: admits waiting requests, and starts the loads of their items."""
 
 from __future__ import annotations
 
@@ -109,10 +109,12 @@ class ItemStage:
         self, running: Sequence[RequestState], now: float
     ) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
         """Admits requests and starts loads; the events, and requests that cannot go on with their errors."""
-        self._recheck(self._items.expire(now))
+        if expired := self._items.expire(now):
+            self._recheck(expired)
         self._recheck_tables()
         events, failed = self._admit(now)
-        self._waiting.recheck_prefixes(self._kv.drain_changes())
+        if changes := self._kv.drain_changes():
+            self._waiting.recheck_prefixes(changes)
         for state in self._waiting.drain_changed():
             events += self._load(state, now)
         for state in running:

@@ -18,7 +18,7 @@ from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, Ta
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, ItemMissing
-from triptych.pd_worker.core.stats import ItemCounts
+from triptych.pd_worker.core.stats import ItemStats
 from triptych.types import ItemPlan, MMFeature
 
 #: Seconds that moving a fetched host copy into the encoder cache may take.
@@ -57,27 +57,7 @@ class ItemTracker:
         self.admission = admission
         self.connector = connector
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
-        self._counts = ItemCounts()
-
-    @property
-    def num_tables(self) -> int:
-        """Cross tables with references."""
-        return self.cross.num_tables
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes in the encoder cache."""
-        return self.cache.used
-
-    @property
-    def references(self) -> int:
-        """References to entries of the encoder cache."""
-        return self.cache.references
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes reserved by admission."""
-        return self.admission.reserved
+        self._stats = ItemStats()
 
     def reset_tables(self) -> None:
         """Forgets all cross tables; the pool resets their blocks."""
@@ -117,7 +97,7 @@ class ItemTracker:
 
     def keeps_room(self, state: RequestState) -> bool:
         """False when no room was reserved for the item because of a cross table that has gone since."""
-        feature = state.request.cross
+        feature = state.cross
         return (
             feature is None
             or 0 in state.consumed
@@ -131,17 +111,17 @@ class ItemTracker:
 
     def table_is_leaving(self, state: RequestState) -> bool:
         """The request's cross table is being copied to host memory and cannot be read in this step."""
-        feature = state.request.cross
+        feature = state.cross
         return feature is not None and self.cross.state(feature.plan) is TableState.LEAVING
 
     def cross_cost(self, state: RequestState) -> int:
         """Free blocks that the request's cross table takes when it starts."""
-        feature = state.request.cross
+        feature = state.cross
         return 0 if feature is None else self.cross.cost(feature.plan)
 
     def acquire_table(self, state: RequestState) -> bool:
         """Takes a reference to the request's cross table, if it exists."""
-        feature = state.request.cross
+        feature = state.cross
         return feature is not None and self.cross.acquire(state.request_id, feature.plan)
 
     def write_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
@@ -149,7 +129,7 @@ class ItemTracker:
 
         A projection's embedding is READY. The caller has made sure that the blocks are free.
         """
-        feature = state.request.cross
+        feature = state.cross
         if feature is None or self.acquire_table(state):
             return None
         if self.cross.state(feature.plan) is TableState.SWAPPED:
@@ -163,13 +143,30 @@ class ItemTracker:
 
     def last_table(self, state: RequestState) -> tuple[ItemPlan | None, tuple[int, ...]]:
         """Plan and blocks of a written cross table that only this request has a reference to."""
-        feature, table = state.request.cross, self.cross.last_held(state.request_id)
+        feature, table = state.cross, self.cross.last_held(state.request_id)
         return (feature.plan, table) if feature is not None and table else (None, ())
 
-    def tables_written(self, output: SchedulerOutput) -> None:
-        """The step that wrote these tables is over."""
+    def awaiting_tables(self, output: SchedulerOutput, running: Iterable[RequestState]) -> list[RequestState]:
+        """Running requests whose cross table is written in this step."""
+        keys = output.written_tables
+        if not keys:
+            return []
+        return [state for state in running if state.cross is not None and state.cross.mm_hash in keys]
+
+    def end_projections(
+        self, output: SchedulerOutput, running: Iterable[RequestState], failed: frozenset[str]
+    ) -> list[RequestState]:
+        """The tables are written, but for those in `failed`; the requests that had to read one of these."""
+        self.tables_lost(failed)
         for mm_hash in output.written_tables:
             self.cross.commit(mm_hash)
+        lost: list[RequestState] = []
+        for state in self.awaiting_tables(output, running):
+            if state.cross is not None and state.cross.mm_hash in failed:
+                lost.append(state)
+            else:
+                self.consume(state)
+        return lost
 
     def tables_lost(self, keys: Iterable[str]) -> None:
         """These tables could not be written: all references to them are dropped."""
@@ -186,7 +183,7 @@ class ItemTracker:
 
     def is_resident(self, state: RequestState) -> bool:
         """The embeddings of all items that are still to be projected are in the encoder cache."""
-        feature = state.request.cross
+        feature = state.cross
         return (
             feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
         )
@@ -244,7 +241,7 @@ class ItemTracker:
 
     def stop_before_missing(self, state: RequestState, start: int, end: int) -> int:
         """The end of the longest chunk from `start` up to `end` whose items are all READY."""
-        if state.request.cross is not None and not self.cross.table(state.request_id):
+        if state.cross is not None and not self.cross.table(state.request_id):
             return start
         for index in self.needed(state, start):
             feature = state.features[index]
@@ -282,7 +279,7 @@ class ItemTracker:
         A swapped request keeps its prompt's items: it goes on where it stopped. Any other gives everything
         back, so that two such requests never wait for each other.
         """
-        if swapped and state.request.cross is None:
+        if swapped and state.cross is None:
             return True
         self.release_table(state)
         self.cache.release_request(state.request_id)
@@ -311,7 +308,7 @@ class ItemTracker:
                 continue
             resident = self.has_table(feature) or self.cache.state(key) is Residency.READY
             if index in state.consumed or resident:
-                self._counts.resident += 1
+                self._stats.resident += 1
                 events.append(self._loaded(state, key, 0.0))
         return events
 
@@ -339,13 +336,18 @@ class ItemTracker:
         """Ends moves into the encoder cache that took too long; their keys."""
         return self.cache.expire(now)
 
-    def drain_counts(self) -> ItemCounts:
-        counts, self._counts = self._counts, ItemCounts()
-        return counts
+    def collect_stats(self) -> ItemStats:
+        """Figures for metrics; those since the last report are drained."""
+        stats, self._stats = self._stats, ItemStats()
+        stats.cross_tables = self.cross.num_tables
+        stats.encoder_cache_bytes = self.cache.used
+        stats.encoder_cache_references = self.cache.references
+        stats.reserved_bytes = self.admission.reserved
+        return stats
 
     def _arrived(self, key: str, seconds: float, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
-        self._counts.fetched += 1
-        self._counts.load_seconds.append(seconds)
+        self._stats.fetched += 1
+        self._stats.load_seconds.append(seconds)
         nbytes = 0
         for state in states:
             if not state.admitted:
@@ -353,10 +355,10 @@ class ItemTracker:
             nbytes = next(feature.plan.nbytes for feature in state.features if feature.mm_hash == key)
             if key not in state.loaded:
                 yield self._loaded(state, key, seconds)
-        self._counts.load_bytes += nbytes
+        self._stats.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
-        """ItemMissing events for requests without one; the others wait for the item to be encoded again.
+        """ItemMissing events for requests without one; the rest wait for the item to be encoded again.
 
         A request that was sent before the loss may still begin a load, which fails.
         """
@@ -372,7 +374,7 @@ class ItemTracker:
                 state.lost.add(key)
                 yield ItemMissing(**state.request.names(), mm_hash=key, damaged_digest=digest)
         if missing:
-            self._counts.missing += 1
+            self._stats.missing += 1
             self.connector.item_missing_reported(key)
 
     def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:

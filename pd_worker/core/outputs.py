@@ -1,4 +1,4 @@
-"""One engine step: what the scheduler hands to the model runner, and what comes back."""
+"""Input and output of the model runner for one engine step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class ScheduledChunk:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the chunk that belong to the prompt."""
-        return max(0, min(self.end, self.state.request.num_prompt_tokens) - self.start)
+        prompt = len(self.state.request.prompt_token_ids)
+        return max(0, min(self.start + self.count, prompt) - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,15 @@ class Projection:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """All that the runner needs for one step."""
+    """Input of the model runner for one step."""
 
     #: Counts from 1; metadata and results of a step carry it.
     step: int
     #: Decodes first, then prefill chunks; the order of the batch.
     chunks: list[ScheduledChunk] = field(default_factory=list)
-    #: Blocks of preempted requests that go to host memory, before anything is written.
+    #: Copies of preempted requests' blocks to host memory, before anything is written.
     swap_out: list[BlockCopy] = field(default_factory=list)
-    #: Blocks that come back from there, after that and before the chunks are computed.
+    #: Copies from host memory, after that and before the chunks are computed.
     swap_in: list[BlockCopy] = field(default_factory=list)
     #: Keys of the cross tables among them.
     restored: list[str] = field(default_factory=list)
@@ -86,7 +87,7 @@ class SchedulerOutput:
     #: Prompt tokens looked up in the prefix cache, and found there, by requests that started in this step.
     prefix_queried: int = 0
     prefix_hit: int = 0
-    #: What the connector's worker role has to do in this step.
+    #: This step's work of the connector's worker role.
     ec_connector_metadata: ECConnectorMetadata | None = None
 
     @property
@@ -99,7 +100,7 @@ class SchedulerOutput:
         return [*(projection.mm_hash for projection in self.projections), *self.restored]
 
     def computable(self, *, swapped_in: bool) -> list[ScheduledChunk]:
-        """The chunks that can be computed, without those that need what should have come back and has not."""
+        """The chunks that can be computed: without those whose copies from host memory have failed."""
         if swapped_in or not self.swap_in:
             return self.chunks
         keys = set(self.restored)
@@ -126,15 +127,15 @@ class RawLogprobs:
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """What one step has computed and what the connector has finished."""
+    """Output of the model runner for one step, with the connector's finished transfers."""
 
-    #: The step's copies to host memory are whole, or there were none: only then may the blocks be read.
+    #: The step's copies to host memory are complete, or there were none: only then may the blocks be read.
     swapped_out: bool = False
-    #: The same of those that come back. If they are not, chunks that need them are not computed.
+    #: The same for copies from host memory. Otherwise chunks that need them are not computed.
     swapped_in: bool = False
     #: One token for every chunk that is computed and samples, in the chunks' order.
     sampled: list[int] = field(default_factory=list)
-    #: By index into `sampled`: what requests that want them get, and why others can have no token.
+    #: By index into `sampled`: log-probabilities where wanted, and errors of requests without a token.
     logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
     errors: dict[int, RequestError] = field(default_factory=dict)
     #: Items whose cross tables could not be made.
@@ -145,3 +146,9 @@ class ModelRunnerOutput:
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.
     ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
+
+    @property
+    def moved_items(self) -> bool:
+        """Whether an embedding arrived, reached the encoder cache, or failed."""
+        moved = self.ec_connector_output
+        return bool(moved.fetched or moved.loaded or moved.failed)

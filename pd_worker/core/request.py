@@ -1,13 +1,14 @@
-"""Requests in the engine: what was asked, and the state of its execution."""
+"""Requests in the engine, and the state of their execution."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from triptych.errors import RequestError
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.types import FinishReason, MMFeature, PDTimings, TimestampTokens
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from triptych.models.base import LogitsRule
-    from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
     from triptych.pd_worker.core.sampling import ResolvedSampling
 
 
@@ -150,12 +150,17 @@ class RequestState:
     """State of a request's execution; only the scheduler changes it."""
 
     request: EngineRequest
-    #: The request's KV blocks by content.
-    chain: PrefixChain
+    block_size: InitVar[int]
+    #: Digests of the request's KV blocks.
+    chain: PrefixChain = field(init=False)
     #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
     #: Resumed requests go first, everywhere; then earlier ones.
     order: RequestOrder = field(init=False)
+    key: RequestKey = field(init=False)
+    features: tuple[MMFeature, ...] = field(init=False)
+    #: The item that an encoder-decoder model attends to.
+    cross: MMFeature | None = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
     #: Keys whose embedding is stored and whose ready mark the connector has not had yet.
     stored: set[str] = field(default_factory=set)
@@ -179,14 +184,18 @@ class RequestState:
     first_token_at: float | None = None
     last_token_at: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, block_size: int) -> None:
         request = self.request
+        self.chain = PrefixChain(
+            request.prefix_root,
+            request.prompt_token_ids,
+            request.output_token_ids,
+            request.features,
+            block_size,
+        )
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
         self.order = (request.attempt == 1, request.arrival, self.request_id)
-
-    @property
-    def features(self) -> Sequence[MMFeature]:
-        return self.request.features
+        self.key, self.features, self.cross = request.key, request.features, request.cross
 
     @property
     def num_tokens(self) -> int:
@@ -197,11 +206,6 @@ class RequestState:
     def admitted(self) -> bool:
         """The bytes of its items are reserved."""
         return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
-
-    @property
-    def waits_with_items(self) -> bool:
-        """Admitted, with items, and not in the running batch."""
-        return bool(self.features) and self.status in (RequestStatus.WAITING_ITEMS, RequestStatus.PREEMPTED)
 
     @property
     def is_decoding(self) -> bool:

@@ -1,4 +1,4 @@
-"""Events of requests: what the engine reports of them after a step."""
+"""Events of requests, which the engine emits after each step."""
 
 from __future__ import annotations
 

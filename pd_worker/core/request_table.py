@@ -35,7 +35,7 @@ class RequestTable:
         return self._states.get(key)
 
     def add(self, state: RequestState) -> None:
-        self._states[state.request.key] = state
+        self._states[state.key] = state
         for feature in state.features:
             self._by_item.setdefault(feature.mm_hash, {})[state] = None
         self._added += 1
@@ -43,7 +43,7 @@ class RequestTable:
 
     def remove(self, state: RequestState) -> None:
         """Removes a request whose status has become FINISHED."""
-        del self._states[state.request.key]
+        del self._states[state.key]
         for feature in state.features:
             states = self._by_item.get(feature.mm_hash)
             if states is not None:

@@ -1,4 +1,4 @@
-"""Sampling parameters with every gap filled, checked against the model's limits."""
+"""Sampling parameters, with defaults filled in and checked against the model's limits."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _MAX_STOP_TOKEN_IDS = 128
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """What the sampler and the output text go by; nothing is left to a default.
+    """Sampling parameters of the sampler and the detokenizer, without gaps.
 
     `stop_token_ids` end the output and hold the end-of-sequence tokens unless `ignore_eos`.
     `temperature == 0` is greedy; `top_k == 0`, `top_p == 1`, `min_p == 0`, `repetition_penalty == 1` are
-    off. An output with a form always ends at an end-of-sequence token: `ignore_eos` is False for it.
+    off. An output with a grammar always ends at an end-of-sequence token: `ignore_eos` is False for it.
     """
 
     max_tokens: int
@@ -57,7 +57,7 @@ class ResolvedSampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     choice: int = 0
     logprobs: int | None = None
-    #: The output is held to a form, which alone decides when an end-of-sequence token may come.
+    #: The output has a grammar, which alone decides when an end-of-sequence token is allowed.
     formed: bool = False
 
     @property
@@ -66,7 +66,7 @@ class ResolvedSampling:
 
     @property
     def penalises(self) -> bool:
-        """Logits change by what was said, or by bias."""
+        """Whether penalties or logit_bias change the logits."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
         )
@@ -82,7 +82,7 @@ def resolve(
 ) -> ResolvedSampling:
     """`params` with the checkpoint's defaults where it is silent; InvalidRequest names the field.
 
-    Nothing is taken on trust: whoever reaches this port may have written the message.
+    Everything is checked: the message may come from any process that can reach the port.
     """
     room = max_model_len - prompt_len
     if room < 1:

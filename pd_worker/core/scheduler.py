@@ -11,7 +11,6 @@ from triptych.pd_worker.core.budget import Budget, gather_rows
 from triptych.pd_worker.core.item_stage import ItemStage
 from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
 from triptych.pd_worker.core.output_processor import OutputProcessor
@@ -95,14 +94,7 @@ class Scheduler:
             if known.request.attempt >= request.attempt:
                 return
             self._finish(known, FinishReason.ABORT)
-        chain = PrefixChain(
-            request.prefix_root,
-            request.prompt_token_ids,
-            request.output_token_ids,
-            request.features,
-            self.kv.block_size,
-        )
-        state = RequestState(request, chain, stored=self._item_stage.stored_keys(request, now))
+        state = RequestState(request, self.kv.block_size, stored=self._item_stage.stored_keys(request, now))
         self._requests.add(state)
         self._waiting.add(state)
         if request.output.finished is not None:
@@ -161,11 +153,7 @@ class Scheduler:
             kv_blocks=self.kv.num_blocks,
             kv_blocks_used=self.kv.num_used,
             host_blocks_used=self.swap.num_used,
-            cross_tables=self.items.num_tables,
-            encoder_cache_bytes=self.items.cached_bytes,
-            encoder_cache_references=self.items.references,
-            reserved_bytes=self.items.reserved_bytes,
-            items=self.items.drain_counts(),
+            items=self.items.collect_stats(),
             latencies=self._outputs.drain_latencies(),
         )
 
@@ -194,8 +182,9 @@ class Scheduler:
         if result.error is not None:
             self._fail_step(output)
             return self._drain_events()
-        if output.written_tables:
-            self._end_projections(output, result)
+        for state in self.items.end_projections(output, self._running, result.unprojected):
+            error = InternalError("an item's cross-attention keys and values are NaN or infinity")
+            self._finish(state, FinishReason.ERROR, error)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.spoiled:
@@ -243,26 +232,9 @@ class Scheduler:
         """Ends all requests that were part of the step."""
         error = InternalError("the engine failed to compute this request")
         restored = [state for state in self._running if state.restored_in == output.step]
-        for state in [*(chunk.state for chunk in output.chunks), *self._awaiting(output), *restored]:
+        awaiting = self.items.awaiting_tables(output, self._running)
+        for state in [*(chunk.state for chunk in output.chunks), *awaiting, *restored]:
             self._finish(state, FinishReason.ERROR, error)
-
-    def _end_projections(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """The tables are written: requests with one of them do not need the embedding any more."""
-        for state in self._awaiting(output):
-            if any(feature.mm_hash in result.unprojected for feature in state.features):
-                error = InternalError(
-                    "the cross-attention keys and values of an item of this request are NaN or infinity"
-                )
-                self._finish(state, FinishReason.ERROR, error)
-        self.items.tables_lost(result.unprojected)
-        self.items.tables_written(output)
-        for state in self._awaiting(output):
-            self.items.consume(state)
-
-    def _awaiting(self, output: SchedulerOutput) -> list[RequestState]:
-        """Running requests whose cross table is written in this step."""
-        keys = set(output.written_tables)
-        return [state for state in self._running if any(f.mm_hash in keys for f in state.features)]
 
     def _drain_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
@@ -290,7 +262,7 @@ class Scheduler:
         else:
             rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
             blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
-            cross = self.items.cross_blocks(state)
+            cross = self.items.cross_blocks(state) if state.cross is not None else ()
             length = state.features[0].plan.rows if cross else 0
             chunk = ScheduledChunk(state, start, end - start, tuple(blocks), rows, samples, cross, length)
         output.chunks.append(chunk)
@@ -311,7 +283,7 @@ class Scheduler:
         output.preempted.append(state)
         self._running.remove(state)
         blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(state.num_computed_tokens)]
-        plan, table = self.items.last_table(state)
+        plan, table = self.items.last_table(state) if state.cross is not None else (None, ())
         copies = self.swap.swap_out(state.request_id, blocks, state.num_computed_tokens, plan, table)
         output.swap_out += copies or ()
         self.kv.free(state.request_id)
@@ -327,7 +299,9 @@ class Scheduler:
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
-        end = self.items.stop_before_missing(state, start, budget.prefill_end(state))
+        end = budget.prefill_end(state, state.num_tokens)
+        if state.features:
+            end = self.items.stop_before_missing(state, start, end)
         if end > start:
             budget.spend_prefill(self._add_chunk(state, end, output))
 
@@ -335,19 +309,18 @@ class Scheduler:
         for state in list(self._waiting.startable):
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return
-            if self.swap.is_leaving(state.request_id) or self.items.table_is_leaving(state):
+            if self.swap.is_leaving(state.request_id):
                 continue
             prefix, num_computed = self._item_stage.known_prefix(state)
             # Only this request is skipped: one that waits for an encoder does not block the queue.
             if self.items.ensure_loading(state, num_computed, now) is not Readiness.READY:
                 self._waiting.unready(state)
                 continue
-            if state.request.cross is not None and not self._can_project(state):
+            if state.cross is not None and not self._can_attend(state):
                 continue
             if not self._allocate(state, prefix):
                 return
-            projection = self.items.write_table(state, output)
-            if projection is not None:
+            if state.cross is not None and (projection := self.items.write_table(state, output)):
                 budget.spend_projection(projection)
             if copies := self.swap.swap_in(state.request_id, self.kv.table(state.request_id)):
                 output.swap_in += copies
@@ -355,20 +328,21 @@ class Scheduler:
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
 
-    def _can_project(self, state: RequestState) -> bool:
-        """Its cross table or its embedding is resident, and has the plan that the request says."""
+    def _can_attend(self, state: RequestState) -> bool:
+        """Its cross table or its embedding can be read in this step and matches the plan."""
         if (error := self.items.contradiction(state)) is not None:
             self._finish(state, FinishReason.ERROR, error)
             return False
-        return self.items.is_resident(state)
+        return self.items.is_resident(state) and not self.items.table_is_leaving(state)
 
     def _allocate(self, state: RequestState, prefix: list[int]) -> bool:
         """Blocks for all known tokens and for the cross table, or nothing.
 
         Decoding requests will soon need a block each; without spare ones every start would be a preemption.
         """
-        has_table = self.items.acquire_table(state)
-        spare = len(self._running) + (0 if has_table else self.items.cross_cost(state))
+        spare = len(self._running)
+        if state.cross is not None and not self.items.acquire_table(state):
+            spare += self.items.cross_cost(state)
         if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
             return True
         self.items.release_table(state)
@@ -385,8 +359,9 @@ class Scheduler:
             if self.kv.prefix_caching:
                 output.prefix_queried += state.request.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
-        self.items.consume(state)
-        self._events += self.items.report_resident(state)
+        if state.features:
+            self.items.consume(state)
+            self._events += self.items.report_resident(state)
         if state.items_at is None:
             state.items_at = now
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class ItemCounts:
-    """Where items were found since the last report."""
+class ItemStats:
+    """Gauges of embeddings as of now, and where items were found since the last report."""
 
+    cross_tables: int = 0
+    encoder_cache_bytes: int = 0
+    encoder_cache_references: int = 0
+    reserved_bytes: int = 0
     resident: int = 0
     fetched: int = 0
     missing: int = 0
@@ -34,9 +38,5 @@ class SchedulerStats:
     kv_blocks: int
     kv_blocks_used: int
     host_blocks_used: int
-    cross_tables: int
-    encoder_cache_bytes: int
-    encoder_cache_references: int
-    reserved_bytes: int
-    items: ItemCounts
+    items: ItemStats
     latencies: Latencies

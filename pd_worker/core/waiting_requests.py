@@ -13,6 +13,11 @@ def _order(state: RequestState) -> RequestOrder:
     return state.order
 
 
+def waits_for_items(state: RequestState) -> bool:
+    """Admitted, with items, and not running."""
+    return bool(state.features) and state.status in (RequestStatus.WAITING_ITEMS, RequestStatus.PREEMPTED)
+
+
 class OrderedRequests:
     """Requests sorted by `order`, each once. Not to be changed while it is iterated over."""
 
@@ -142,7 +147,7 @@ class WaitingRequests:
 
     def recheck(self, states: Iterable[RequestState]) -> None:
         """These requests are examined in the next step; those not waiting or not admitted are ignored."""
-        self._changed.update(state for state in states if state.waits_with_items)
+        self._changed.update(state for state in states if waits_for_items(state))
 
     def recheck_prefixes(self, digests: Iterable[bytes]) -> None:
         """Blocks with these digests were cached or evicted: requests that depend on them may have changed."""

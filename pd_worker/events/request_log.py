@@ -1,4 +1,4 @@
-"""What one request has said so far, so that a proxy that lost its stream can hear it again."""
+"""The event log of one request, from which a proxy that lost its stream can be sent the events again."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.types import FinishReason
 
-#: Events with tokens that become one: what waits with many log-probabilities is handed over in pieces.
+#: Events with tokens that are merged into one: a long backlog is sent in parts.
 _MOST_TEXTS = 4096
 #: Bytes that an event, a token, one of the likeliest tokens, a prompt's id and an item take in a message.
 _EVENT_BYTES, _TOKEN_BYTES, _TOP_BYTES, _ID_BYTES, _ITEM_BYTES = 128, 32, 128, 6, 160
 
 
-class RequestHistory:
-    """One attempt's events, and up to where they have been handed to the proxy's stream.
+class RequestLog:
+    """Events of one attempt, and how many of them have been sent.
 
-    Bounded by the request's own output: what waits for a slow proxy is merged when it is taken.
-    `resumed_tokens` are output tokens of earlier attempts, which are not here. Without `texts` there are no
+    Bounded by the request's own output: events that wait for a slow proxy are merged when they are sent.
+    `resumed_tokens` are output tokens of earlier attempts, not logged here. Without `texts` there are no
     log-probabilities.
     """
 
@@ -41,10 +41,10 @@ class RequestHistory:
         self.request_id = request_id
         self.attempt = attempt
         self.finished: pd_pb2.Finished | None = None
-        #: When the last event was handed over, in the outbox's seconds.
-        self.finished_taken_at: float | None = None
+        #: When the last event was sent, in seconds of the streams' clock.
+        self.finished_sent_at: float | None = None
         self._admitted: pd_pb2.Admitted | None = None
-        #: The last word on each item.
+        #: The latest event of each item.
         self._items: dict[str, pd_pb2.RequestEvent] = {}
         self._first = resumed_tokens
         self._token_ids = array("I")
@@ -53,9 +53,9 @@ class RequestHistory:
         self._starts = array("I")
         #: One per token, or none at all.
         self._logprobs: list[common_pb2.PositionLogprobs] = []
-        self._taken_texts = 0
-        self._taken_admitted = False
-        self._untaken_items: dict[str, None] = {}
+        self._sent_texts = 0
+        self._sent_admitted = False
+        self._unsent_items: dict[str, None] = {}
 
     @property
     def position(self) -> int:
@@ -85,18 +85,18 @@ class RequestHistory:
                 self.finished = finished_to_proto(event)
 
     def item_ready(self, mm_hash: str) -> None:
-        """The proxy has heard that the item was missing, and has had it encoded again."""
+        """The item is in the store again: an ItemMissing event is obsolete."""
         known = self._items.get(mm_hash)
         if known is not None and known.WhichOneof("body") == "item_missing":
             del self._items[mm_hash]
-            self._untaken_items.pop(mm_hash, None)
+            self._unsent_items.pop(mm_hash, None)
 
     @property
-    def untaken_bytes(self) -> int:
-        """About as many bytes would be taken now."""
-        nbytes = _EVENT_BYTES + min(len(self._texts) - self._taken_texts, _MOST_TEXTS) * self._token_bytes
-        nbytes += _ITEM_BYTES * len(self._untaken_items)
-        if self._admitted is not None and not self._taken_admitted:
+    def unsent_bytes(self) -> int:
+        """Approximate size of the unsent events of one message."""
+        nbytes = _EVENT_BYTES + min(len(self._texts) - self._sent_texts, _MOST_TEXTS) * self._token_bytes
+        nbytes += _ITEM_BYTES * len(self._unsent_items)
+        if self._admitted is not None and not self._sent_admitted:
             ids = len(self._admitted.prompt_token_ids) + len(self._admitted.encoder_prompt_token_ids)
             nbytes += _ID_BYTES * ids
         return nbytes
@@ -106,55 +106,55 @@ class RequestHistory:
         return _TOKEN_BYTES + (_TOP_BYTES * (1 + len(self._logprobs[0].top)) if self._logprobs else 0)
 
     @property
-    def has_untaken(self) -> bool:
-        """Whether `take` has left something: output goes over in pieces."""
-        return self._taken_texts < len(self._texts)
+    def has_unsent(self) -> bool:
+        """Whether output is left after `drain`, which returns a long backlog in parts."""
+        return self._sent_texts < len(self._texts)
 
-    def take(self, now: float) -> list[pd_pb2.RequestEvent]:
-        """What has not been handed over yet, in order, new tokens in one event; of much output a part."""
+    def drain(self, now: float) -> list[pd_pb2.RequestEvent]:
+        """Unsent events in order, with new tokens merged into one; of a long backlog the first part."""
         events: list[pd_pb2.RequestEvent] = []
-        if self._admitted is not None and not self._taken_admitted:
-            self._taken_admitted = True
+        if self._admitted is not None and not self._sent_admitted:
+            self._sent_admitted = True
             events.append(self._event(admitted=self._admitted))
-        events.extend(self._items[mm_hash] for mm_hash in self._untaken_items)
-        self._untaken_items.clear()
-        if self._taken_texts < len(self._texts):
-            events.append(self._event(tokens=self._take_tokens()))
-        if not self.has_untaken:
-            events.extend(self.take_end(now))
+        events.extend(self._items[mm_hash] for mm_hash in self._unsent_items)
+        self._unsent_items.clear()
+        if self._sent_texts < len(self._texts):
+            events.append(self._event(tokens=self._drain_tokens()))
+        if not self.has_unsent:
+            events.extend(self.drain_end(now))
         return events
 
-    def take_end(self, now: float) -> list[pd_pb2.RequestEvent]:
-        """The last event, where it has not been handed over yet."""
-        if self.finished is None or self.finished_taken_at is not None:
+    def drain_end(self, now: float) -> list[pd_pb2.RequestEvent]:
+        """The last event, unless it was sent already."""
+        if self.finished is None or self.finished_sent_at is not None:
             return []
-        self.finished_taken_at = now
+        self.finished_sent_at = now
         return [self._event(finished=self.finished)]
 
     def fail(self, error: RequestError) -> None:
-        """The request ends with `error`, whatever the engine says of it from now on."""
+        """Ends the request with `error`; later events of the engine are ignored."""
         self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
-        self.finished_taken_at = None
-        self._taken_texts = len(self._texts)
+        self.finished_sent_at = None
+        self._sent_texts = len(self._texts)
 
     def rewind(self, position: int) -> bool:
-        """The proxy has the first `position` tokens: the rest is to be taken again.
+        """Marks all but the first `position` tokens as unsent.
 
-        False when the request cannot go on from there: no message has ended at that token.
+        False when no message ended at that token: the request cannot be reattached there.
         """
         index = bisect.bisect_left(self._starts, position)
         at = self._starts[index] if index < len(self._starts) else self.position
         if at != position:
             return False
-        self._taken_texts = index
-        self._taken_admitted = False
-        self._untaken_items = dict.fromkeys(self._items)
-        self.finished_taken_at = None
+        self._sent_texts = index
+        self._sent_admitted = False
+        self._unsent_items = dict.fromkeys(self._items)
+        self.finished_sent_at = None
         return True
 
-    def _take_tokens(self) -> pd_pb2.Tokens:
-        first = self._taken_texts
-        last = self._taken_texts = min(first + _MOST_TEXTS, len(self._texts))
+    def _drain_tokens(self) -> pd_pb2.Tokens:
+        first = self._sent_texts
+        last = self._sent_texts = min(first + _MOST_TEXTS, len(self._texts))
         position = self._starts[first]
         end = self._starts[last] if last < len(self._texts) else self.position
         ids = slice(position - self._first, end - self._first)
@@ -167,7 +167,7 @@ class RequestHistory:
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:
         self._items[mm_hash] = event
-        self._untaken_items[mm_hash] = None
+        self._unsent_items[mm_hash] = None
 
     def _event(
         self,

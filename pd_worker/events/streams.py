@@ -1,4 +1,4 @@
-"""One stream of events per proxy, fed by the engine, which never waits for it."""
+"""Event streams: one per proxy, written by the engine, which never waits for them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 
 from triptych.errors import InternalError
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.events.request_log import RequestHistory
+from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 logger = logging.getLogger(__name__)
 
-#: A proxy without a stream keeps its requests for as long.
+#: How long the requests of a proxy without a stream are kept.
 KEEP_DETACHED_SECONDS = 2.0
-#: A finished request can be asked for again for as long after its last event was handed over; and for as
-#: long after a request is forgotten its attempts are not taken a second time.
+#: How long a finished request can be reattached after its last event was sent, and how long after its
+#: removal the same attempt is refused.
 KEEP_FINISHED_SECONDS = 10.0
 #: About the most that one message of a stream holds: far below gRPC's limit.
 MESSAGE_BYTES = 4 << 20
-#: Requests that one proxy may take up again at once.
+#: Requests that one proxy may reattach at once.
 MAX_NAMED = 1 << 20
 
 
 class EventStream:
-    """What one Attach call sends: a message whenever something is new, merged while the proxy is slow."""
+    """The stream of one Attach call: a message per step, or several steps in one while the proxy is slow."""
 
     def __init__(self, proxy_id: str, clock: Callable[[], float]) -> None:
         self.proxy_id = proxy_id
         self._clock = clock
-        self._new: dict[str, RequestHistory] = {}
+        self._new: dict[str, RequestLog] = {}
         self._lost: list[pd_pb2.RequestEvent] = []
         self._beat: pd_pb2.Beat | None = None
         self._wake = asyncio.Event()
@@ -43,8 +43,8 @@ class EventStream:
     def idle(self) -> bool:
         return not self._new and not self._lost
 
-    def add(self, history: RequestHistory) -> None:
-        self._new[history.request_id] = history
+    def add(self, log: RequestLog) -> None:
+        self._new[log.request_id] = log
         self._wake.set()
 
     def forget(self, request_id: str) -> None:
@@ -55,17 +55,17 @@ class EventStream:
         self._wake.set()
 
     def beat(self, beat: pd_pb2.Beat) -> None:
-        """Says how far the engine is, in the place of what was not sent yet."""
+        """Queues the engine's beat, in place of one that was not sent yet."""
         self._beat = beat
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the stream after what is new."""
+        """Ends the stream after the queued events."""
         self._closed = True
         self._wake.set()
 
     def abandon(self) -> None:
-        """Ends the stream at once: another one has taken its place and sends what is new."""
+        """Ends the stream at once: another one has replaced it."""
         self._new.clear()
         self._lost.clear()
         self.close()
@@ -73,7 +73,7 @@ class EventStream:
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
         while True:
-            events = self._take()
+            events = self._drain()
             beat, self._beat = self._beat, None
             if events or beat is not None:
                 return pd_pb2.StepEvents(events=events, beat=beat)
@@ -82,36 +82,36 @@ class EventStream:
             self._wake.clear()
             await self._wake.wait()
 
-    def _take(self) -> list[pd_pb2.RequestEvent]:
-        """What is new, as far as one message holds it; losses come after all tokens."""
+    def _drain(self) -> list[pd_pb2.RequestEvent]:
+        """Queued events for one message; losses come after all tokens."""
         events: list[pd_pb2.RequestEvent] = []
         room = MESSAGE_BYTES
-        for request_id, history in list(self._new.items()):
+        for request_id, log in list(self._new.items()):
             if room <= 0:
                 break
-            room -= history.untaken_bytes
+            room -= log.unsent_bytes
             del self._new[request_id]
-            events.extend(self._taken(history))
-            if history.has_untaken:
-                self._new[request_id] = history
+            events.extend(self._events_of(log))
+            if log.has_unsent:
+                self._new[request_id] = log
         if not self._new:
             events.extend(self._lost)
             self._lost.clear()
         return events
 
-    def _taken(self, history: RequestHistory) -> list[pd_pb2.RequestEvent]:
-        """What is new of one request; an error where it cannot be sent, so that all others go on."""
+    def _events_of(self, log: RequestLog) -> list[pd_pb2.RequestEvent]:
+        """Unsent events of one request; where they cannot be encoded, an error for this request alone."""
         try:
-            return history.take(self._clock())
+            return log.drain(self._clock())
         except Exception:
-            logger.exception("request %s: its events cannot be sent", history.request_id)
-            history.fail(InternalError("the request's output could not be sent"))
-            return history.take_end(self._clock())
+            logger.exception("request %s: its events cannot be sent", log.request_id)
+            log.fail(InternalError("the request's output could not be sent"))
+            return log.drain_end(self._clock())
 
 
 @dataclass(slots=True)
 class _Naming:
-    """Requests that an Attach to come takes up again."""
+    """Requests that the next Attach will reattach."""
 
     round: str
     named: list[pd_pb2.Reattach] = field(default_factory=list)
@@ -123,15 +123,15 @@ class _Proxy:
 
     detached_at: float | None
     stream: EventStream | None = None
-    requests: dict[str, RequestHistory] = field(default_factory=dict)
-    #: Attempts that were forgotten, and when, in that order: events of theirs may still be under way.
+    requests: dict[str, RequestLog] = field(default_factory=dict)
+    #: Attempts that were removed, and when, in that order: the engine may still emit events of them.
     past: dict[str, tuple[int, float]] = field(default_factory=dict)
     naming: _Naming | None = None
 
     def knows(self, request_id: str, attempt: int) -> bool:
-        """Whether this attempt, or a later one, has been here."""
-        history = self.requests.get(request_id)
-        latest = self.past.get(request_id, (-1, 0.0))[0] if history is None else history.attempt
+        """Whether this attempt, or a later one, was submitted before."""
+        log = self.requests.get(request_id)
+        latest = self.past.get(request_id, (-1, 0.0))[0] if log is None else log.attempt
         return latest >= attempt
 
     def forget_past(self, before: float) -> None:
@@ -141,11 +141,12 @@ class _Proxy:
             del self.past[request_id]
 
 
-class Outbox:
-    """Lives in the event loop; only `emit` may be called from another thread.
+class EventStreams:
+    """The streams of all proxies, and the event logs of their requests.
 
-    `cancel(request_ids, proxy_id)` ends requests in the engine: those of a proxy that stays away and
-    those that it names no longer. `texts` are the vocabulary's, for log-probabilities.
+    Belongs to the event loop; only `emit` may be called from another thread. `cancel(request_ids, proxy_id)`
+    ends requests in the engine: those of a proxy that does not reattach, or does not name them when it does.
+    `texts` are the vocabulary's, for log-probabilities.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Outbox:
         texts: TokenTexts | None = None,
     ) -> None:
         self._texts = texts
-        self._cancel = cancel
+        self._cancel_in_engine = cancel
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._proxies: dict[str, _Proxy] = {}
@@ -167,7 +168,7 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, and every attached proxy has been handed everything."""
+        """No request is unfinished, and every attached proxy has been sent everything."""
         streams = (proxy.stream for proxy in self._proxies.values())
         return self.unfinished == 0 and all(stream is None or stream.idle for stream in streams)
 
@@ -179,45 +180,45 @@ class Outbox:
             logger.warning("%d events came after the end of the event loop", len(events))
 
     def deliver(self, events: Iterable[EngineEvent]) -> None:
-        """Files the events and wakes the streams; events of requests given up are dropped."""
+        """Logs the events and wakes the streams; events of removed requests are dropped."""
         for event in events:
             proxy = self._proxies.get(event.proxy_id)
-            history = proxy.requests.get(event.request_id) if proxy else None
-            if proxy is None or history is None or history.attempt != event.attempt:
+            log = proxy.requests.get(event.request_id) if proxy else None
+            if proxy is None or log is None or log.attempt != event.attempt:
                 continue
-            if history.finished is not None:
-                continue  # it has failed here, and the engine did not know yet
+            if log.finished is not None:
+                continue  # It failed here, before the engine was asked to cancel it.
             try:
-                history.add(event)
+                log.add(event)
             except Exception:
-                logger.exception("request %s: an event of it cannot be filed", event.request_id)
-                history.fail(InternalError("the request's output could not be sent"))
-                self._cancel([event.request_id], event.proxy_id)
+                logger.exception("request %s: one of its events cannot be logged", event.request_id)
+                log.fail(InternalError("the request's output could not be sent"))
+                self._cancel_in_engine([event.request_id], event.proxy_id)
             if proxy.stream is not None:
-                proxy.stream.add(history)
+                proxy.stream.add(log)
 
     def open(self, proxy_id: str, request_id: str, attempt: int, resumed_tokens: int = 0) -> bool:
-        """Expects events of this attempt from now on. False when it, or a later one, is known already."""
+        """Opens the log of an attempt. False when it, or a later one, is known already."""
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
         if proxy.knows(request_id, attempt):
             return False
-        self.give_up(proxy_id, [request_id])
-        proxy.requests[request_id] = RequestHistory(request_id, attempt, resumed_tokens, self._texts)
+        self.cancel(proxy_id, [request_id])
+        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts)
         return True
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:
-        """The request was refused: nobody will hear of it."""
+        """Removes a request that was refused."""
         if self.holds(proxy_id, request_id, attempt):
             self._drop(self._proxies[proxy_id], request_id)
 
     def holds(self, proxy_id: str, request_id: str, attempt: int) -> bool:
-        """Whether somebody still waits for this attempt."""
+        """Whether this attempt is open."""
         proxy = self._proxies.get(proxy_id)
-        history = proxy.requests.get(request_id) if proxy else None
-        return history is not None and history.attempt == attempt
+        log = proxy.requests.get(request_id) if proxy else None
+        return log is not None and log.attempt == attempt
 
-    def give_up(self, proxy_id: str, request_ids: Iterable[str]) -> None:
-        """Nobody wants these any more: they end in the engine and are forgotten. Unknown ones are ignored."""
+    def cancel(self, proxy_id: str, request_ids: Iterable[str]) -> None:
+        """Removes these requests and cancels them in the engine. Unknown ones are ignored."""
         proxy = self._proxies.get(proxy_id)
         known = [name for name in dict.fromkeys(request_ids) if proxy and name in proxy.requests]
         if proxy is None or not known:
@@ -226,18 +227,18 @@ class Outbox:
         for request_id in known:
             self._drop(proxy, request_id)
         if running:
-            logger.info("%d requests of proxy %s are given up", len(running), proxy_id)
-            self._cancel(running, proxy_id)
+            logger.info("%d requests of proxy %s are cancelled", len(running), proxy_id)
+            self._cancel_in_engine(running, proxy_id)
 
     def items_ready(self, proxy_id: str, mm_hashes: Sequence[str]) -> None:
-        """The proxy has said that these are in the store: what it knew of their absence is over."""
+        """These embeddings are in the store again: ItemMissing events of them are obsolete."""
         if proxy := self._proxies.get(proxy_id):
-            for history in proxy.requests.values():
+            for log in proxy.requests.values():
                 for mm_hash in mm_hashes:
-                    history.item_ready(mm_hash)
+                    log.item_ready(mm_hash)
 
     def name(self, proxy_id: str, round: str, named: Sequence[pd_pb2.Reattach]) -> bool:
-        """These are taken up again too by the Attach that ends the round. False when they are too many."""
+        """Adds requests that the Attach of this round will reattach. False when there are too many."""
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
         if proxy.naming is None or proxy.naming.round != round:
             proxy.naming = _Naming(round)
@@ -245,11 +246,11 @@ class Outbox:
             return False
         proxy.naming.named += named
         if proxy.detached_at is not None:
-            proxy.detached_at = self._clock()  # it is on its way back
+            proxy.detached_at = self._clock()  # It is about to attach.
         return True
 
     def named(self, proxy_id: str, round: str) -> list[pd_pb2.Reattach]:
-        """What has been named in this round, which is over now."""
+        """The requests named in this round, which ends."""
         proxy = self._proxies.get(proxy_id)
         naming = proxy.naming if proxy else None
         if proxy is not None:
@@ -266,19 +267,15 @@ class Outbox:
             proxy.stream.abandon()
         stream = proxy.stream = EventStream(proxy_id, self._clock)
         proxy.detached_at = None
-        given_up = proxy.requests.keys() - {reattach.request_id for reattach in named}
+        abandoned = proxy.requests.keys() - {reattach.request_id for reattach in named}
         for reattach in named:
-            history = proxy.requests.get(reattach.request_id)
-            if (
-                history is not None
-                and history.attempt == reattach.attempt
-                and history.rewind(reattach.position)
-            ):
-                stream.add(history)
+            log = proxy.requests.get(reattach.request_id)
+            if log is not None and log.attempt == reattach.attempt and log.rewind(reattach.position):
+                stream.add(log)
             else:
                 stream.lose(reattach.request_id, reattach.attempt)
-                given_up |= proxy.requests.keys() & {reattach.request_id}
-        self.give_up(proxy_id, sorted(given_up))
+                abandoned |= proxy.requests.keys() & {reattach.request_id}
+        self.cancel(proxy_id, sorted(abandoned))
         return stream
 
     def detach(self, stream: EventStream) -> None:
@@ -288,21 +285,21 @@ class Outbox:
             proxy.stream, proxy.detached_at = None, self._clock()
 
     def beat(self, count: int, patience: float) -> None:
-        """Tells every proxy how far the engine is. Called once a second."""
+        """Sends the engine's beat to every proxy. Called once a second."""
         for proxy in self._proxies.values():
             if proxy.stream is not None:
                 proxy.stream.beat(pd_pb2.Beat(count=count, patience=patience))
 
     def sweep(self) -> None:
-        """Cancels the requests of proxies that stayed away, forgets finished ones. Called regularly."""
+        """Cancels requests of proxies that did not reattach; removes finished ones. Called regularly."""
         now = self._clock()
         for proxy_id, proxy in list(self._proxies.items()):
             if proxy.detached_at is not None and now - proxy.detached_at > KEEP_DETACHED_SECONDS:
-                self.give_up(proxy_id, list(proxy.requests))
+                self.cancel(proxy_id, list(proxy.requests))
                 del self._proxies[proxy_id]
                 continue
-            for request_id, history in list(proxy.requests.items()):
-                taken = history.finished_taken_at
+            for request_id, log in list(proxy.requests.items()):
+                taken = log.finished_sent_at
                 if taken is not None and now - taken > KEEP_FINISHED_SECONDS:
                     self._drop(proxy, request_id)
             proxy.forget_past(now - KEEP_FINISHED_SECONDS)
@@ -310,26 +307,26 @@ class Outbox:
     def produced(self, proxy_id: str, request_id: str) -> int | None:
         """New output tokens of this attempt; None where it has ended or is unknown."""
         proxy = self._proxies.get(proxy_id)
-        history = proxy.requests.get(request_id) if proxy else None
-        return history.produced if history is not None and history.finished is None else None
+        log = proxy.requests.get(request_id) if proxy else None
+        return log.produced if log is not None and log.finished is None else None
 
     def hand_over(self) -> None:
-        """Whatever has not finished ends here and goes on at another worker."""
+        """Ends all unfinished requests here; the proxies resume them at another worker."""
         for proxy_id, proxy in self._proxies.items():
-            unfinished = [history for history in proxy.requests.values() if history.finished is None]
-            self.give_up(proxy_id, [history.request_id for history in unfinished])
+            unfinished = [log for log in proxy.requests.values() if log.finished is None]
+            self.cancel(proxy_id, [log.request_id for log in unfinished])
             if proxy.stream is not None:
-                for history in unfinished:
-                    proxy.stream.lose(history.request_id, history.attempt)
+                for log in unfinished:
+                    proxy.stream.lose(log.request_id, log.attempt)
 
     def shut_down(self) -> None:
-        """Ends every stream after its last events; what has not finished goes on at another worker."""
+        """Ends every stream after its last events; the proxies resume unfinished requests elsewhere."""
         for proxy in self._proxies.values():
             if proxy.stream is None:
                 continue
-            for history in proxy.requests.values():
-                if history.finished is None:
-                    proxy.stream.lose(history.request_id, history.attempt)
+            for log in proxy.requests.values():
+                if log.finished is None:
+                    proxy.stream.lose(log.request_id, log.attempt)
             proxy.stream.close()
 
     def _drop(self, proxy: _Proxy, request_id: str) -> None:

@@ -1,9 +1,8 @@
-"""What every token of a vocabulary stands for: its bytes, and the text that they make."""
+"""Text and bytes of every token of a vocabulary, for log-probabilities."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -37,14 +36,14 @@ class TokenTexts:
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
-        piece: Any = self._tokenizer.id_to_token(token_id)
+        piece: str | None = self._tokenizer.id_to_token(token_id)
         if piece is None:
             return b""
         if self._byte_level is not None:
             return b"".join(self._byte_level.get(char, char.encode()) for char in piece)
         if match := _BYTE.fullmatch(piece):
             return bytes([int(match[1], 16)])
-        return str(piece).replace(_WORD_START, " ").encode()
+        return piece.replace(_WORD_START, " ").encode()
 
 
 def _byte_level() -> dict[str, bytes]:

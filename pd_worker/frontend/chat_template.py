@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -18,10 +17,11 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triptych.errors import ConfigError, InvalidRequest
+from triptych.pd_worker.frontend.messages import TemplateMessage
 
 logger = logging.getLogger(__name__)
 
-#: What a template gets from us alone.
+#: Variables that requests may not set.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -45,10 +45,10 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[TemplateMessage],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] | None = None,
         generation_prompt: bool = True,
     ) -> str:
         """The prompt's text, up to the assistant's turn where `generation_prompt` is set.
@@ -62,7 +62,7 @@ class ChatTemplate:
                     **(variables or {}),
                     **self._variables,
                     "messages": [self._shaped(message) for message in messages],
-                    "tools": tools,
+                    "tools": tools or None,
                     "documents": None,
                     "add_generation_prompt": generation_prompt,
                 }
@@ -72,7 +72,7 @@ class ChatTemplate:
         except InvalidRequest:
             raise
         except Exception as error:
-            # Templates are code of the checkpoint's author: whatever they trip over is this request's end.
+            # Templates are code of the checkpoint's author: any exception of theirs ends only this request.
             logger.warning("the chat template failed with %s", type(error).__name__)
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages ({type(error).__name__}): "
@@ -80,7 +80,7 @@ class ChatTemplate:
                 param="messages",
             ) from error
 
-    def _check(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> None:
+    def _check(self, tools: Sequence[object], variables: Mapping[str, object]) -> None:
         if tools and not self._takes_tools:
             raise InvalidRequest("this model's chat template takes no tools: leave them out", param="tools")
         if reserved := sorted(variables.keys() & self._reserved):
@@ -88,22 +88,23 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {', '.join(reserved)}", param="chat_template_kwargs"
             )
 
-    def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _shaped(self, message: TemplateMessage) -> TemplateMessage:
         """The message with its content as the template reads it."""
         content = message["content"]
         if self.takes_parts:
-            # Beside tool calls an empty content has to stay empty: templates ask for it.
-            texts = [{"type": "text", "text": content}] if content or not message.get("tool_calls") else []
-            parts = texts if isinstance(content, str) else content
-            return {**message, "content": parts}
+            if not isinstance(content, str):
+                return message
+            # Beside tool calls an empty content has to stay empty: templates check for it.
+            empty = not content and bool(message.get("tool_calls"))
+            return {**message, "content": [] if empty else [{"type": "text", "text": content}]}
         if isinstance(content, str):
-            return dict(message)
+            return message
         if any(part["type"] != "text" for part in content):
             raise InvalidRequest("this model's chat template takes text only", param="messages")
         return {**message, "content": "".join(part["text"] for part in content)}
 
     def _takes_parts(self) -> bool:
-        """Tried out: a template for strings drops a list, prints it, or fails on it."""
+        """Found by a trial: a template for strings drops a list, prints it, or fails on it."""
         probe = secrets.token_hex(8)
         self.takes_parts = True
         try:
@@ -153,7 +154,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

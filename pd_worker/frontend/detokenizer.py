@@ -1,4 +1,4 @@
-"""Output tokens become text, and the text and the tokens decide when a request stops.
+"""The detokenizer: turns output tokens into text, and decides when the output ends.
 
 A pure function of the tokens: an attempt that replays another's tokens stands exactly where that one
 stood, so that text continues at the character after the last one received.
@@ -113,16 +113,16 @@ class OutputText:
 
     def append(self, token_id: int) -> tuple[str, FinishReason | None]:
         """The text that may now be sent, and the reason when `token_id` was the last token."""
-        text = self._take(token_id)
+        text = self._append(token_id)
         return self._unsent(text), self.finished
 
     def flush(self) -> str:
-        """What is held back, for a request that ends from outside; empty after its own end."""
+        """The text held back, for a request that is ended from outside; empty after its own end."""
         text = "" if self.finished else self._held + self._decoder.flush()
         self._held = ""
         return self._unsent(text)
 
-    def _take(self, token_id: int) -> str:
+    def _append(self, token_id: int) -> str:
         if self.finished:
             raise InvalidRequest("output_token_ids go on after the end of the output", param="resume")
         self._count += 1
@@ -163,7 +163,7 @@ class OutputText:
         return min((index for index in found if index >= 0), default=-1)
 
     def _replay(self, resumed: Sequence[int], text_sent_chars: int) -> None:
-        text = "".join([self._take(token_id) for token_id in resumed])
+        text = "".join([self._append(token_id) for token_id in resumed])
         self._backlog = text[text_sent_chars:]
         self._skip = max(0, text_sent_chars - len(text))
 

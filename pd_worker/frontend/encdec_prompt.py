@@ -1,4 +1,4 @@
-"""The decoder's prompt of an encoder-decoder model, and what its text encoder reads, as token ids.
+"""Prompts of encoder-decoder models: the decoder's, and the text encoder's, as token ids.
 
 The first functions are pure. A decoder prompt given as text is the beginning of the answer: it goes behind
 the model's own start. Given as token ids it is taken as it is, behind the start token.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -31,7 +30,7 @@ def behind_start(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[in
 def behind_default(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[int, ...]:
     """A decoder prompt given as text, tokenised without special tokens of the tokenizer's own.
 
-    Whatever of the default prompt the text begins with itself is not said twice.
+    The part of the default prompt with which the text itself begins is not repeated.
     """
     given, default = tuple(token_ids), defaults.token_ids
     for at in range(len(default)):
@@ -41,9 +40,9 @@ def behind_default(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[
     return (*default, *given)
 
 
-def task_options(message: common_pb2.Transcription) -> dict[str, Any]:
-    """What families and their rules go by; fields that are not set are absent."""
-    options: dict[str, Any] = {}
+def task_options(message: common_pb2.Transcription) -> dict[str, object]:
+    """Options for the family's prompt and logits rules; fields that are not set are absent."""
+    options: dict[str, object] = {}
     if message.language:
         options["language"] = message.language
     if message.task:
@@ -61,11 +60,11 @@ class TwoPrompts:
 
     prompt: Prompt
     encoder_token_ids: tuple[int, ...]
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
 
 class EncDecPrompts:
-    """Makes both prompts for one checkpoint. Thread-safe. Errors are InvalidRequest and name the field."""
+    """Builds both prompts for one checkpoint. Thread-safe. Errors are InvalidRequest and name the field."""
 
     def __init__(
         self, tokenizer: Tokenizer, guarded: GuardedTokenizer, decoder: DecoderSide, max_model_len: int
@@ -78,7 +77,7 @@ class EncDecPrompts:
         self._decoder = decoder
         self._max_model_len = max_model_len
 
-    def take(self, message: pd_pb2.SubmitRequest, plans: Sequence[ItemPlan]) -> TwoPrompts:
+    def build(self, message: pd_pb2.SubmitRequest, plans: Sequence[ItemPlan]) -> TwoPrompts:
         """Both prompts of a request with these items; a resumed one's are those of the earlier attempt."""
         plan = self._check(message, plans)
         options = task_options(message.transcription)
@@ -106,7 +105,7 @@ class EncDecPrompts:
             )
         if message.HasField("transcription"):
             if self._decoder.modality != "audio":
-                raise InvalidRequest("transcription: this model hears no audio", param="transcription")
+                raise InvalidRequest("transcription: this model takes no audio", param="transcription")
             if message.HasField("prompt"):
                 raise InvalidRequest(
                     "prompt and transcription exclude each other: both say how the decoder begins",
@@ -133,7 +132,7 @@ class EncDecPrompts:
             )
         return ids
 
-    def _decoder_ids(self, message: pd_pb2.SubmitRequest, options: Mapping[str, Any]) -> tuple[int, ...]:
+    def _decoder_ids(self, message: pd_pb2.SubmitRequest, options: Mapping[str, object]) -> tuple[int, ...]:
         defaults = self._decoder.prompt_defaults(options)
         match message.prompt.WhichOneof("body") if message.HasField("prompt") else "":
             case "":

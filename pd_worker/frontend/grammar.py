@@ -1,4 +1,4 @@
-"""Holds an output to its form: which tokens may come next, by llguidance's incremental parser.
+"""Grammar-constrained output: the allowed next tokens, by llguidance's incremental parser.
 
 llguidance is imported with the first request that needs it. It works under limits of its own for grammar
 size, lexer states and work per step; what goes beyond them is the request's error, never a hang.
@@ -10,8 +10,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from triptych.errors import InvalidRequest, RequestError
 from triptych.types import OutputFormat
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
     from tokenizers import Tokenizer
 
@@ -28,14 +28,6 @@ _MAX_CHARS = 64 << 10
 _MAX_DEPTH = 64
 _MAX_CHOICES = 1024
 _MAX_CACHED = 32
-#: Fuel is llguidance's unit of work: 50 of the first and 14 of the second are about a microsecond.
-_LIMITS: dict[str, Any] = {
-    "max_grammar_size": 100_000,
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 25_000,
-    "max_lexer_states": 25_000,
-}
 #: A model that cannot decide must not write blanks for ever.
 _BLANKS = r"[ \n\t]{1,16}"
 _OPTIONS: JsonCompileOptions = {
@@ -49,9 +41,9 @@ _OPTIONS: JsonCompileOptions = {
 
 
 class GrammarState:
-    """How far one request's output has come in its form. Follows the output ids wherever they came from.
+    """Parser state of one request's output; follows the output ids, those of earlier attempts too.
 
-    `error` is set once the form can be followed no further.
+    `error` is set once the output cannot match the format.
     """
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], size: int) -> None:
@@ -62,7 +54,7 @@ class GrammarState:
         self.error: RequestError | None = None
 
     def follow(self, output_ids: Sequence[int]) -> bool:
-        """Takes in the ids that are new; False where they do not fit, which sets `error`."""
+        """Advances by the new ids; False where they do not match, which sets `error`."""
         new = list(output_ids[self._consumed :])
         self._consumed = len(output_ids)
         if new and self.error is None and not self._matcher.consume_tokens(new):
@@ -86,7 +78,7 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Makes states of forms; keeps those compiled last. Called from a pool of threads.
+    """Compiles output formats, with an LRU cache. Thread-safe.
 
     `eos_token_ids` end an output once its form is complete, and not before.
     """
@@ -100,7 +92,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()
 
     def state(self, form: OutputFormat) -> GrammarState:
-        """A state before the first token; InvalidRequest says what of the form is not supported."""
+        """The state before the first token; InvalidRequest for what is not supported."""
         if not self._eos:
             raise _refusal("this model has no end-of-sequence token to end such an output with")
         with self._lock:
@@ -116,11 +108,11 @@ class GrammarCompiler:
         return GrammarState(copy, self._eos, self._size)
 
     def _compile(self, form: OutputFormat) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
         grammar = _grammar(form)
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
-        # Some forms show only at the first step that they are too much, or that nothing fits them.
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=_limits())
+        # Some formats prove too large, or unsatisfiable, only at the first step.
         probe = matcher.deep_copy()
         if not probe.is_error():
             probe.compute_bitmask()
@@ -136,6 +128,19 @@ class GrammarCompiler:
                 spec = self._backend.to_str()
                 self._tokenizer = LLTokenizer(spec, n_vocab=self._size, eos_token=self._eos[0])
             return self._tokenizer
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    # Fuel is llguidance's unit of work: 50 of the first and 14 of the second are about a microsecond.
+    return LLParserLimits(
+        max_grammar_size=100_000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=25_000,
+        max_lexer_states=25_000,
+    )
 
 
 def _grammar(form: OutputFormat) -> str:
@@ -193,10 +198,12 @@ def _unanchored(regex: str) -> str:
     return re.sub(r"(?<!\\)((?:\\\\)*)\$\Z", r"\1", regex)
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _deeper(value: object, levels: int) -> bool:
     if levels == 0:
         return isinstance(value, dict | list)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner: Iterable[object] = ()
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
     return any(_deeper(part, levels - 1) for part in inner)
 
 

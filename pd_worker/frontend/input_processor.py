@@ -1,4 +1,4 @@
-"""A Submit message becomes the engine's request, or the error that names what is wrong with it."""
+"""The input processor: turns Submit messages into engine requests, or into errors that name the field."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _MAX_TIMEOUT = 604800.0
 _MAX_SALT = 1024
 
 
-class Intake:
-    """Holds nothing between requests; called from a pool of threads.
+class InputProcessor:
+    """Stateless and thread-safe.
 
     `encoder_cache_bytes` bounds the distinct items of one request.
     """
@@ -55,8 +55,8 @@ class Intake:
         self._model_key = model_key
         self._prompts = prompts
         self._tokenizer = tokenizer
-        #: What turns output tokens into text.
-        self._speaker = (
+        #: Detokenizes output tokens.
+        self._decoder_text = (
             tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
         )
         self._decoder = decoder
@@ -64,13 +64,13 @@ class Intake:
         self._max_model_len = max_model_len
         self._encoder_cache_bytes = encoder_cache_bytes
 
-    def take(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
+    def process(self, message: pd_pb2.SubmitRequest, arrival: float) -> EngineRequest:
         """The request that `message` asks for; `arrival` in seconds of time.monotonic. RequestError."""
         self._check_names(message)
         plans = [checked_plan(slot.plan) for slot in message.items]
         self._check_plans(plans)
         resume = message.resume if message.HasField("resume") else None
-        two = None if self._two_prompts is None else self._two_prompts.take(message, plans)
+        two = None if self._two_prompts is None else self._two_prompts.build(message, plans)
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
         params = sampling_from_proto(message.sampling)
         sampling = resolve(
@@ -89,7 +89,7 @@ class Intake:
                 param="resume",
             )
         self._check_tokens(received, "output_token_ids", "resume")
-        output = OutputText(self._speaker, sampling, received, resume.text_sent_chars if resume else 0)
+        output = OutputText(self._decoder_text, sampling, received, resume.text_sent_chars if resume else 0)
         positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
         options = {} if two is None else two.options
         return EngineRequest(
@@ -136,7 +136,9 @@ class Intake:
     def detokenize(self, message: pd_pb2.DetokenizeRequest) -> pd_pb2.DetokenizeReply:
         """The text of the ids, special tokens included unless they are unwanted. RequestError."""
         self._check_tokens(message.token_ids, "tokens", "tokens")
-        text = self._speaker.decode(list(message.token_ids), skip_special_tokens=message.skip_special_tokens)
+        text = self._decoder_text.decode(
+            list(message.token_ids), skip_special_tokens=message.skip_special_tokens
+        )
         return pd_pb2.DetokenizeReply(text=text)
 
     def _grammar(
@@ -156,7 +158,7 @@ class Intake:
         if message.attempt < 1:
             raise InvalidRequest("attempt counts from 1", param="attempt")
         if message.model_key != self._model_key:
-            # Another worker may serve it: the proxy looks on.
+            # Another worker may serve it: the proxy tries the next one.
             raise Unavailable("this worker serves another model_key", param="model_key", retry_after=1.0)
         if not message.timeout > 0:
             raise DeadlineExceeded("the request's time is over", param="timeout")
@@ -203,7 +205,7 @@ class Intake:
     ) -> Prompt:
         if resume is not None and resume.prompt_token_ids:
             places = [(place.offset, place.length) for place in resume.placements]
-            return self._prompts.take_up(tuple(resume.prompt_token_ids), places, plans)
+            return self._prompts.resume(tuple(resume.prompt_token_ids), places, plans)
         if not message.HasField("prompt"):
             return self._prompts.build(message.messages, plans, template_from_proto(message.template))
         if message.messages or plans:

@@ -1,10 +1,10 @@
-"""A chat as Submit carries it: its JSON parsed, and made safe for the template."""
+"""The messages, tools and template variables of Submit, parsed and made safe for the template."""
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NotRequired, TypedDict, TypeVar
 
 import msgspec
 
@@ -13,6 +13,16 @@ from triptych.errors import InvalidRequest
 from triptych.limits import MAX_DEPTH, MAX_TOOLS
 
 T = TypeVar("T")
+
+
+class TemplateMessage(TypedDict):
+    """A message as chat templates read it."""
+
+    role: str
+    content: str | list[dict[str, str]]
+    name: NotRequired[str]
+    tool_call_id: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, object]]]
 
 
 def parse_messages(raw: bytes) -> list[Message]:
@@ -30,11 +40,11 @@ def parse_messages(raw: bytes) -> list[Message]:
     return messages
 
 
-def parse_tools(raw: bytes) -> list[dict[str, Any]] | None:
-    """Submit's JSON array of tools; None when there are none."""
+def parse_tools(raw: bytes) -> list[dict[str, object]]:
+    """Submit's JSON array of tools."""
     if not raw:
-        return None
-    tools = _parse(raw, list[dict[str, Any]], "tools")
+        return []
+    tools = _parse(raw, list[dict[str, object]], "tools")
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools takes at most {MAX_TOOLS}", param="tools")
     for index, tool in enumerate(tools):
@@ -43,14 +53,14 @@ def parse_tools(raw: bytes) -> list[dict[str, Any]] | None:
             raise InvalidRequest(
                 f'tools.{index} must be {{"type": "function", "function": {{"name": …}}}}', param="tools"
             )
-    return tools or None
+    return tools
 
 
-def parse_variables(raw: bytes) -> dict[str, Any]:
+def parse_variables(raw: bytes) -> dict[str, object]:
     """Submit's JSON object of template variables."""
     if not raw:
         return {}
-    variables = _parse(raw, dict[str, Any], "chat_template_kwargs")
+    variables = _parse(raw, dict[str, object], "chat_template_kwargs")
     for name in variables:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
             raise InvalidRequest(
@@ -59,28 +69,35 @@ def parse_variables(raw: bytes) -> dict[str, Any]:
     return variables
 
 
-def for_template(message: Message, index: int, protect: Callable[[str], str]) -> dict[str, Any]:
+def for_template(message: Message, index: int, protect: Callable[[str], str]) -> TemplateMessage:
     """The message as templates read it, every string of the client through `protect`."""
-    shaped: dict[str, Any] = {"role": message.role, "content": _content(message.content, protect)}
-    for field in ("name", "tool_call_id"):
-        if (value := getattr(message, field)) is not None:
-            shaped[field] = protect(value)
+    shaped: TemplateMessage = {"role": message.role, "content": _content(message.content, protect)}
+    if message.name is not None:
+        shaped["name"] = protect(message.name)
+    if message.tool_call_id is not None:
+        shaped["tool_call_id"] = protect(message.tool_call_id)
     if message.tool_calls:
         where = f"messages.{index}.tool_calls"
         shaped["tool_calls"] = [_tool_call(call, where, protect) for call in message.tool_calls]
     return shaped
 
 
-def protect_json(value: Any, protect: Callable[[str], str], param: str, depth: int = 0) -> Any:
-    """`value` with every string in it, keys too, through `protect`."""
+def protect_object(
+    value: Mapping[str, object], protect: Callable[[str], str], param: str, depth: int = 0
+) -> dict[str, object]:
+    """A JSON object with every string in it, keys too, through `protect`."""
+    return {protect(key): _protect_json(inner, protect, param, depth + 1) for key, inner in value.items()}
+
+
+def _protect_json(value: object, protect: Callable[[str], str], param: str, depth: int) -> object:
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{param} is nested deeper than {MAX_DEPTH}", param=param)
     if isinstance(value, str):
         return protect(value)
     if isinstance(value, dict):
-        return {protect(key): protect_json(inner, protect, param, depth + 1) for key, inner in value.items()}
+        return protect_object(value, protect, param, depth)
     if isinstance(value, list):
-        return [protect_json(inner, protect, param, depth + 1) for inner in value]
+        return [_protect_json(inner, protect, param, depth + 1) for inner in value]
     return value
 
 
@@ -97,7 +114,7 @@ def _content(
     ]
 
 
-def _tool_call(call: MessageToolCall, where: str, protect: Callable[[str], str]) -> dict[str, Any]:
+def _tool_call(call: MessageToolCall, where: str, protect: Callable[[str], str]) -> dict[str, object]:
     """With its arguments as an object: templates write them as JSON themselves."""
     arguments = call.function.parsed_arguments()
     if arguments is None:
@@ -107,7 +124,7 @@ def _tool_call(call: MessageToolCall, where: str, protect: Callable[[str], str])
         "type": call.type,
         "function": {
             "name": protect(call.function.name),
-            "arguments": protect_json(arguments, protect, "messages"),
+            "arguments": protect_object(arguments, protect, "messages"),
         },
     }
 

@@ -1,4 +1,4 @@
-"""From messages to the expanded prompt: rendered, tokenised, every image token made a placeholder."""
+"""The prompt builder: renders and tokenises messages, and expands image tokens to placeholders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,11 +14,12 @@ from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
 from triptych.pd_worker.frontend.messages import (
+    TemplateMessage,
     for_template,
     parse_messages,
     parse_tools,
     parse_variables,
-    protect_json,
+    protect_object,
 )
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.types import ItemPlan, MMFeature, Placement
@@ -50,7 +50,7 @@ class PromptBuilder:
 
     @property
     def guarded(self) -> GuardedTokenizer:
-        """The tokenizer to whom no text of a user is a special token unless it may be."""
+        """The tokenizer that keeps user text from becoming special tokens."""
         return self._tokenizer
 
     def build(
@@ -66,7 +66,7 @@ class PromptBuilder:
         return self._expand(self._encode(parsed, options), plans)
 
     def build_text(self, text: str) -> Prompt:
-        """The prompt of a text that no template touches.
+        """The prompt of a text without a template.
 
         Special tokens in it count, as the tokenizer has them; an image token stays plain text.
         """
@@ -89,7 +89,7 @@ class PromptBuilder:
         self._check_slots(token_ids, sum(message.slots for message in parsed))
         return token_ids
 
-    def take_up(
+    def resume(
         self, token_ids: Sequence[int], placements: Sequence[tuple[int, int]], plans: Sequence[ItemPlan]
     ) -> Prompt:
         """The prompt that an earlier attempt expanded; InvalidRequest when items and places do not fit."""
@@ -145,8 +145,8 @@ class PromptBuilder:
         mark = _mark_end(messages[-1], shaped[-1]) if options.continue_final_message else ""
         text = self._template.render(
             shaped,
-            tools=protect_json(parse_tools(options.tools), protect, "tools"),
-            variables=protect_json(parse_variables(options.variables), protect, "chat_template_kwargs"),
+            tools=[protect_object(tool, protect, "tools", 1) for tool in parse_tools(options.tools)],
+            variables=protect_object(parse_variables(options.variables), protect, "chat_template_kwargs"),
             generation_prompt=options.generation_prompt and not mark,
         )
         return _cut_at(text, mark) if mark else text
@@ -185,8 +185,8 @@ class PromptBuilder:
         return Prompt(tuple(expanded), tuple(features))
 
 
-def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
-    """Puts a mark that nobody can guess to the end of the message's text, and returns it."""
+def _mark_end(message: Message, shaped: TemplateMessage) -> str:
+    """Appends an unguessable mark to the message's text, and returns it."""
     content = message.content
     if isinstance(content, list):
         last = content[-1] if content else None
@@ -198,16 +198,17 @@ def _mark_end(message: Message, shaped: dict[str, Any]) -> str:
             "continue_final_message wants a last message of the assistant that ends in text", param="messages"
         )
     mark = f"{secrets.randbelow(10**32):032d}"
-    # The blank tells whether the template strips what it is given.
-    if isinstance(content, str):
-        shaped["content"] += f"{mark} "
+    # The blank shows whether the template strips its input.
+    ending = shaped["content"]
+    if isinstance(ending, str):
+        shaped["content"] = f"{ending}{mark} "
     else:
-        shaped["content"][-1]["text"] += f"{mark} "
+        ending[-1]["text"] += f"{mark} "
     return mark
 
 
 def _cut_at(text: str, mark: str) -> str:
-    """What stands before the mark, stripped where the template strips."""
+    """The text before the mark, stripped where the template strips."""
     before, found, after = text.rpartition(mark)
     if not found:
         raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""Tokenises a rendered prompt so that no text of a user ever becomes a special token.
+"""Tokenization of rendered prompts in which no user text becomes a special token.
 
 In three moves: the user's strings are interrupted inside whatever looks like a special token, before they
-are rendered; then every special token left is the template's own and gets a name that nobody can guess;
+are rendered; then every special token left is the template's own and gets an unguessable name;
 then the interruptions go, and a copy of the tokenizer that knows special tokens only by those names
 does the rest. Ordinary text is tokenised as transformers does it.
 """
@@ -13,24 +13,44 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 from tokenizers import Tokenizer
 
 from triptych.errors import ConfigError
 
 _NONCE_DIGITS = 32
-#: Characters above which a text is encoded as a batch of one: that lets go of the interpreter's lock, which
+#: Characters above which a text is encoded as a batch of one: that releases the interpreter's lock, which
 #: the engine's thread wants at every step.
 _SHORT_TEXT = 4096
 
 
-def load_tokenizer(path: Path) -> Any:
+class FastTokenizer(Protocol):
+    """The part of a transformers tokenizer that is used."""
+
+    @property
+    def backend_tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> object: ...
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, object]: ...
+
+
+class _AddedToken(TypedDict):
+    id: int
+    content: str
+    special: bool
+    single_word: bool
+
+
+def load_tokenizer(path: Path) -> FastTokenizer:
     """The checkpoint's fast tokenizer, as transformers loads it; ConfigError when there is none."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer: FastTokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise ConfigError(f"MODEL={path} has no usable tokenizer (tokenizer.json): {reason}") from error
@@ -47,7 +67,7 @@ class GuardedTokenizer:
 
     def __init__(self, backend: Tokenizer, *, bos_token: str = "", specials: tuple[int, ...] = ()) -> None:
         spec = json.loads(backend.to_str())
-        tokens = [
+        tokens: list[_AddedToken] = [
             token
             for token in spec["added_tokens"]
             # One character cannot be interrupted; it stays what it is.
@@ -110,7 +130,7 @@ class GuardedTokenizer:
         return [self._ids.get(token, token) for token in ids]
 
 
-def _any_of(tokens: Sequence[Mapping[str, Any]]) -> re.Pattern[str]:
+def _any_of(tokens: Sequence[_AddedToken]) -> re.Pattern[str]:
     """Finds special tokens as the tokenizer does: the longest first, `single_word` ones between non-words."""
     longest_first = sorted(tokens, key=lambda token: len(token["content"]), reverse=True)
     choices = [
@@ -149,5 +169,5 @@ def _renamed(spec: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {**spec, "model": model, "added_tokens": added, "truncation": None, "padding": None}
 
 
-def _merged(merge: Any) -> str:
+def _merged(merge: str | Sequence[str]) -> str:
     return "".join(merge.split(" ", 1) if isinstance(merge, str) else merge)

@@ -1,4 +1,4 @@
-"""A step's chunks as tensors: plain lists first, then one copy to the device each."""
+"""The tensors of a step's batch: built as lists, then copied to the device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import EngineRequest
 
-#: From so many encoder rows on, a call for each output costs less than one gathered copy for all.
+#: Above this many encoder rows one call per encoder output costs less than one gathered copy of all.
 _LONG_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the decoder takes. `token_ids` [T], `positions` [rows, T]; `last` [N] are the batch indices of
+    """Inputs of the decoder. `token_ids` [T], `positions` [rows, T]; `last` [N] are the batch indices of
     the tokens whose logits are sampled, those of `sampling` in order."""
 
     token_ids: torch.Tensor
@@ -156,9 +156,9 @@ class BatchBuilder:
         )
 
     def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
-        """[D, blocks], padded with blocks of their own, and whether the gathered keys hold strangers.
+        """[D, blocks] padded with the row's first block, and whether gathered keys need a mask.
 
-        Not with anyone's block: what is masked is read all the same.
+        Never padded with another request's block: masked keys are read too.
         """
         longest = max(map(len, tables), default=0)
         rows = [[*table, *([table[0]] * (longest - len(table)))] for table in tables]

@@ -1,4 +1,4 @@
-"""How many KV blocks the configured memory holds, and whether the longest request fits."""
+"""Capacity of the configured memory in KV blocks, and whether the longest request fits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 
 
 def reads_view(config: PDConfig, device: torch.device) -> bool:
-    """Whether decodes read a view of theirs in place of blocks.
+    """Whether decodes read contiguous copies in place of blocks.
 
     Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own.
     """
@@ -64,7 +64,7 @@ def reads_view(config: PDConfig, device: torch.device) -> bool:
 
 
 def view_memory(config: PDConfig, device: torch.device) -> int:
-    """Bytes that a view of the decoding sequences may take beside the blocks; 0 where none is read."""
+    """Bytes for contiguous copies of decoding sequences beside the blocks; 0 where none are read."""
     return int(config.kv_memory * VIEW_SHARE) if reads_view(config, device) else 0
 
 
@@ -84,7 +84,7 @@ def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dt
 def cross_limits_of(
     config: PDConfig, cross: CrossGeometry, num_blocks: int, longest: int, *, whole: bool
 ) -> CrossLimits:
-    """What a request's encoder output may be.
+    """Limits on a request's encoder output.
 
     `whole`: every output has all of the encoder's positions. ConfigError, with the sum, when one of them and
     `longest` tokens do not fit.

@@ -1,4 +1,4 @@
-"""Keys and values of preempted requests, in blocks of host memory."""
+"""The host KV cache: blocks of host memory for the keys and values of swapped requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAGED_BLOCKS = 16
 
 
 class HostKVCache:
-    """A block's keys and values of all layers lie in one piece, so that neighbours are one copy.
+    """Host blocks, each with the keys and values of all layers, so that adjacent blocks are one copy.
 
     On CUDA the memory is page-locked once, at start, and copies run on a stream of their own: `write` returns
     when what it reads may be overwritten by the model, `read` when what it wrote may be read, `wait` when

@@ -1,4 +1,4 @@
-"""What a PD worker's memory goes to, and what of it is left for keys and values (--kv-memory auto)."""
+"""Memory plan of a PD worker: what it needs, and what is left for the KV cache (--kv-memory auto)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WorkerNeeds:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """The `budget` of a worker and what becomes of it."""
+    """Memory budget of a worker and its parts."""
 
     budget: int
     needs: WorkerNeeds
@@ -61,7 +61,7 @@ class WorkerMemory:
         return self.budget - self.needs.fixed - self.kv_memory - self.view_memory
 
     def table(self) -> str:
-        """One line per part, for people."""
+        """One line per part, for logs and errors."""
         needs = self.needs
         parts = (
             ("weights and libraries", needs.held),

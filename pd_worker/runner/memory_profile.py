@@ -1,4 +1,4 @@
-"""The profiling pass of a PD worker at its start: the longest batch, run once, and what it takes."""
+"""Memory profiling of a PD worker at its start: the peak of one run of the longest batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def size_kv_memory(
     `other_peak` is what another model in this process takes while it computes, in turn with this one.
     ConfigError, with the numbers, for what does not fit.
     """
-    # A length that the model has not is an error of its own, whatever it would take.
+    # A length above the model's is an error of its own.
     max_model_len(config, decoder.geometry, decoder.dtype)
     held = memory.used()
     budget = config.device_memory or held + int(memory.free() * memory.share)

@@ -1,4 +1,4 @@
-"""Runs one step's work on the device: transfers, forward, logits of the last tokens, the next tokens."""
+"""The model runner: executes a step on the device, from transfers to sampled tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRunner(ECConnectorModelRunnerMixin):
-    """Owns the decoder, the KV cache and the worker's map of embeddings."""
+    """Decoder, KV cache and encoder cache of one rank."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self.kv_cache = PagedKVCache(
             num_blocks=num_blocks, dtype=decoder.dtype, device=decoder.device, **sizes
         )
-        #: Where preempted requests wait, with --preemption swap.
+        #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
         self.use_view(view_memory)
         self._builder = BatchBuilder(
@@ -62,7 +62,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         )
 
     def use_view(self, memory: int) -> None:
-        """Keeps the sequences that decode in a view of so many bytes at most; 0: they are gathered."""
+        """Keeps decoding sequences contiguous in at most `memory` bytes; 0: they are gathered per step."""
         self._view = DecodeView(self.kv_cache, memory) if memory else None
 
     @property
@@ -78,7 +78,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         return sum(p.numel() * p.element_size() for p in self._decoder.module.parameters())
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        """One step. A model that cannot run is an `error` in the output; transfers are reported anyway."""
+        """Executes one step. A model failure is `error` in the output; transfers are reported anyway."""
         for key in scheduled.evicted:
             self.encoder_cache.pop(key, None)
         output = ModelRunnerOutput()
@@ -111,7 +111,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     @torch.inference_mode()
     def _swap(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        """What goes out leaves its blocks to what comes in. Copies that fail fail nothing else."""
+        """Copies out first, since blocks are reused by copies in. Failed copies fail nothing else."""
         if not scheduled.swap_out and not scheduled.swap_in:
             output.swapped_out = output.swapped_in = True
             return
@@ -121,7 +121,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         output.swapped_in = self._succeeds("a swap", back)
 
     def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
-        """Whether this part of the step can be done; the others go on without it."""
+        """Runs one part of the step; False, with a log entry, where it fails."""
         try:
             work()
         except Exception as error:
@@ -132,7 +132,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     @torch.inference_mode()
     def _project(self, projection: Projection) -> None:
-        """Writes an item's cross keys and values; its rows are read for the last time."""
+        """Writes the cross-attention keys and values of an item."""
         rows = self.encoder_cache[projection.mm_hash].data
         slots = self.kv_cache.slots(projection.block_ids, projection.rows)
         layers = self._decoder.project_cross(rows.to(self._decoder.device, self._decoder.dtype))
@@ -143,7 +143,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
-        """Fills `output` with the tokens of the chunks that sample, in the order of `chunks`."""
+        """Writes the sampled tokens into `output`, in the order of `chunks`."""
         ordered, view = self._arrange(in_batch_order(chunks))
         batch = self._builder.build(ordered, self.encoder_cache, view)
         embeds = self._decoder.embed(batch.token_ids)
@@ -167,7 +167,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         _add_errors(output, batch.sampling, tokens, places)
 
     def _arrange(self, ordered: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
-        """The batch in the order of the view's rows, and the view; as it is where there is none for it."""
+        """The batch in the order of the view's rows, and the view; None where the view has no room."""
         if self._view is None:
             return ordered, None
         decodes = [chunk for chunk in ordered if chunk.count == 1]
@@ -179,12 +179,11 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     def _forget(
         self, spoiled: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Takes these chunks out of the cache, and out of `hidden`, from which all are sampled."""
+        """Clears these chunks in the KV cache, and in `hidden`, from which all are sampled."""
         slots = torch.split(batch.attention.slots, [chunk.count for chunk in ordered])
         for index in spoiled:
             logger.warning(
-                "request %s: the model's output is no number; where that comes of large values, a wider "
-                "--dtype helps",
+                "request %s: the model's output is NaN or infinity: try a wider --dtype",
                 ordered[index].state.request.name,
             )
             self.kv_cache.clear(slots[index])
@@ -243,11 +242,11 @@ def _add_errors(
 def spoiled_chunks(
     hidden: torch.Tensor, counts: Sequence[int], written: torch.Tensor | None = None
 ) -> list[int]:
-    """Indices of the chunks, of `counts` tokens each, in whose rows of `hidden` [T, hidden] are other things.
+    """Indices of the chunks, of `counts` tokens each, with NaN or infinity in `hidden` [T, hidden].
 
-    A value that is no number makes its own token's row none, since the token attends to itself. A key need
-    not: with a score of -inf the token does not. `written` [T], where keys may overflow, says whose were
-    finite.
+    None of it may stay in the KV cache: attention multiplies masked values by zero, and zero times NaN is
+    NaN. A value that is not finite shows in the row of its own token, which attends to itself; a key need
+    not, since a score of -inf is ignored. `written` [T], where keys may overflow, says which were finite.
     """
     if math.isfinite(float(hidden.sum(dtype=torch.float32))) and (written is None or bool(written.all())):
         return []
@@ -258,6 +257,6 @@ def spoiled_chunks(
 
 
 def check_projection(key: torch.Tensor, value: torch.Tensor) -> None:
-    """ArithmeticError for cross keys or values that are no numbers."""
+    """Raises ArithmeticError for cross keys or values that are NaN or infinity."""
     if not (key.isfinite().all() and value.isfinite().all()):
         raise ArithmeticError("an encoder output's keys and values overflow: give a wider --dtype")

@@ -1,4 +1,4 @@
-"""Chooses the next token: a pure function of logits, parameters, prompt, output, seed and position.
+"""The sampler: a pure function of logits, parameters, prompt, output, seed and position.
 
 Every row is computed alone and its random number comes from a counter, so that a token depends neither
 on the batch around it nor on the attempt that computes it.
@@ -30,18 +30,17 @@ class SamplerInput:
     output_ids: Sequence[int]
     position: int
     eos_token_ids: Sequence[int] = ()
-    #: The prompt's tokens, in any order; looked at where there is a repetition penalty.
+    #: The prompt's tokens, in any order; used by the repetition penalty.
     prompt_ids: Sequence[int] = ()
-    #: Which tokens the output's form leaves, bool [V' ≤ V]; None: all. Those from V' on may not come.
+    #: Tokens that the grammar allows, bool [V' ≤ V]; None: all. Those from V' on are not allowed.
     allowed: np.ndarray | None = None
-    #: What the checkpoint or the task forbids or forces; applied to the untouched logits, with the whole
-    #: prompt in its order.
+    #: Logits rules of the checkpoint or the task, applied first, with the whole prompt in order.
     rules: Sequence[LogitsRule] = ()
     prompt: Sequence[int] = ()
 
     @property
     def plain(self) -> bool:
-        """The largest logit is the answer."""
+        """Greedy, and the logits are used unchanged."""
         params = self.params
         return (
             params.temperature == 0
@@ -54,15 +53,14 @@ class SamplerInput:
 
 @torch.no_grad()
 def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
-    """One token id per row of `logits` [N, V]. Does not change `logits`.
+    """One token id per row of `logits` [N, V], which are not changed.
 
-    None where there is nothing to choose from: logits with NaN or +inf, or -inf for all tokens that may come.
-    One that is -inf, of the model or by a mask, only never comes.
+    None where no token can be chosen: logits with NaN or +inf, or -inf for all allowed tokens.
 
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
     and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
     """
-    # NaN counts as the largest, so that the largest logit tells whether all can be used.
+    # NaN counts as the largest, so that a finite largest logit means that all are usable.
     largest, best = logits.max(dim=-1)
     values = largest.tolist()
     tokens: list[int | None] = []
@@ -109,9 +107,9 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
 
 
 def _mask(row: torch.Tensor, request: SamplerInput) -> None:
-    """Takes out what may not come: what the form forbids, and what would end the output too early.
+    """Masks the tokens that the grammar forbids, and those that would end the output before `min_tokens`.
 
-    Where the form, or a rule, leaves nothing else, the output ends before `min_tokens`.
+    Where a grammar or a rule leaves nothing else, the output ends before `min_tokens`.
     """
     if request.allowed is not None:
         allowed = torch.from_numpy(request.allowed).to(row.device)
@@ -159,7 +157,7 @@ def _pick(cumulative: torch.Tensor, number: float) -> int:
     index = int(torch.searchsorted(cumulative, number * total, right=True))
     if index < cumulative.shape[0]:
         return index
-    # Logits that are no numbers must not fail the whole batch.
+    # Weights that are NaN must not fail the whole batch.
     return min(int(torch.searchsorted(cumulative, total)), cumulative.shape[0] - 1)
 
 
@@ -179,9 +177,9 @@ def penalise(
         factor = params.repetition_penalty
         row[seen] = torch.where(logits < 0, logits * factor, logits / factor)
     if output_ids and (params.frequency_penalty or params.presence_penalty):
-        said, counts = np.unique(np.asarray(output_ids, dtype=np.int64), return_counts=True)
+        used, counts = np.unique(np.asarray(output_ids, dtype=np.int64), return_counts=True)
         loss = counts * params.frequency_penalty + params.presence_penalty
-        row[torch.from_numpy(said).to(row.device)] -= torch.from_numpy(loss).to(row)
+        row[torch.from_numpy(used).to(row.device)] -= torch.from_numpy(loss).to(row)
 
 
 def _tensor(ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:

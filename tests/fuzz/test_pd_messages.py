@@ -13,7 +13,8 @@ import pytest
 from support.engine.pd_serving import serving, tiny_model
 from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.pd_worker.service import LoadedModel, PDWorker
+from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2
 from triptych.protos.convert import plan_to_proto
 from triptych.types import ItemPlan
@@ -151,8 +152,8 @@ class Peer:
 
     async def at_rest(self) -> None:
         """Everything given up, the engine holds nothing."""
-        for proxy in list(self._worker.outbox._proxies):
-            names = list(self._worker.outbox._proxies[proxy].requests)
+        for proxy in list(self._worker.streams._proxies):
+            names = list(self._worker.streams._proxies[proxy].requests)
             cancel = pd_pb2.CancelRequest(proxy_id=proxy, request_ids=names)
             await self._servicer.Cancel(cancel, Context())  # type: ignore[arg-type]
         scheduler = self._worker.engine.scheduler
@@ -165,7 +166,7 @@ class Peer:
                 + scheduler.items.admission.reserved
             ):
                 await asyncio.sleep(0.01)
-        assert self._worker.outbox.unfinished == 0
+        assert self._worker.streams.unfinished == 0
 
 
 def plans_of(model: LoadedModel) -> list[ItemPlan]:

@@ -14,7 +14,7 @@ from support.fakes.pd_client import Answer, PDClient
 from support.hostile.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.encoder_cache import Residency
-from triptych.pd_worker.service import PDWorker
+from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
@@ -53,7 +53,7 @@ class Victim:
         scheduler = self.worker.engine.scheduler
         items = scheduler.items
         return (
-            *(self.worker.outbox.unfinished, scheduler.num_waiting, scheduler.num_running),
+            *(self.worker.streams.unfinished, scheduler.num_waiting, scheduler.num_running),
             *(scheduler.kv.num_used, items.cache.references, items.admission.reserved),
             len(self.worker.engine._connector.table),
         )
@@ -286,7 +286,7 @@ async def test_a_name_that_is_none_opens_no_stream_and_no_account(store, store_u
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await call()
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert set(victim.worker.outbox._proxies) <= {"proxy"}
+        assert set(victim.worker.streams._proxies) <= {"proxy"}
 
 
 async def _at_rest(victim: Victim) -> None:

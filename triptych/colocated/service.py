@@ -23,7 +23,8 @@ from triptych.metrics import EncoderMetrics, PDMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
-from triptych.pd_worker import service as pd_service
+from triptych.pd_worker import model_loading as pd_loading
+from triptych.pd_worker import worker as pd_worker
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
@@ -44,7 +45,7 @@ class LoadedReplica:
 
     encoder: EncoderSide
     encoder_model: ModelIdentity
-    decoder: pd_service.LoadedModel
+    decoder: pd_loading.LoadedModel
 
 
 async def run(config: ColocatedConfig) -> None:
@@ -66,7 +67,7 @@ def load(config: ColocatedConfig) -> LoadedReplica:
     """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
     encoder, identity = encoder_service.load(config.encoder)
     peak = encoder_service.activation_bytes(config.encoder, encoder)
-    decoder = pd_service.load_model(config.pd, other_peak=peak)
+    decoder = pd_loading.load_model(config.pd, other_peak=peak)
     # One device: both sides use all of its threads, each in its turn.
     use_threads(decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size))
     return LoadedReplica(encoder, identity, decoder)
@@ -98,14 +99,16 @@ async def _serve(
                 logger.info("ready: colocated %s %s", address, model.decoder.name)
                 await stop.wait()
                 logger.info(
-                    "draining: %d requests, %d jobs", replica.pd.outbox.unfinished, len(replica.encoder.jobs)
+                    "draining: %d requests, %d jobs",
+                    replica.pd.streams.unfinished,
+                    len(replica.encoder.jobs),
                 )
                 for beat in beats:
                     await beat.stop()
                 await health.leaving()
                 await replica.drain(DRAIN_SECONDS)
             finally:
-                replica.pd.outbox.shut_down()
+                replica.pd.streams.shut_down()
                 await server.stop(1.0)
                 await replica.stop()
 
@@ -134,7 +137,7 @@ class Replica:
             thread_per_batch=model.encoder.device.type == "cpu",
         )
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
-        self.pd = pd_service.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, pacer=turn)
+        self.pd = pd_worker.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, pacer=turn)
         metrics.parameter_bytes.inc(encoder_service.parameter_bytes(model.encoder))
         before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
@@ -173,7 +176,7 @@ def _transfers(
     """How embeddings are saved, and how they are loaded."""
     both = (
         encoder_worker.transfer_config(config.encoder, identity),
-        pd_service.transfer_config(config.pd, model),
+        pd_worker.transfer_config(config.pd, model),
     )
     if config.connector == "redis":
         return both

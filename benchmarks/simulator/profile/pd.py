@@ -1,4 +1,4 @@
-"""Times of a PD worker: steps of the real scheduler, runner, sampler, text and outbox, and its intake."""
+"""Times of a PD worker: steps of the real scheduler, runner, sampler, text and events, and its input."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from triptych.models.registry import generation_defaults
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
-from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.events.streams import EventStream, Outbox
+from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.events.streams import EventStream, EventStreams
 from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.runner.capacity import block_bytes
@@ -98,14 +98,14 @@ def model_len(decoder: DecoderSide) -> int:
 
 
 class StepBench:
-    """An engine whose steps are driven and timed here; its events go through an outbox, as a proxy's do."""
+    """An engine whose steps are driven and timed here; its events go through event streams."""
 
     def __init__(
         self, config: PDConfig, decoder: DecoderSide, tokenizer: Any, defaults: GenerationDefaults
     ) -> None:
         transfers = ECTransferConfig(connector="memory", store=MemoryStore())
         metrics = PDMetrics("profile")
-        self._engine = Engine(
+        self._engine = build_engine(
             config,
             decoder,
             transfers,
@@ -117,13 +117,13 @@ class StepBench:
         self._rng = random.Random(0)
         self._kept: defaultdict[int, list[list[int]]] = defaultdict(list)
         self._count = 0
-        self._loop = LoopThread("outbox")
-        self._outbox, stream = self._loop.submit(_open_outbox()).result()
+        self._loop = LoopThread("events")
+        self._streams, stream = self._loop.submit(_open_outbox()).result()
         self._reader = self._loop.submit(_read(stream))
 
     def close(self) -> None:
         async def end() -> None:
-            self._outbox.shut_down()
+            self._streams.shut_down()
 
         self._loop.stop(end())
 
@@ -153,7 +153,7 @@ class StepBench:
         def started(tokens: list[int], max_tokens: int) -> EngineRequest:
             request = self._request(tokens, max_tokens)
             names.append(request.request_id)
-            self._in_loop(lambda: self._outbox.open(_PROXY, request.request_id, 1))
+            self._in_loop(lambda: self._streams.open(_PROXY, request.request_id, 1))
             scheduler.check(request)
             scheduler.add(request, 0.0)
             return request
@@ -163,7 +163,7 @@ class StepBench:
         finally:
             scheduler.cancel(names, _PROXY)
             self._step()
-            self._in_loop(lambda: self._outbox.give_up(_PROXY, names))
+            self._in_loop(lambda: self._streams.cancel(_PROXY, names))
 
     def _step(self) -> tuple[dict[str, float], float]:
         """(terms, seconds) of one step of the engine."""
@@ -174,7 +174,7 @@ class StepBench:
         result = engine.runner.execute(output)
         events = engine.scheduler.update(output, result, 0.0)
         self._metrics.record(engine.scheduler.collect_stats(), output, events)
-        self._outbox.emit(events)
+        self._streams.emit(events)
         seconds = time.perf_counter() - began
         if result.error is not None:
             raise result.error
@@ -235,9 +235,9 @@ def step_bench(
         bench.close()
 
 
-async def _open_outbox() -> tuple[Outbox, EventStream]:
-    outbox = Outbox(lambda request_ids, proxy_id: None)
-    return outbox, outbox.attach(_PROXY, [])
+async def _open_outbox() -> tuple[EventStreams, EventStream]:
+    streams = EventStreams(lambda request_ids, proxy_id: None)
+    return streams, streams.attach(_PROXY, [])
 
 
 async def _read(stream: EventStream) -> None:

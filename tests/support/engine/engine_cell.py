@@ -29,6 +29,7 @@ from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.engine_builder import build_engine
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
 MODEL_NAME = "tiny"
@@ -216,7 +217,7 @@ def engine_cell(
     )
     metrics = PDMetrics(MODEL_NAME)
     cell: EngineCell
-    engine = Engine(
+    engine = build_engine(
         config,
         checkpoint.decoder,
         transfers,

@@ -10,7 +10,8 @@ from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
 from triptych.config import PDConfig
 from triptych.metrics import PDMetrics
-from triptych.pd_worker.service import LoadedModel, PDWorker, load_model
+from triptych.pd_worker.model_loading import LoadedModel, load_model
+from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
 
@@ -37,7 +38,7 @@ async def serving(
             yield worker, client
             await client.detach()
     finally:
-        worker.outbox.shut_down()
+        worker.streams.shut_down()
         await server.stop(1.0)
         await worker.stop()
 

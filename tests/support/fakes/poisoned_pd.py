@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from triptych.cli import main
-from triptych.pd_worker.frontend.input_processor import Intake
+from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.runner.model_runner import ModelRunner
 
 EXIT_CODE = 86
@@ -19,16 +19,16 @@ _MARK = re.compile(rb"poison-(door|prefill|after-(\d+))")
 
 #: Output tokens at which the worker ends, by request.
 _ends_at: dict[str, int] = {}
-_take = Intake.take
+_process = InputProcessor.process
 _execute = ModelRunner.execute
 
 
-def take(self: Intake, message: Any, arrival: float) -> Any:
+def process(self: InputProcessor, message: Any, arrival: float) -> Any:
     if mark := _MARK.search(message.messages):
         if mark[1] == b"door":
             os._exit(EXIT_CODE)
         _ends_at[message.request_id] = int(mark[2] or 0)
-    return _take(self, message, arrival)
+    return _process(self, message, arrival)
 
 
 def execute(self: ModelRunner, scheduled: Any) -> Any:
@@ -41,6 +41,6 @@ def execute(self: ModelRunner, scheduled: Any) -> Any:
 
 
 if __name__ == "__main__":
-    Intake.take = take  # type: ignore[method-assign]
+    InputProcessor.process = process  # type: ignore[method-assign]
     ModelRunner.execute = execute  # type: ignore[method-assign]
     main()

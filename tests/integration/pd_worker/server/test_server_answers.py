@@ -9,7 +9,8 @@ import pytest
 from support.data.oracle import assert_exact, oracle
 from support.engine.pd_serving import serving, tiny_model
 from support.fakes.pd_client import Answer
-from triptych.pd_worker.service import LoadedModel, PDWorker
+from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2
 
 TEXTS = ("Hello there", "Count to ten, please.", "größer naïve 你好")
@@ -104,7 +105,7 @@ async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(model, s
         await client.submit(client.message("r1", "Tell me more", max_tokens=450, ignore_eos=True))
         await client.until("r1", tokens=3)
         await worker.drain(0.0)
-        worker.outbox.shut_down()
+        worker.streams.shut_down()
         assert (await client.until("r1")).lost
 
 
@@ -136,7 +137,7 @@ async def test_a_refusal_names_the_field_and_leaves_nothing_behind(model, store_
         assert reply.error.param == param
         own = ("invalid_request_error", "context_length_exceeded")
         assert param in reply.error.message or reply.error.code not in own
-        assert worker.outbox.unfinished == 0
+        assert worker.streams.unfinished == 0
 
 
 LONG_RESUME = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 20, text_sent_chars=0)
@@ -178,4 +179,4 @@ async def no_requests(worker: PDWorker) -> None:
     async with asyncio.timeout(10):
         while worker.engine.scheduler.num_running or worker.engine.scheduler.num_waiting:
             await asyncio.sleep(0.01)
-    assert worker.outbox.unfinished == 0
+    assert worker.streams.unfinished == 0

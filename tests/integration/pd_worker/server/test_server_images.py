@@ -177,7 +177,7 @@ async def test_a_plan_that_cannot_be_is_refused(store, store_url, change, param)
     async with serving(model("qwen3_vl"), store_url) as (worker, client):
         reply = await client.submit(client.message("r1", QUESTION, items=slots))
         assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, param)
-        assert worker.outbox.unfinished == 0
+        assert worker.streams.unfinished == 0
 
 
 async def test_items_above_the_encoder_cache_are_refused_with_both_sizes(store, store_url):

@@ -18,7 +18,7 @@ from support.waiting import until
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
-from triptych.pd_worker.events.streams import Outbox
+from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
@@ -53,7 +53,7 @@ class Engine:
 
 
 @dataclass
-class Intake:
+class InputProcessor:
     """Passes everything; waits for `gate`."""
 
     gate: threading.Event = field(default_factory=threading.Event)
@@ -73,7 +73,7 @@ class Intake:
         assert self.queries.wait(20)
         return pd_pb2.DetokenizeReply(text="x")
 
-    def take(self, message, arrival):
+    def process(self, message, arrival):
         self.entered.set()
         assert self.gate.wait(20)
         if self.fault:
@@ -89,32 +89,32 @@ def _finished(request):
 @dataclass
 class Service:
     engine: Engine
-    intake: Intake
-    outbox: Outbox
+    input_processor: InputProcessor
+    streams: EventStreams
     client: PDClient
 
 
 @asynccontextmanager
 async def service(**options) -> AsyncIterator[Service]:
-    engine, intake = Engine(), Intake()
-    intake.gate.set()
-    outbox = Outbox(engine.cancel)
+    engine, input_processor = Engine(), InputProcessor()
+    input_processor.gate.set()
+    streams = EventStreams(engine.cancel)
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as queries:
         server = make_server()
         port = server.add_insecure_port("127.0.0.1:0")
-        servicer = PDServicer(engine, intake, outbox, pool, queries, **options)
+        servicer = PDServicer(engine, input_processor, streams, pool, queries, **options)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
         try:
             async with make_channel(f"127.0.0.1:{port}") as channel:
                 client = PDClient(channel, "key")
                 await client.attach()
-                yield Service(engine, intake, outbox, client)
+                yield Service(engine, input_processor, streams, client)
                 await client.detach()
         finally:
-            intake.gate.set()
-            intake.queries.set()
-            outbox.shut_down()
+            input_processor.gate.set()
+            input_processor.queries.set()
+            streams.shut_down()
             await server.stop(1.0)
 
 
@@ -133,13 +133,13 @@ async def test_requests_are_taken_while_queries_fill_their_threads(method):
     async with service() as s:
         message = pd_pb2.TokenizeRequest() if method == "Tokenize" else pd_pb2.DetokenizeRequest()
         calls = [getattr(s.client.stub, method)(message, timeout=60) for _ in range(100)]
-        await until(lambda: s.intake.asked)
+        await until(lambda: s.input_processor.asked)
         for index in range(20):
             reply = await s.client.submit(s.client.message(f"r{index}", "x"))
             assert reply.status == QUEUED
         assert len(s.engine.submitted) == 20
         assert not any(call.done() for call in calls)
-        s.intake.queries.set()
+        s.input_processor.queries.set()
         replies = [await call for call in calls]
         assert not any(reply.HasField("error") for reply in replies)
 
@@ -149,7 +149,7 @@ async def test_queries_above_their_number_are_refused_and_the_others_answered(mo
     async with service() as s:
         calls = [s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60) for _ in range(4)]
         await until(lambda: any(call.done() for call in calls))
-        s.intake.queries.set()
+        s.input_processor.queries.set()
         codes = [(await call).error.code for call in calls]
         assert sorted(codes) == ["", "", "", "overloaded"]
         assert not (await s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60)).HasField("error")
@@ -162,7 +162,7 @@ async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm():
             refused = await s.client.submit(s.client.message("r1", "x", attempt=attempt))
             assert (refused.status, refused.error.param) == (REFUSED, "request_id")
         assert s.engine.submitted == ["r1"]
-        assert (s.engine.cancelled, s.outbox.unfinished) == ([], 1)
+        assert (s.engine.cancelled, s.streams.unfinished) == ([], 1)
 
 
 async def test_an_attempt_that_has_ended_is_not_taken_a_second_time():
@@ -170,7 +170,7 @@ async def test_an_attempt_that_has_ended_is_not_taken_a_second_time():
         for request_id in ("finished", "cancelled"):
             assert (await s.client.submit(s.client.message(request_id, "x"))).status == QUEUED
         done = make_request("finished", 3, proxy_id="proxy")
-        s.outbox.deliver([_finished(done)])
+        s.streams.deliver([_finished(done)])
         await s.client.until("finished")
         await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["cancelled"]))
         for request_id in ("finished", "cancelled"):
@@ -181,14 +181,14 @@ async def test_an_attempt_that_has_ended_is_not_taken_a_second_time():
 
 async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engine():
     async with service() as s:
-        s.intake.gate.clear()
+        s.input_processor.gate.clear()
         submitting = asyncio.create_task(s.client.submit(s.client.message("r1", "x")))
-        await asyncio.to_thread(s.intake.entered.wait, 10)
+        await asyncio.to_thread(s.input_processor.entered.wait, 10)
         await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
-        s.intake.gate.set()
+        s.input_processor.gate.set()
         assert (await submitting).status == REFUSED
         assert s.engine.submitted == []
-        assert s.outbox.unfinished == 0
+        assert s.streams.unfinished == 0
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,14 @@ async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engin
         (RuntimeError("boom"), "internal_error"),
     ],
 )
-@pytest.mark.parametrize("where", ["intake", "engine"])
+@pytest.mark.parametrize("where", ["input_processor", "engine"])
 async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, code):
     async with service() as s:
         getattr(s, where).fault = fault
         reply = await s.client.submit(s.client.message("r1", "x"))
         assert (reply.status, reply.error.code) == (REFUSED, code)
         assert "boom" not in reply.error.message
-        assert s.outbox.unfinished == 0
+        assert s.streams.unfinished == 0
 
 
 async def test_notices_reach_the_engine_without_what_is_no_key():
@@ -229,7 +229,7 @@ async def test_a_stream_that_breaks_leaves_the_requests_to_the_next_one():
         await s.client.submit(s.client.message("r1", "x"))
         await s.client.detach()
         names = {"request_id": "r1", "attempt": 1, "proxy_id": "proxy"}
-        await asyncio.to_thread(s.outbox.emit, [NewTokens(position=0, token_ids=(5,), text="five", **names)])
+        await asyncio.to_thread(s.streams.emit, [NewTokens(position=0, token_ids=(5,), text="five", **names)])
         await s.client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=0))
         assert (await s.client.until("r1", tokens=1)).text == "five"
         assert s.engine.cancelled == []
@@ -240,10 +240,10 @@ async def test_a_worker_that_demands_the_token_refuses_others():
     server = make_server(door)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     info = door.add_worker(WorkerInfo(address, "pd", "i", "key", "m"))
-    engine, intake = Engine(), Intake()
-    intake.gate.set()
+    engine, input_processor = Engine(), InputProcessor()
+    input_processor.gate.set()
     with ThreadPoolExecutor(1) as pool:
-        servicer = PDServicer(engine, intake, Outbox(engine.cancel), pool, pool)
+        servicer = PDServicer(engine, input_processor, EventStreams(engine.cancel), pool, pool)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
         for session in (None, WorkerSession("a-guess-of-its-token", info)):

@@ -10,7 +10,8 @@ import pytest
 
 from support.engine.pd_serving import serving, tiny_model
 from support.fakes.pd_client import PDClient
-from triptych.pd_worker.service import LoadedModel, PDWorker
+from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2
 
 REFUSED = pd_pb2.SubmitReply.STATUS_REFUSED
@@ -47,7 +48,7 @@ async def test_what_all_proxies_have_there_is_handed_over_before_the_worker_is_a
         await each.submit(endless(each, "r1"))
         await each.until("r1", tokens=1)
     assert not (await set_apart(client, "alone")).HasField("error")
-    assert worker.outbox.unfinished == 0
+    assert worker.streams.unfinished == 0
     assert worker.engine.scheduler.num_running == 0
     for each in (client, other):
         assert (await each.until("r1")).lost
@@ -94,14 +95,14 @@ async def test_the_worker_is_apart_only_when_its_step_has_ended_and_nothing_is_r
 ) -> None:
     worker, client = served
     held, entered = threading.Event(), threading.Event()
-    take = worker.servicer._intake.take
+    take = worker.servicer._input_processor.process
 
     def slow_take(message, arrival):
         entered.set()
         assert held.wait(20)
         return take(message, arrival)
 
-    monkeypatch.setattr(worker.servicer._intake, "take", slow_take)
+    monkeypatch.setattr(worker.servicer._input_processor, "process", slow_take)
     reading = asyncio.create_task(client.submit(endless(client, "r1")))
     await asyncio.to_thread(entered.wait, 20)
     apart = asyncio.create_task(set_apart(client, "alone"))

@@ -19,7 +19,7 @@ from support.waiting import until
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
-from triptych.pd_worker.events.streams import MESSAGE_BYTES, Outbox
+from triptych.pd_worker.events.streams import MESSAGE_BYTES, EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
@@ -86,7 +86,7 @@ class Engine:
 
 @dataclass
 class Pair:
-    outbox: Outbox
+    streams: EventStreams
     link: PDLink
     heard: Heard
     cancelled: list[str]
@@ -94,7 +94,7 @@ class Pair:
 
     def open(self, name: str) -> None:
         """A request that both sides know."""
-        assert self.outbox.open(PROXY, name, 1)
+        assert self.streams.open(PROXY, name, 1)
         self.link.track(name, 1, ())
 
     def break_stream(self) -> None:
@@ -107,20 +107,20 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
     """A link to a real service whose engine is this test."""
     cancelled: list[str] = []
     engine = Engine()
-    outbox = Outbox(lambda ids, proxy: cancelled.extend(ids), texts=texts)
+    streams = EventStreams(lambda ids, proxy: cancelled.extend(ids), texts=texts)
     with ThreadPoolExecutor(1) as pool:
         grpc_server = make_server()
         port = grpc_server.add_insecure_port("127.0.0.1:0")
-        servicer = PDServicer(engine, None, outbox, pool, pool)  # type: ignore[arg-type]
+        servicer = PDServicer(engine, None, streams, pool, pool)  # type: ignore[arg-type]
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, grpc_server)
         await grpc_server.start()
         async with make_channel(f"127.0.0.1:{port}") as channel:
             heard = Heard()
             link = PDLink(f"127.0.0.1:{port}", channel, PROXY, heard, heard)  # type: ignore[arg-type]
             await until(lambda: link.attached, "the first stream")
-            yield Pair(outbox, link, heard, cancelled, engine)
+            yield Pair(streams, link, heard, cancelled, engine)
             await link.close()
-        outbox.shut_down()
+        streams.shut_down()
         await grpc_server.stop(1.0)
 
 
@@ -137,10 +137,10 @@ async def test_more_requests_than_one_call_names_are_all_taken_up_again() -> Non
         requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
         for name in requests:
             both.open(name)
-        assert both.outbox.open(PROXY, "unwanted", 1)
+        assert both.streams.open(PROXY, "unwanted", 1)
         both.break_stream()
         await until(lambda: both.heard.streams == 2, "the second stream")
-        both.outbox.deliver(finished(name) for name in requests)
+        both.streams.deliver(finished(name) for name in requests)
         await until(lambda: len(both.heard.events) >= len(requests), "all ends")
         assert sorted(both.heard.ids("finished")) == requests
         assert both.heard.losses == []
@@ -164,7 +164,7 @@ async def test_what_is_sent_again_after_a_break_may_exceed_a_message() -> None:
         requests = [f"{number:032x}" for number in range(MESSAGE_LIMIT // (3 * len(prompt)) + 2)]
         for name in requests:
             both.open(name)
-            both.outbox.deliver([RequestAdmitted(prompt_token_ids=prompt, placements=(), **names(name))])
+            both.streams.deliver([RequestAdmitted(prompt_token_ids=prompt, placements=(), **names(name))])
             await until(lambda name=name: both.heard.ids("admitted")[-1:] == [name], "the admission")
         both.heard.events.clear()
         both.break_stream()
@@ -185,7 +185,7 @@ async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
             NewTokens(position=at, token_ids=(1,), text="t", logprobs=logprobs, **names("long"))
             for at in range(count)
         ]
-        both.outbox.deliver([*events, finished("long")])
+        both.streams.deliver([*events, finished("long")])
         await until(lambda: both.heard.ids("finished") == ["long"], "the end")
         pieces = [event.tokens for event in both.heard.events if event.HasField("tokens")]
         assert len(pieces) > 1
@@ -203,10 +203,10 @@ async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces() -> Non
         count = MESSAGE_BYTES // 32
         for name in ("r1", "r2"):
             both.open(name)
-            both.outbox.deliver(
+            both.streams.deliver(
                 NewTokens(position=at, token_ids=(1,), text="t", **names(name)) for at in range(count)
             )
-        both.outbox.shut_down()
+        both.streams.shut_down()
         await until(lambda: len(both.heard.ids("lost")) == 2, "both losses")
         received = {name: 0 for name in ("r1", "r2")}
         for event in both.heard.events:

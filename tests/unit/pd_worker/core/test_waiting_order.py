@@ -25,6 +25,7 @@ from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import RequestAdmitted
 from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.pd_worker.core.waiting_requests import waits_for_items
 from triptych.types import MMFeature
 
 POOL = 5
@@ -73,7 +74,7 @@ class LooksAtAll(Scheduler):
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
         for state in self._requests:
-            if state.waits_with_items:
+            if waits_for_items(state):
                 self._waiting.startable.add(state)
         super()._start(output, budget, now)
 

@@ -13,7 +13,7 @@ from triptych.pd_worker.core.request_events import (
     RequestAdmitted,
     RequestFinished,
 )
-from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, Outbox
+from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, EventStreams
 from triptych.protos import pd_pb2
 from triptych.types import FinishReason, PDTimings, Placement, Usage
 
@@ -29,15 +29,15 @@ class Clock:
 
 
 class Box:
-    """An outbox with a clock of its own, and what it has cancelled."""
+    """Event streams with a clock of its own, and what it has cancelled."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.cancelled: list[tuple[list[str], str]] = []
-        self.outbox = Outbox(lambda ids, proxy: self.cancelled.append((list(ids), proxy)), self.clock)
+        self.streams = EventStreams(lambda ids, proxy: self.cancelled.append((list(ids), proxy)), self.clock)
 
     def deliver(self, *events) -> None:
-        self.outbox.deliver(events)
+        self.streams.deliver(events)
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def kinds(events):
 
 
 async def test_one_steps_events_of_all_requests_are_one_message(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
-    box.outbox.open("p1", "r2", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
+    box.streams.open("p1", "r2", 1)
     box.deliver(admitted(), tokens(0, 7, text="a"), tokens(0, 8, text="b", request="r2"))
     events = await following(stream)
     assert kinds(events) == [("r1", "admitted"), ("r1", "tokens"), ("r2", "tokens")]
@@ -87,9 +87,9 @@ async def test_one_steps_events_of_all_requests_are_one_message(box):
 
 
 async def test_proxies_get_their_own_events_only(box):
-    streams = {proxy: box.outbox.attach(proxy, []) for proxy in ("p1", "p2")}
+    streams = {proxy: box.streams.attach(proxy, []) for proxy in ("p1", "p2")}
     for proxy in streams:
-        box.outbox.open(proxy, "r1", 1)
+        box.streams.open(proxy, "r1", 1)
     box.deliver(tokens(0, 1, proxy="p1"), tokens(0, 2, proxy="p2"))
     for proxy, token in (("p1", 1), ("p2", 2)):
         events = await following(streams[proxy])
@@ -97,8 +97,8 @@ async def test_proxies_get_their_own_events_only(box):
 
 
 async def test_what_waits_for_a_slow_proxy_is_merged(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     for position in range(1000):
         box.deliver(tokens(position, position, text="x"))
     box.deliver(finished())
@@ -110,8 +110,8 @@ async def test_what_waits_for_a_slow_proxy_is_merged(box):
 
 
 async def test_the_last_event_carries_usage_times_and_the_error(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(finished(FinishReason.ERROR, InternalError("it broke", param="x")))
     last = (await following(stream))[0].finished
     assert (last.reason, last.error.code, last.error.message) == ("error", "internal_error", "it broke")
@@ -120,8 +120,8 @@ async def test_the_last_event_carries_usage_times_and_the_error(box):
 
 
 async def test_events_of_other_attempts_and_unknown_requests_are_dropped(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 2, resumed_tokens=4)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 2, resumed_tokens=4)
     box.deliver(tokens(0, 1, attempt=1), tokens(0, 1, request="r9"), tokens(0, 1, proxy="p9"))
     box.deliver(tokens(4, 9, attempt=2))
     events = await following(stream)
@@ -129,15 +129,15 @@ async def test_events_of_other_attempts_and_unknown_requests_are_dropped(box):
 
 
 async def test_a_reattached_proxy_gets_everything_after_its_position_again(box):
-    first = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    first = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(admitted(), ItemLoaded(mm_hash=KEY, seconds=0.5, **names()))
     for position, text in enumerate("abcd"):
         box.deliver(tokens(position, position, text=text))
     await following(first)
-    box.outbox.detach(first)
+    box.streams.detach(first)
     box.deliver(tokens(4, 4, text="e"))
-    second = box.outbox.attach("p1", [reattach(2)])
+    second = box.streams.attach("p1", [reattach(2)])
     events = await following(second)
     assert kinds(events) == [("r1", "admitted"), ("r1", "item_loaded"), ("r1", "tokens")]
     assert (events[2].tokens.position, events[2].tokens.text) == (2, "cde")
@@ -146,33 +146,33 @@ async def test_a_reattached_proxy_gets_everything_after_its_position_again(box):
 
 
 async def test_the_last_event_is_sent_again_to_a_proxy_that_missed_it(box):
-    first = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    first = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(tokens(0, 1, text="a"), finished())
     await following(first)
     box.clock.now += KEEP_FINISHED_SECONDS - 1
-    box.outbox.sweep()
-    events = await following(box.outbox.attach("p1", [reattach(1)]))
+    box.streams.sweep()
+    events = await following(box.streams.attach("p1", [reattach(1)]))
     assert kinds(events) == [("r1", "finished")]
 
 
 async def test_a_finished_request_is_forgotten_in_the_end(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(finished())
     await following(stream)
     box.clock.now += KEEP_FINISHED_SECONDS + 1
-    box.outbox.sweep()
-    assert not box.outbox.holds("p1", "r1", 1)
+    box.streams.sweep()
+    assert not box.streams.holds("p1", "r1", 1)
     assert box.cancelled == []
 
 
 async def test_a_finished_request_that_nobody_fetched_is_kept_while_its_proxy_is_here(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(finished())
     box.clock.now += 100 * KEEP_FINISHED_SECONDS
-    box.outbox.sweep()
+    box.streams.sweep()
     assert kinds(await following(stream)) == [("r1", "finished")]
 
 
@@ -182,178 +182,178 @@ async def test_a_finished_request_that_nobody_fetched_is_kept_while_its_proxy_is
     ids=["unknown", "attempt", "inside a message", "beyond"],
 )
 async def test_a_request_that_cannot_go_on_is_lost(box, named):
-    first = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    first = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(tokens(0, 1, 2, text="ab"))
     await following(first)
-    events = await following(box.outbox.attach("p1", [named]))
+    events = await following(box.streams.attach("p1", [named]))
     assert kinds(events) == [(named.request_id, "lost")]
     assert events[0].attempt == named.attempt
     assert box.cancelled == [(["r1"], "p1")]
 
 
 async def test_requests_that_are_not_named_are_cancelled(box):
-    box.outbox.attach("p1", [])
+    box.streams.attach("p1", [])
     for request in ("r1", "r2", "r3"):
-        box.outbox.open("p1", request, 1)
+        box.streams.open("p1", request, 1)
     box.deliver(finished(request="r3"))
-    box.outbox.attach("p1", [reattach(0, request="r2")])
+    box.streams.attach("p1", [reattach(0, request="r2")])
     assert box.cancelled == [(["r1"], "p1")]
-    assert box.outbox.unfinished == 1
+    assert box.streams.unfinished == 1
 
 
 async def test_a_proxy_that_stays_away_loses_its_requests(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
-    box.outbox.detach(stream)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
+    box.streams.detach(stream)
     box.clock.now += KEEP_DETACHED_SECONDS - 0.1
-    box.outbox.sweep()
+    box.streams.sweep()
     assert box.cancelled == []
     box.clock.now += 0.2
-    box.outbox.sweep()
+    box.streams.sweep()
     assert box.cancelled == [(["r1"], "p1")]
-    assert box.outbox.idle
+    assert box.streams.idle
 
 
 async def test_a_proxy_that_never_attaches_loses_its_requests(box):
-    box.outbox.open("p1", "r1", 1)
+    box.streams.open("p1", "r1", 1)
     box.clock.now += KEEP_DETACHED_SECONDS + 0.1
-    box.outbox.sweep()
+    box.streams.sweep()
     assert box.cancelled == [(["r1"], "p1")]
 
 
 async def test_the_end_of_a_replaced_stream_detaches_nobody(box):
-    old = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
-    box.outbox.attach("p1", [reattach(0)])
+    old = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
+    box.streams.attach("p1", [reattach(0)])
     assert await asyncio.wait_for(old.next(), 1) is None
-    box.outbox.detach(old)
+    box.streams.detach(old)
     box.clock.now += 10 * KEEP_DETACHED_SECONDS
-    box.outbox.sweep()
+    box.streams.sweep()
     assert box.cancelled == []
 
 
 async def test_a_replaced_stream_takes_nothing_from_its_successor(box):
-    old = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    old = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(tokens(0, 1, text="a"))
-    new = box.outbox.attach("p1", [reattach(0)])
+    new = box.streams.attach("p1", [reattach(0)])
     assert await asyncio.wait_for(old.next(), 1) is None
     assert kinds(await following(new)) == [("r1", "tokens")]
 
 
 async def test_a_later_attempt_takes_the_place_of_the_earlier(box):
-    assert box.outbox.open("p1", "r1", 1)
-    assert not box.outbox.open("p1", "r1", 1)
-    assert box.outbox.open("p1", "r1", 2)
-    assert not box.outbox.open("p1", "r1", 1)
+    assert box.streams.open("p1", "r1", 1)
+    assert not box.streams.open("p1", "r1", 1)
+    assert box.streams.open("p1", "r1", 2)
+    assert not box.streams.open("p1", "r1", 1)
     assert box.cancelled == [(["r1"], "p1")]
-    assert box.outbox.holds("p1", "r1", 2)
-    assert box.outbox.unfinished == 1
+    assert box.streams.holds("p1", "r1", 2)
+    assert box.streams.unfinished == 1
 
 
 async def test_an_attempt_that_was_given_up_stays_known_while_its_events_may_come(box):
-    box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 2)
-    box.outbox.give_up("p1", ["r1"])
+    box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 2)
+    box.streams.cancel("p1", ["r1"])
     box.clock.now += KEEP_FINISHED_SECONDS - 1
-    box.outbox.sweep()
-    assert not box.outbox.open("p1", "r1", 1)
-    assert not box.outbox.open("p1", "r1", 2)
-    assert box.outbox.open("p1", "r1", 3)
+    box.streams.sweep()
+    assert not box.streams.open("p1", "r1", 1)
+    assert not box.streams.open("p1", "r1", 2)
+    assert box.streams.open("p1", "r1", 3)
 
 
 async def test_what_has_been_is_forgotten_in_the_end(box):
-    box.outbox.attach("p1", [])
+    box.streams.attach("p1", [])
     for request in ("r1", "r2"):
-        box.outbox.open("p1", request, 1)
-        box.outbox.give_up("p1", [request])
+        box.streams.open("p1", request, 1)
+        box.streams.cancel("p1", [request])
         box.clock.now += KEEP_FINISHED_SECONDS - 1
-    box.outbox.sweep()
-    assert box.outbox.open("p1", "r1", 1)
-    assert not box.outbox.open("p1", "r2", 1)
+    box.streams.sweep()
+    assert box.streams.open("p1", "r1", 1)
+    assert not box.streams.open("p1", "r2", 1)
 
 
 async def test_a_missing_item_is_told_again_until_it_is_ready_once_more(box):
-    first = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    first = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(ItemMissing(mm_hash=KEY, damaged_digest="d", **names()))
     await following(first)
-    again = box.outbox.attach("p1", [reattach(0)])
+    again = box.streams.attach("p1", [reattach(0)])
     events = await following(again)
     assert (events[0].item_missing.mm_hash, events[0].item_missing.damaged_digest) == (KEY, "d")
-    box.outbox.items_ready("p1", [KEY])
-    box.outbox.attach("p1", [reattach(0)])
+    box.streams.items_ready("p1", [KEY])
+    box.streams.attach("p1", [reattach(0)])
     box.deliver(ItemLoaded(mm_hash=KEY, seconds=1.0, **names()))
-    third = box.outbox.attach("p1", [reattach(0)])
+    third = box.streams.attach("p1", [reattach(0)])
     assert kinds(await following(third)) == [("r1", "item_loaded")]
 
 
 async def test_a_request_that_is_given_up_is_forgotten_at_once(box):
-    box.outbox.open("p1", "r1", 1)
-    box.outbox.give_up("p1", ["r1", "r9", "r1"])
-    box.outbox.give_up("p9", ["r1"])
+    box.streams.open("p1", "r1", 1)
+    box.streams.cancel("p1", ["r1", "r9", "r1"])
+    box.streams.cancel("p9", ["r1"])
     assert box.cancelled == [(["r1"], "p1")]
-    assert not box.outbox.holds("p1", "r1", 1)
+    assert not box.streams.holds("p1", "r1", 1)
 
 
 async def test_a_shut_down_stream_ends_after_its_last_events(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(finished())
-    assert not box.outbox.idle
-    box.outbox.shut_down()
+    assert not box.streams.idle
+    box.streams.shut_down()
     assert kinds(await following(stream)) == [("r1", "finished")]
-    assert box.outbox.idle
+    assert box.streams.idle
     assert await asyncio.wait_for(stream.next(), 1) is None
 
 
 async def test_what_has_not_finished_at_a_shut_down_is_lost_after_its_last_tokens(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     box.deliver(tokens(0, 1, text="a"))
-    box.outbox.shut_down()
+    box.streams.shut_down()
     assert kinds(await following(stream)) == [("r1", "tokens"), ("r1", "lost")]
 
 
 async def test_the_engines_thread_wakes_a_waiting_stream(box):
-    stream = box.outbox.attach("p1", [])
-    box.outbox.open("p1", "r1", 1)
+    stream = box.streams.attach("p1", [])
+    box.streams.open("p1", "r1", 1)
     waiting = asyncio.create_task(following(stream))
     await asyncio.sleep(0)
-    thread = threading.Thread(target=box.outbox.emit, args=([tokens(0, 1)],))
+    thread = threading.Thread(target=box.streams.emit, args=([tokens(0, 1)],))
     thread.start()
     assert kinds(await waiting) == [("r1", "tokens")]
     thread.join()
 
 
 async def test_a_beat_reaches_every_proxy_with_or_without_events(box):
-    streams = [box.outbox.attach(proxy, []) for proxy in ("p1", "p2")]
-    box.outbox.beat(7, 1.0)
+    streams = [box.streams.attach(proxy, []) for proxy in ("p1", "p2")]
+    box.streams.beat(7, 1.0)
     for stream in streams:
         assert await stream.next() == pd_pb2.StepEvents(beat=pd_pb2.Beat(count=7, patience=1.0))
-    box.outbox.open("p1", "r1", 1)
+    box.streams.open("p1", "r1", 1)
     box.deliver(tokens(0, 5, text="a"))
-    box.outbox.beat(8, 10.0)
+    box.streams.beat(8, 10.0)
     message = await streams[0].next()
     assert [event.tokens.text for event in message.events] == ["a"]
     assert (message.beat.count, message.beat.patience) == (8, 10.0)
 
 
 async def test_beats_that_a_slow_proxy_has_not_taken_are_one(box):
-    stream = box.outbox.attach("p1", [])
+    stream = box.streams.attach("p1", [])
     for count in range(5):
-        box.outbox.beat(count, 1.0)
+        box.streams.beat(count, 1.0)
     assert (await stream.next()).beat.count == 4
-    box.outbox.deliver([])
-    box.outbox.shut_down()
+    box.streams.deliver([])
+    box.streams.shut_down()
     assert await stream.next() is None
 
 
 async def test_an_event_that_cannot_be_filed_ends_its_request_and_no_other(box):
     for request in ("r1", "r2", "r3"):
-        box.outbox.open("p1", request, 1)
-    stream = box.outbox.attach("p1", [reattach(0, request) for request in ("r1", "r2", "r3")])
+        box.streams.open("p1", request, 1)
+    stream = box.streams.attach("p1", [reattach(0, request) for request in ("r1", "r2", "r3")])
     bad = tokens(0, -1, text="no token is negative", request="r2")
     box.deliver(tokens(0, 5, text="a"), bad, tokens(0, 6, text="c", request="r3"))
     box.deliver(finished(request="r2"))
@@ -365,8 +365,8 @@ async def test_an_event_that_cannot_be_filed_ends_its_request_and_no_other(box):
 
 async def test_events_that_cannot_be_sent_end_their_request_and_not_the_stream(box, monkeypatch):
     for request in ("r1", "r2"):
-        box.outbox.open("p1", request, 1)
-    stream = box.outbox.attach("p1", [reattach(0, request) for request in ("r1", "r2")])
+        box.streams.open("p1", request, 1)
+    stream = box.streams.attach("p1", [reattach(0, request) for request in ("r1", "r2")])
     box.deliver(tokens(0, 5, text="\ud800", request="r1"), tokens(0, 6, text="b", request="r2"))
     events = {event.request_id: event for event in (await stream.next()).events}
     assert events["r1"].finished.error.code == InternalError.code

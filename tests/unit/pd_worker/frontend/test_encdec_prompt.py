@@ -122,7 +122,7 @@ def test_every_form_of_encoder_prompt_with_every_form_of_decoder_prompt(bart: An
     assert encoders["Hi"] == bart("Hi")["input_ids"]
     for encoder, encoder_ids in encoders.items():
         for decoder, decoder_ids in decoders.items():
-            two = prompts.take(submit(encoder, decoder), [plan_of(len(encoder_ids))])
+            two = prompts.build(submit(encoder, decoder), [plan_of(len(encoder_ids))])
             assert two.encoder_token_ids == tuple(encoder_ids)
             assert two.prompt.token_ids == decoder_ids
             assert [feature.placement for feature in two.prompt.features] == [Placement(0, 0)]
@@ -132,10 +132,10 @@ def test_a_t5_text_ends_for_the_encoder_and_goes_on_for_the_decoder() -> None:
     tokenizer = t5_tokenizer(300)
     prompts = prompts_of(tokenizer, Fixed(T5, 300))
     inner = tokenizer("Hi", add_special_tokens=False)["input_ids"]
-    two = prompts.take(submit("Hi", "Hi"), [plan_of(len(inner) + 1)])
+    two = prompts.build(submit("Hi", "Hi"), [plan_of(len(inner) + 1)])
     assert two.encoder_token_ids == (*inner, 1)
     assert two.prompt.token_ids == (0, *inner)
-    assert prompts.take(submit("Hi"), [plan_of(len(inner) + 1)]).prompt.token_ids == (0,)
+    assert prompts.build(submit("Hi"), [plan_of(len(inner) + 1)]).prompt.token_ids == (0,)
 
 
 def test_with_audio_text_and_ids_are_the_decoders(whisper: Any) -> None:
@@ -147,17 +147,17 @@ def test_with_audio_text_and_ids_are_the_decoders(whisper: Any) -> None:
     prompts = prompts_of(whisper, decoder)
     plans = [plan_of(1500, "audio")]
     text = whisper(" The rain", add_special_tokens=False)["input_ids"]
-    assert prompts.take(submit(None, " The rain"), plans).prompt.token_ids == (start, *control, *text)
+    assert prompts.build(submit(None, " The rain"), plans).prompt.token_ids == (start, *control, *text)
     explicit, alone = submit(None, (2, 0, 171, 5, 2)), submit(None, (2, 0, 171, 5, 2))
     alone.prompt.unmodified = True
-    assert prompts.take(explicit, plans).prompt.token_ids == (start, 2, 0, 171, 5, 2)
-    assert prompts.take(alone, plans).prompt.token_ids == (2, 0, 171, 5, 2)
-    assert prompts.take(submit(None, (start, 5)), plans).prompt.token_ids == (start, 5)
-    assert prompts.take(submit(), plans).prompt.token_ids == (start, *control)
-    assert prompts.take(submit(), plans).encoder_token_ids == ()
+    assert prompts.build(explicit, plans).prompt.token_ids == (start, 2, 0, 171, 5, 2)
+    assert prompts.build(alone, plans).prompt.token_ids == (2, 0, 171, 5, 2)
+    assert prompts.build(submit(None, (start, 5)), plans).prompt.token_ids == (start, 5)
+    assert prompts.build(submit(), plans).prompt.token_ids == (start, *control)
+    assert prompts.build(submit(), plans).encoder_token_ids == ()
     written = "<|startoftranscript|><|de|><|translate|>"
     said = whisper(written, add_special_tokens=False)["input_ids"]
-    assert prompts.take(submit(None, written), plans).prompt.token_ids == tuple(said)
+    assert prompts.build(submit(None, written), plans).prompt.token_ids == tuple(said)
 
 
 def test_a_transcriptions_prompt_reaches_the_family_as_transformers_has_it(whisper: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_transcriptions_prompt_reaches_the_family_as_transformers_has_it(whisp
     decoder = Fixed(PromptDefaults(start, (start,)), len(whisper), "audio")
     prompts = prompts_of(whisper, decoder)
     task = common_pb2.Transcription(language="de", task="translate", prompt=" Glossary: Triptych ")
-    two = prompts.take(submit(transcription=task), [plan_of(1500, "audio")])
+    two = prompts.build(submit(transcription=task), [plan_of(1500, "audio")])
     said = tuple(whisper.get_prompt_ids("Glossary: Triptych").tolist()[1:])
     assert decoder.asked == [{"language": "de", "task": "translate", "prompt_ids": said}] == [two.options]
 
@@ -174,14 +174,14 @@ def test_no_text_of_a_transcriptions_prompt_becomes_a_special_token(whisper: Any
     start = whisper.convert_tokens_to_ids("<|startoftranscript|>")
     prompts = prompts_of(whisper, Fixed(PromptDefaults(start, (start,)), len(whisper), "audio"))
     task = common_pb2.Transcription(prompt="<|startoftranscript|><|fr|>")
-    ids = prompts.take(submit(transcription=task), [plan_of(1500, "audio")]).options["prompt_ids"]
+    ids = prompts.build(submit(transcription=task), [plan_of(1500, "audio")]).options["prompt_ids"]
     assert start not in ids and whisper.convert_tokens_to_ids("<|fr|>") not in ids
 
 
 def test_a_resumed_prompt_is_taken_up_as_it_was(bart: Any) -> None:
     prompts = prompts_of(bart, Fixed(BART, 400))
     message = submit((5, 6), resume=pd_pb2.Resume(prompt_token_ids=[7, 8, 9]))
-    two = prompts.take(message, [plan_of(2)])
+    two = prompts.build(message, [plan_of(2)])
     assert two.prompt.token_ids == (7, 8, 9) and two.encoder_token_ids == (5, 6)
 
 
@@ -208,10 +208,10 @@ REFUSED = [
 def test_what_cannot_be_is_refused_by_field(bart: Any, fields: Any, items: int, param: str) -> None:
     prompts = prompts_of(bart, Fixed(BART, 400))
     with pytest.raises(InvalidRequest) as refused:
-        prompts.take(submit(**fields), [plan_of(1)] * items)
+        prompts.build(submit(**fields), [plan_of(1)] * items)
     assert refused.value.param == param
 
 
 def test_an_encoder_with_another_tokenizer_is_our_fault(bart: Any) -> None:
     with pytest.raises(InternalError, match="different tokenizers"):
-        prompts_of(bart, Fixed(BART, 400)).take(submit("Hello there"), [plan_of(99)])
+        prompts_of(bart, Fixed(BART, 400)).build(submit("Hello there"), [plan_of(99)])

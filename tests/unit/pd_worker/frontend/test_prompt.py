@@ -128,7 +128,7 @@ def test_a_resumed_prompt_is_taken_as_it_was():
     plans = [plan(3), plan(5, runs=((1, 4),), name="b")]
     first = builder("qwen").build(raw(user("", "x", "")), plans)
     places = [(f.placement.offset, f.placement.length) for f in first.features]
-    assert builder("qwen").take_up(first.token_ids, places, plans) == first
+    assert builder("qwen").resume(first.token_ids, places, plans) == first
 
 
 @pytest.mark.parametrize("change", ["missing", "moved", "longer", "outside", "vocabulary", "overlap"])
@@ -151,5 +151,5 @@ def test_a_resumed_prompt_whose_items_do_not_fit_is_refused(change):
         case "overlap":
             places[1] = places[0]
     with pytest.raises(InvalidRequest) as caught:
-        builder("qwen").take_up(tokens, places, plans)
+        builder("qwen").resume(tokens, places, plans)
     assert caught.value.param == "resume"

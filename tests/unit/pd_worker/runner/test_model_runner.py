@@ -1,4 +1,4 @@
-"""Which chunks of a step came out as no numbers."""
+"""Chunks of a step with NaN or infinity are found."""
 
 from __future__ import annotations
 

@@ -1,0 +1,171 @@
+"""One PD worker: engine, input processor, event streams and gRPC service of one model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from triptych.config import PDConfig
+from triptych.cpu.step_pacer import StepPacer
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.errors import Unavailable
+from triptych.metrics import PDMetrics
+from triptych.models.identity import ModelIdentity
+from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.events.streams import EventStreams
+from triptych.pd_worker.events.token_texts import TokenTexts
+from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
+from triptych.pd_worker.frontend.grammar import GrammarCompiler
+from triptych.pd_worker.frontend.input_processor import InputProcessor
+from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.server import MAX_WAITING, PDServicer
+from triptych.types import WorkerInfo
+
+#: How often proxies get the engine's beat, in seconds.
+BEAT_SECONDS = 1.0
+_SWEEP_SECONDS = 0.25
+_POLL_SECONDS = 0.02
+_INPUT_THREADS = 2
+
+
+class PDWorker:
+    """Engine, input processor, event streams and servicer of one model, in the running event loop.
+
+    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's.
+    """
+
+    def __init__(
+        self,
+        config: PDConfig,
+        model: LoadedModel,
+        metrics: PDMetrics,
+        *,
+        transfer: ECTransferConfig | None = None,
+        pacer: StepPacer | None = None,
+    ) -> None:
+        config = replace(
+            config,
+            kv_memory=config.kv_memory or model.kv_memory,
+            encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
+        )
+        self._config = config
+        self._model = model
+        self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
+        self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
+        self._upkeep: list[asyncio.Task[None]] = []
+        texts = TokenTexts(model.tokenizer)
+        self.streams = EventStreams(self._cancel, texts=texts)
+        self.engine = build_engine(
+            config,
+            model.decoder,
+            transfer or transfer_config(config, model.identity),
+            self.streams.emit,
+            metrics,
+            model_name=model.name,
+            pacer=pacer,
+        )
+        input_processor = InputProcessor(
+            model_key=model.identity.model_key,
+            prompts=model.prompts,
+            tokenizer=model.tokenizer,
+            decoder=model.decoder,
+            defaults=model.defaults,
+            max_model_len=self.engine.max_model_len,
+            encoder_cache_bytes=config.embedding_memory,
+            grammars=GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
+            two_prompts=self._two_prompts(),
+        )
+        most = MAX_WAITING + config.max_num_seqs
+        self._incarnation = uuid.uuid4().hex
+        self.servicer = PDServicer(
+            self.engine,
+            input_processor,
+            self.streams,
+            self._pool,
+            self._queries,
+            max_requests=most,
+            incarnation=self._incarnation,
+        )
+
+    def _two_prompts(self) -> EncDecPrompts | None:
+        """The prompts of an encoder-decoder model; None for any other."""
+        model = self._model
+        if model.decoder.cross is None:
+            return None
+        return EncDecPrompts(model.tokenizer, model.prompts.guarded, model.decoder, self.engine.max_model_len)
+
+    def info(self, address: str, metrics_port: int) -> WorkerInfo:
+        """The worker's registration. It serves all namespaces of its model_key."""
+        return WorkerInfo(
+            address=address,
+            pool="pd",
+            incarnation=self._incarnation,
+            model_key=self._model.identity.model_key,
+            model=self._model.name,
+            capacity={
+                "encoder_cache_bytes": self._config.embedding_memory,
+                "max_num_seqs": self._config.max_num_seqs,
+                "max_model_len": self.engine.max_model_len,
+                "metrics_port": metrics_port,
+                "encoder_decoder": int(self._model.decoder.cross is not None),
+            },
+            modality=self._model.decoder.modality,
+        )
+
+    def start(self) -> None:
+        self.engine.start()
+        loop = asyncio.get_running_loop()
+        self._upkeep = [
+            loop.create_task(self._sweep(), name="sweep"),
+            loop.create_task(self._send_beat(), name="beat"),
+        ]
+
+    async def drain(self, grace: float) -> None:
+        """Refuses new requests and lets those held finish, for at most `grace` seconds."""
+        self.servicer.drain()
+        deadline = time.monotonic() + grace
+        while not self.streams.idle and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Ends the engine and all threads."""
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
+        await asyncio.to_thread(self.engine.stop)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._queries.shutdown(wait=False, cancel_futures=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.streams.sweep()
+
+    async def _send_beat(self) -> None:
+        beat = self.engine.beat
+        while True:
+            # The count of a dead engine does not advance.
+            self.streams.beat(beat.count, beat.patience)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
+        # An engine that is stopping ends all its requests anyway.
+        with contextlib.suppress(Unavailable):
+            self.engine.cancel(request_ids, proxy_id)
+
+
+def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
+    """How this worker's connector reaches the store."""
+    return ECTransferConfig(
+        store_url=config.store,
+        model_key=model.model_key,
+        namespace=model.namespace,
+        device=config.device,
+        host_buffer_bytes=config.embedding_memory,
+        ec_role="consumer",
+    )
