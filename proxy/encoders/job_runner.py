@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource
 from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan
+from triptych.proxy.encoders.recent_items import RecentItems
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import WorkModel
 from triptych.proxy.workers import KnownWorkers
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 #: Tries after which an item that makes workers fail is answered with their error.
 MAX_INTERNAL_ERRORS = 4
-#: Items whose publication is remembered, for look-ups that were under way then.
-RECENT_ITEMS = 4096
 DEFAULT_CREDIT = 8
 #: How a stream ends whose worker has ended.
 _BROKEN = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN)
@@ -67,7 +66,7 @@ class JobRunner:
         self._sources: dict[str, ItemSource] = {}
         self._tries: dict[str, _Try] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._recent: OrderedDict[str, tuple[float, JobReady]] = OrderedDict()
+        self._recent = RecentItems()
         self._ticker: asyncio.TimerHandle | None = None
         #: Items that left an encoder, by its address and the reason, and are not in the log yet.
         self._unlogged: Counter[tuple[str, str]] = Counter()
@@ -112,8 +111,8 @@ class JobRunner:
 
     def _published_since(self, source: ItemSource) -> bool:
         """Whether the item has landed after the request's look-up began; then it is ready now."""
-        landed, end = self._recent.get(source.mm_hash, (0.0, None))
-        if end is None or landed < source.looked_up:
+        end = self._recent.published_since(source.mm_hash, source.looked_up)
+        if end is None:
             return False
         asyncio.get_running_loop().call_soon(self._events.ready, source.request_id, source.mm_hash, end)
         return True
@@ -241,9 +240,7 @@ class JobRunner:
         if job is None:
             return
         self._unpin(job.mm_hash)
-        self._recent[job.mm_hash] = (self._clock(), end)
-        if len(self._recent) > RECENT_ITEMS:
-            self._recent.popitem(last=False)
+        self._recent.add(job.mm_hash, end, self._clock())
         if not end.already_stored and end.encode_seconds > 0:
             self._model.learn(_patches(end.plan), end.encode_seconds)
         for request_id in sorted(job.waiters):
