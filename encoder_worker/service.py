@@ -20,13 +20,13 @@ from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker
 from triptych.machine.device_memory import memory_of
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
-from triptych.models.families.layers import before_each_layer
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
-from triptych.models.support import check_supported, wanted_by_flags
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc.auth import WorkerDoor
 from triptych.rpc.channels import make_server
+from triptych.rpc.server_auth import WorkerAuth
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
@@ -63,8 +63,8 @@ async def _serve(
     store: EmbeddingStore,
     stop: asyncio.Event,
 ) -> None:
-    door = WorkerDoor(config.internal_token)
-    server = make_server(door, options=UNREAD_STREAMS)
+    auth = WorkerAuth(config.internal_token)
+    server = make_server(auth, options=UNREAD_STREAMS)
     address = bind(server, config)
     identity = worker_identity(config, model, address)
     metrics = EncoderMetrics(identity.model_name)
@@ -82,7 +82,7 @@ async def _serve(
     async with watch:
         try:
             with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-                info = door.enrol(worker_info(config, identity, metrics_port))
+                info = auth.add_worker(worker_info(config, identity, metrics_port))
                 heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
                 await server.start()
                 await health.serving()

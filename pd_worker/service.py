@@ -25,10 +25,10 @@ from triptych.errors import Unavailable
 from triptych.machine.device_memory import memory_of
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.models.families.layers import before_each_layer
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.layers import before_each_layer
 from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
-from triptych.models.support import check_supported, wanted_by_flags
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.flex_start import prepare, slow_while_compiling
 from triptych.pd_worker.engine import Engine
@@ -42,8 +42,8 @@ from triptych.pd_worker.runner.capacity import max_model_len, num_kv_blocks
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.protos import pd_pb2_grpc
-from triptych.rpc.auth import WorkerDoor
 from triptych.rpc.channels import make_server
+from triptych.rpc.server_auth import WorkerAuth
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
@@ -91,14 +91,14 @@ async def run(config: PDConfig) -> None:
 
 
 async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event) -> None:
-    door = WorkerDoor(config.internal_token)
-    server = make_server(door)
+    auth = WorkerAuth(config.internal_token)
+    server = make_server(auth)
     address = bind(server, config)
     metrics = PDMetrics(model.name)
     with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
         pacer = _step_pacer(config, model)
         worker = PDWorker(config, model, metrics, pacer=pacer)
-        info = door.enrol(worker.info(address, metrics_port))
+        info = auth.add_worker(worker.info(address, metrics_port))
         pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
         health = Health(server)
         before_each_layer(model.decoder.module, worker.engine.beat.tick)

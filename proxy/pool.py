@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.ec_connector.registry.registry import RegistryLook
 from triptych.errors import TriptychError
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.rpc.auth import WorkerSession
 from triptych.rpc.channels import make_channel
+from triptych.rpc.client_auth import WorkerSession
 from triptych.rpc.proofs import InternalKey
 from triptych.types import WorkerInfo
 

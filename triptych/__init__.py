@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triptych.client import AsyncClient as AsyncClient
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """The clients are imported when they are first asked for: services need none."""
+def __getattr__(name: str) -> object:
+    """The clients, imported on first use: services need none."""
     if name in ("AsyncClient", "Client"):
         from triptych import client
 

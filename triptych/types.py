@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+#: A JSON object as the parser gives it.
+JsonObject = dict[str, Any]
+#: Options by name, of kinds that their reader checks.
+Options = Mapping[str, Any]
 
 #: Bytes of one element, by the dtype names that may cross a process.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

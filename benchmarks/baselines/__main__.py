@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """0 when every cell that was asked for is done, 1 when some failed or are left, 2 for bad input."""
     options = parser().parse_args(arguments)
-    # So that servers end with this process, however it is told to end.
+    # Servers end with this process, by SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     display = Display(Console(soft_wrap=True))
     try:

@@ -10,9 +10,9 @@ from typing import Any
 from triptych.goodput.report.comparison import Ratio, ratio
 
 Found = Mapping[str, Any]
-#: A share of failed requests above this makes a comparison of latencies open: they are of the others only.
+#: A share of failed requests above this leaves a comparison of latencies open: they are of completed ones.
 FAILED_LIMIT = 0.01
-#: Cores taken by others than this run, above which a cell counts as measured on a loaded machine.
+#: Cores that processes outside of this run may use; above that a cell counts as measured on a loaded machine.
 OTHERS_LIMIT = 0.05
 
 
@@ -132,7 +132,7 @@ class CellResults:
         return any(name.startswith(f"{kind}.{load}.{system}.") for name in self.planned)
 
     def missing(self) -> list[str]:
-        """Planned cells that nobody has measured."""
+        """Planned cells that are not measured yet."""
         there = {cell_name(found) for found in self.cells}
         return [name for name in self.planned if name not in there]
 
@@ -140,7 +140,7 @@ class CellResults:
         return [found for found in self.cells if found["status"] == "failed"]
 
     def loaded(self) -> list[Found]:
-        """Cells during which others took the machine's time."""
+        """Cells during which processes outside of the run used the machine."""
         return [
             found
             for found in self.cells

@@ -91,7 +91,7 @@ def rate_of(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | No
 
 
 def warm_up(server: Server, display: Display) -> None:
-    """A short closed loop with pictures that nobody counts."""
+    """A short closed loop with pictures, not measured."""
     load = "images-4"
     asked = ready(
         RunSettings(

@@ -69,14 +69,14 @@ def cpu_shares(
 
 
 def others_share(before: MachineTime, after: MachineTime) -> float:
-    """Cores that processes outside of this run took, time stolen by the host included; never below 0."""
+    """Cores that processes outside of this run used, time stolen by the host included; never below 0."""
     wall = after.wall - before.wall
     return max(after.busy - before.busy - (after.own - before.own), 0.0) / max(wall, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineTime:
-    """Seconds: clock, CPU of everybody, CPU of this process with all its descendants, ended ones included."""
+    """Seconds: clock, CPU of all processes, CPU of this process and its descendants, ended ones too."""
 
     wall: float
     busy: float

@@ -165,7 +165,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Last started, first ended; what a group leaves behind is killed by its number."""
     for process in reversed(processes):
         _signal(process.pid, signal.SIGTERM)
-        # A paused one hears it only when it goes on.
+        # A stopped process gets SIGTERM only once it continues.
         _signal(process.pid, signal.SIGCONT)
     deadline = time.monotonic() + _END_SECONDS
     for process in reversed(processes):
@@ -224,7 +224,7 @@ class ServerPool:
 
 
 def idle_shares(servers: Mapping[str, Server], seconds: float) -> dict[str, float]:
-    """Cores that each takes while nobody asks anything, over `seconds`."""
+    """Cores that each idle server uses, over `seconds`."""
     before = {name: _cpu(server) for name, server in servers.items()}
     begun = time.monotonic()
     time.sleep(seconds)

@@ -27,7 +27,7 @@ _FIXED = ("attainment", "ttft", "tpot", "text_tpot")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
-    """A Markdown table; the columns in `texts` are text, the others numbers."""
+    """A Markdown table; the columns in `texts` are text, the rest numbers."""
     rules = ("---" if index in texts else "---:" for index in range(len(head)))
     lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(rules) + " |"]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
@@ -265,8 +265,8 @@ def _doubts(results: CellResults) -> list[str]:
     if loaded:
         most = max(cell["others_share"] for cell in loaded)
         lines.append(
-            f"- LOADED MACHINE: during {len(loaded)} cells others took more than {OTHERS_LIMIT:.0%} of a "
-            f"core (at most {most:.2f} cores): their figures are no claim."
+            f"- LOADED MACHINE: during {len(loaded)} cells other processes used more than "
+            f"{OTHERS_LIMIT:.0%} of a core (at most {most:.2f} cores): their figures are no claim."
         )
     if unlike := results.unlike_requests():
         lines.append(f"- Requests of other lengths, by the server's usage: {', '.join(unlike)}.")

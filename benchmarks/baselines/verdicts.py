@@ -38,7 +38,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`state`: met, missed, not measured. `by` tells the distance in words."""
+    """`state`: met, missed, not measured. `by` is the distance in words."""
 
     target: RatioTarget
     state: str
@@ -122,7 +122,7 @@ def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple
 
 
 def explain_loss(results: CellResults, load: str, metric: str, against: str) -> str:
-    """In words: which stage of ours a loss comes from, as far as timings tell. Empty without timings."""
+    """In words: which stage of ours a loss comes from, by its stage times. Empty without any."""
     mine = stage_table(results, load, results.role("ours"))
     if not mine:
         return ""

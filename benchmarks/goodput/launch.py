@@ -17,18 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych.config import WorkerCounts
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.launch.parent import supervised
-from triptych.launch.plan.shape import ClusterShape
 
 _SHAPE = re.compile(r"(?:(\d+)E(\d+)PD|(\d*)colocated)", re.IGNORECASE)
 _END_SECONDS = 90.0
 
 
-def parse_shape(text: str) -> ClusterShape:
+def parse_shape(text: str) -> WorkerCounts:
     """ "1E3PD", "colocated", "2colocated"; ConfigError for anything else."""
     match = _SHAPE.fullmatch(text.strip())
     counts = [int(number or 1) for number in match.groups("1")] if match else [0]
@@ -38,11 +38,11 @@ def parse_shape(text: str) -> ClusterShape:
             "like colocated or 2colocated"
         )
     if match[1]:
-        return ClusterShape(encoders=counts[0], pd_workers=counts[1])
-    return ClusterShape(replicas=counts[2])
+        return WorkerCounts(encoders=counts[0], pd_workers=counts[1])
+    return WorkerCounts(replicas=counts[2])
 
 
-def shape_words(shape: ClusterShape) -> list[str]:
+def shape_words(shape: WorkerCounts) -> list[str]:
     """The flags of `triptych serve` for this shape."""
     if shape.replicas:
         return ["--topology", "colocated", "--replicas", str(shape.replicas)]
@@ -66,7 +66,7 @@ class Launched:
 
 @contextlib.contextmanager
 def launched(
-    shape: ClusterShape, model: str, words: Sequence[str], patience: float = 600.0
+    shape: WorkerCounts, model: str, words: Sequence[str], patience: float = 600.0
 ) -> Iterator[Launched]:
     """`model` may be empty for the demo model; `words` are further flags of `triptych serve`. The
     cluster ends at the latest with the thread that started it.
@@ -103,15 +103,15 @@ def _free_ports() -> tuple[int, int]:
 
 
 def _wait_ready(
-    process: subprocess.Popen[bytes], url: str, shape: ClusterShape, run_dir: Path, log: Path, deadline: float
+    process: subprocess.Popen[bytes], url: str, shape: WorkerCounts, run_dir: Path, log: Path, deadline: float
 ) -> None:
     while process.poll() is None and time.monotonic() < deadline:
         if _answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoding + shape.decoding:
             return
         time.sleep(0.1)
-    told = log.read_text(errors="replace").strip()[-1500:]
+    output = log.read_text(errors="replace").strip()[-1500:]
     state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
-    raise ConfigError(f"--launch: the cluster {state}:\n{told}")
+    raise ConfigError(f"--launch: the cluster {state}:\n{output}")
 
 
 def _answers(url: str) -> bool:

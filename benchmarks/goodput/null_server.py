@@ -64,7 +64,7 @@ class NullServer:
         raw = await request.read()
         self.requests += 1
         if self._behaviour.fail_every and self.requests % self._behaviour.fail_every == 0:
-            return web.json_response({"error": {"message": "as told"}}, status=503)
+            return web.json_response({"error": {"message": "as configured"}}, status=503)
         self.running += 1
         try:
             async with self._places:

@@ -21,7 +21,7 @@ _PATIENCE = 120.0
 
 
 def find_model(target: Target) -> Target:
-    """The target with the first model it serves, unless it has one. ConfigError when nobody answers."""
+    """The target with the first model it serves, unless it has one. ConfigError when it does not answer."""
     return target if target.model else replace(target, model=asyncio.run(_first_model(target)))
 
 
@@ -40,7 +40,7 @@ async def _first_model(target: Target) -> str:
 
 
 def calibrate(target: Target) -> float:
-    """Words per token by the server's own usage of two short requests; 1 when it tells no usage."""
+    """Words per token by the server's own usage of two short requests; 1 when it reports no usage."""
     planned = [PlannedRequest(seed, words, 1) for seed, words in ((1, _SHORT), (2, _LONG))]
     counts = asyncio.run(_prompt_tokens(target, planned))
     return words_per_token((_SHORT, counts[0]), (_LONG, counts[1]))

@@ -2,7 +2,7 @@
 
 A burst fills the queue and clients keep it full, each request with an image of its own. With the rules, an
 image is encoded once a PD worker has room for it; without them (`--no-flow-control`) as soon as an encoder is
-free: the store then evicts what nobody has loaded, and it is encoded again.
+free: the store then evicts what is not loaded yet, and it is encoded again.
 
     python -m benchmarks.micro.back_pressure [--seconds 90] [--clients 250] [--tokens 24] [--write]
 """
@@ -35,10 +35,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.report.machine import commit
 from triptych.launch.model_path import DEMO_MODEL
-from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "back_pressure.md"
 WINDOW = 10.0
@@ -101,7 +101,7 @@ def measure(model: Path, rules: bool, options: argparse.Namespace) -> MixRun:
     words += ["--threads", "1", "--kv-memory", "64MiB", "--prepared-memory", "1GiB"]
     words += ["--max-queue", str(options.clients + 8), "--no-prefix-caching", "--request-timeout", "600"]
     words += [] if rules else ["--no-flow-control"]
-    shape = ClusterShape(encoders=options.encoders, pd_workers=1)
+    shape = WorkerCounts(encoders=options.encoders, pd_workers=1)
     with launched(shape, str(model), words, START_SECONDS) as cluster:
         return asyncio.run(load(cluster, MixRun(rules), options))
 
@@ -135,7 +135,7 @@ async def client(
     began: float,
     options: argparse.Namespace,
 ) -> None:
-    """Asks about one new image after the other; what is refused is asked again when told to."""
+    """Asks about one new image after the other; a refused one is asked again after Retry-After."""
     number = 0
     while True:
         body = request(index * 10_000 + number, options)

@@ -44,9 +44,9 @@ from transformers import (
 
 from benchmarks.baselines.processes import usages
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.report.machine import commit
-from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "encdec_sharing.md"
 START_SECONDS = 180.0
@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="encdec-sharing-") as folder:
         model = build_model(Path(folder) / "whisper-base-shaped")
-        shape = ClusterShape(encoders=options.encoders, pd_workers=1)
+        shape = WorkerCounts(encoders=options.encoders, pd_workers=1)
         with launched(shape, str(model), ["--kv-memory", "256MiB"], START_SECONDS) as cluster:
             rounds = asyncio.run(measure(cluster, options))
     text = report(rounds, options)

@@ -46,7 +46,7 @@ START_SECONDS = 120.0
 _SLOW = """
 import contextlib, sys
 from triptych.cli import main
-sys.modules["triptych.cli.app"]._imports = lambda model: contextlib.nullcontext()
+sys.modules["triptych.cli.commands.services"].worker_imports = lambda model: contextlib.nullcontext()
 main()
 """
 _QUICK = ("-m", "triptych.cli")

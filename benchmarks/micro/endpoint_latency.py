@@ -1,7 +1,7 @@
 """What chat waits for beside a hundred clients of each other endpoint, before and after a change.
 
 One cluster with the demo model for each tree of code. In every round each tree answers some chats alone and
-some beside the clients of each endpoint, who ask again as soon as they have their answer, from a process of
+some beside the clients of each endpoint, which ask again as soon as they have their answer, from a process of
 their own. The ratio is that of the medians within a round; the page has the median over all rounds.
 """
 
@@ -25,9 +25,9 @@ from typing import Any
 import aiohttp
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import launched
 from triptych.goodput.report.machine import describe, load_average
-from triptych.launch.plan.shape import ClusterShape
 
 RESULT = RESULTS / "endpoint_latency.md"
 CLIENTS = 100
@@ -140,7 +140,7 @@ def clusters(trees: Mapping[str, Path]) -> Iterator[dict[str, str]]:
         for tree, folder in trees.items():
             # Without the second one the folder that this runs in would come before the first.
             with _environment(PYTHONPATH=str(folder), PYTHONSAFEPATH="1"):
-                shape = ClusterShape(encoders=1, pd_workers=1)
+                shape = WorkerCounts(encoders=1, pd_workers=1)
                 urls[tree] = stack.enter_context(launched(shape, "", ["--max-queue", "512"])).url
         yield urls
 

@@ -223,7 +223,7 @@ def report(results: dict[int, tuple[DecodeSpeed, DecodeSpeed, int]], arguments: 
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {chip()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, fp32, medians of interleaved rounds. "
         f"Load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}; "
-        "per CPU second is the steadier figure where others share the cores.",
+        "per CPU second is the steadier figure where other processes share the cores.",
         "",
         "| batch | engine tok/s | generate tok/s | ratio | engine tok/CPU-s | generate tok/CPU-s | ratio "
         "| equal outputs |",

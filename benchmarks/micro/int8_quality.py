@@ -3,7 +3,7 @@
     python -m benchmarks int8_quality [--items 8] [--tokens 48] [--answers 360] [--write]
 
 Per family, on the tests' tiny random checkpoint: both sides are loaded in fp32, with `int8-decoder` and with
-`int8`. The fp32 model's own greedy tokens over its own encoder rows are put through the others, whole
+`int8`. The fp32 model's own greedy tokens over its own encoder rows are put through the other two, whole
 sequences at once, and every position's logits are compared. A random model's candidates lie close together:
 of a trained one more best tokens agree, which the demo model's lines show. `--answers` 0 leaves the demo out;
 else its held-out questions are asked through `triptych serve`. One layer is timed, too.
@@ -31,9 +31,9 @@ from PIL import Image
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from examples.demo_models.images.evaluate import cases, evaluate
 from examples.demo_models.images.inference import MODEL_ID, Http
+from triptych.config import WorkerCounts
 from triptych.goodput.launch import launched
 from triptych.goodput.report.machine import commit
-from triptych.launch.plan.shape import ClusterShape
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
@@ -171,7 +171,7 @@ def _greedy(sides: tuple[Any, Any], prepared: Any, rows: torch.Tensor, tokens: i
 
 def demo(quantization: str, answers: int) -> float:
     """Share of the demo model's held-out questions that are answered with the whole truth."""
-    shape = ClusterShape(encoders=1, pd_workers=1)
+    shape = WorkerCounts(encoders=1, pd_workers=1)
     with launched(shape, "", ["--quantization", quantization], START_SECONDS) as cluster:
         marks = evaluate(Http(cluster.url, MODEL_ID), cases(1, answers), controls=False)
     return sum(mark.said == mark.case.truth for mark in marks) / len(marks)

@@ -94,7 +94,7 @@ def sustained(
 ) -> tuple[float, float, str]:
     """The highest rate, the lowest that was too much, and why that was."""
     chosen = preset(f"{figure.text}-{figure.images}")
-    told = figure.replicas if system.name.startswith("replicas") else figure.disaggregated
+    stated = figure.replicas if system.name.startswith("replicas") else figure.disaggregated
     reasons: dict[float, str] = {}
 
     def measure(rate: float) -> Verdict:
@@ -103,7 +103,7 @@ def sustained(
         return verdict
 
     limits = SearchLimits(
-        start=min(told or 8.0, 24.0),
+        start=min(stated or 8.0, 24.0),
         lowest=LOWEST,
         highest=HIGHEST,
         resolution=0.05,
@@ -129,14 +129,14 @@ def rows(cells: Cells) -> list[str]:
     lines = []
     for figure in FIGURES:
         load = f"{figure.text}, {figure.images}"
-        told = (figure.replicas, figure.disaggregated)
+        stated = (figure.replicas, figure.disaggregated)
         words, found = [load], []
-        for name, value in zip(("replicas", "1E3PD"), told, strict=True):
+        for name, value in zip(("replicas", "1E3PD"), stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
             mark = "*" if name_in_fit(name) in figure.fitted else ""
             words += [f"{value:g}" if value else "–", f"**{shown(rate, failing)}**{mark}"]
             found.append(rate)
-        ratio = f"{told[1] / told[0]:.2f}" if told[0] and told[1] else "–"
+        ratio = f"{stated[1] / stated[0]:.2f}" if stated[0] and stated[1] else "–"
         words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
         free = [cells[figure.text, figure.images, f"{name}, no door"] for name in ("replicas", "1E3PD")]
         words += [shown(rate, failing) for rate, failing, _ in free]
@@ -153,10 +153,10 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     """(load and system, simulated over published − 1) of every figure that nothing was fitted to."""
     found = []
     for figure in FIGURES:
-        for name, told in (("replicas", figure.replicas), ("1E3PD", figure.disaggregated)):
-            if told is not None and name_in_fit(name) not in figure.fitted:
+        for name, stated in (("replicas", figure.replicas), ("1E3PD", figure.disaggregated)):
+            if stated is not None and name_in_fit(name) not in figure.fitted:
                 rate = cells[figure.text, figure.images, name][0]
-                found.append((f"{figure.text}-{figure.images} {name}", rate / told - 1))
+                found.append((f"{figure.text}-{figure.images} {name}", rate / stated - 1))
     return found
 
 
@@ -216,8 +216,8 @@ differences:
 - **long-2 to long-4, 1E3PD: about half more than published.** Ours is limited by the steps of three PD
   workers (without a door it is nearly the same). The published figures fall faster than prompts grow: one
   serial stage of 18 ms a picture and 26 µs a token of text would serve 35, 12, 14, 11.4, 9.4 and 8.1 from the
-  first row to the last. So the published 1E3PD seems to have such a stage too; where it stands is not told,
-  and it is not in the model.
+  first row to the last. So the published 1E3PD seems to have such a stage too; the article does not say
+  where, and it is not in the model.
 - **Rates above the doors' own** (6.7 where the door is full at 6.0): with a TTFT limit of 20 s a queue that
   grows by up to 4 s a minute counts as sustained, here and in any sweep whose windows are as short."""
 

@@ -65,8 +65,8 @@ async def look_again(registry: Registry, mark: str, _: int) -> None:
 
 async def server_cpu(store: EmbeddingStore) -> float:
     """User and system seconds since the store's start."""
-    told: dict[str, float] = await store.control.execute("INFO", "cpu")
-    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+    info: dict[str, float] = await store.control.execute("INFO", "cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
 Costs = dict[str, tuple[float, float]]

@@ -62,7 +62,7 @@ _BY_NAME = {system.name: system for system in SYSTEMS}
 
 
 def settings_of(cell: Cell, options: argparse.Namespace, rate: float = 1.0) -> RunSettings:
-    """What the load generator and the simulator are told alike; `rate` is for open windows."""
+    """What the load generator and the simulator have in common; `rate` is for open windows."""
     chosen = preset(cell.load)
     closed = options.concurrency if cell.kind == "closed" else 0
     return RunSettings(
@@ -187,7 +187,7 @@ def _cluster(system: ValidatedSystem, options: argparse.Namespace) -> Iterator[s
 
 
 def _warm_up(cell: Cell, options: argparse.Namespace, url: str) -> None:
-    """A few requests that nobody counts: the first ones of a process find nothing in its caches."""
+    """A few requests, not measured: the first ones of a process find nothing in its caches."""
     closed = settings_of(replace(cell, kind="closed"), options)
     target = replace(closed.target, url=url)
     measure(ready(replace(closed, target=target, requests=2 * options.concurrency)), seed_of(cell) + 1)

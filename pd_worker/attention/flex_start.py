@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.callback import callback_handler
 
 from triptych.models.base import DecoderSide
-from triptych.models.support import check_supported, wanted_by_flex
+from triptych.models.checkpoint.support import check_supported, wanted_by_flex
 from triptych.pd_worker.attention.flex_kernel import is_compiled
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache

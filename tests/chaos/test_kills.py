@@ -44,5 +44,5 @@ async def test_a_pd_worker_killed_in_its_streams_loses_no_token(shared_cluster, 
     ids=["queued", "encoding", "saved", "prefill", "midstream"],
 )
 async def test_a_kill_at_any_stage_loses_nothing(make_cluster, slow_steps, cases, reference, workers, kill):
-    # Two workers of a kind are through a crowd twice as soon as one.
-    await _break_at(kill, make_cluster(workers, *slow_steps), cases, reference, crowds=workers)
+    # Two workers are through a crowd twice as soon as one, and a busy machine sees the stage late.
+    await _break_at(kill, make_cluster(workers, *slow_steps), cases, reference, crowds=workers + 1)

@@ -19,8 +19,8 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc.auth import SESSION_HEADER, WorkerDoor
 from triptych.rpc.channels import make_channel, make_server
+from triptych.rpc.server_auth import SESSION_HEADER, WorkerAuth
 from triptych.types import WorkerInfo
 
 GAUGES = ("jobs", "queue_items", "planned_items", "inflight", "leases_held")
@@ -242,13 +242,13 @@ async def test_every_call_to_a_worker_needs_the_cluster_token(name, shown):
     services = (encoder_pb2.DESCRIPTOR.services_by_name, pd_pb2.DESCRIPTOR.services_by_name)
     known = {name for table in services for service in table.values() for name in service.methods_by_name}
     assert {name for _, name, _ in CALLS} == known
-    door = WorkerDoor(TOKEN)
+    door = WorkerAuth(TOKEN)
     server = make_server(door)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder_pb2_grpc.EncoderServiceServicer(), server)
     pd_pb2_grpc.add_PDServiceServicer_to_server(pd_pb2_grpc.PDServiceServicer(), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
-    door.enrol(WorkerInfo(f"127.0.0.1:{port}", "pd", "i", "k", "m"))
+    door.add_worker(WorkerInfo(f"127.0.0.1:{port}", "pd", "i", "k", "m"))
     await server.start()
     try:
         async with make_channel(f"127.0.0.1:{port}") as channel:

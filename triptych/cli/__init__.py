@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from triptych.cli.app import app
-from triptych.cli.credentials import receive_secrets
 from triptych.errors import ConfigError
+from triptych.launch.secrets.credentials import receive_secrets
 
 #: Exit code of a command that could not start as it was told.
 CONFIG_EXIT = 2

@@ -1,37 +1,35 @@
-"""Turns config fields into command-line options and options back into configs."""
+"""Click options made of config fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+import functools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from triptych.config import flags_of, format_size, parse_size
+from triptych.config import format_size, parse_size
+from triptych.config.flags import AUTO, Config, Flag, config_from, flags_of
 from triptych.errors import ConfigError
 
-F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C")
+C = TypeVar("C", bound=Config)
+Command = Callable[..., None]
 
-ENV_PREFIX = "TRIPTYCH_"
-#: A size that the process chooses.
-AUTO = "auto"
 MODEL_HELP = (
     "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
 )
 
 
 class SizeType(click.ParamType[int]):
-    """Bytes, written as people write them."""
+    """A number of bytes, written like 512MiB; with `auto` that word is 0."""
 
     name = "size"
 
     def __init__(self, *, auto: bool = False) -> None:
-        """With `auto` that word is 0."""
         self._auto = auto
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         if self._auto and value.strip().lower() == AUTO:
@@ -42,81 +40,79 @@ class SizeType(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-def option(name: str, default: Any, metadata: dict[str, Any]) -> Callable[[F], F]:
-    """One option with its help text, its default and its TRIPTYCH_* variable."""
-    flag = "--" + name.replace("_", "-")
-    common: dict[str, Any] = {
-        "default": default,
-        "show_default": True,
-        "envvar": ENV_PREFIX + name.upper(),
-        "show_envvar": True,
-        "help": metadata["help"],
-    }
-    if isinstance(default, bool):
-        return click.option(f"{flag}/--no-{flag[2:]}", **common)
-    if metadata.get("size"):
-        size = {"type": SizeType(auto=metadata["auto"]), "default": _written(default, metadata)}
-        return click.option(flag, **common | size)
-    if metadata.get("choices"):
-        return click.option(flag, **common, type=click.Choice(metadata["choices"]))
-    if metadata.get("many"):
-        common |= {"multiple": True, "default": (), "show_default": "none"}
-        return click.option(flag, **common, callback=lambda context, option, given: ",".join(given))
-    if default == "":
-        common["show_default"] = "none"
-    return click.option(flag, **common, type=type(default))
+def configured(config: type[C]) -> Callable[[Callable[[C], None]], Command]:
+    """Turns a function of a config into one of the config's options, which click decorates further."""
 
+    def decorate(function: Callable[[C], None]) -> Command:
+        @functools.wraps(function)
+        def with_options(**values: object) -> None:
+            function(config_from(config, values))
 
-def _written(nbytes: int, metadata: dict[str, Any]) -> str:
-    """A size as its flag's help shows it."""
-    return AUTO if metadata["auto"] and not nbytes else format_size(nbytes)
-
-
-def _flags(configs: Iterable[type[Any]]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Default and metadata by field name; those of a later config win."""
-    return {name: (default, metadata) for config in configs for name, default, metadata in flags_of(config)}
-
-
-def config_options(*configs: type[Any], without: Iterable[str] = ()) -> Callable[[F], F]:
-    """All flags of the configs, each once; a later config's default of the same flag wins."""
-    table = _flags(configs)
-
-    def decorate(function: F) -> F:
-        for name, (default, metadata) in reversed(table.items()):
-            if name not in set(without):
-                function = option(name, default, metadata)(function)
-        return function
+        command: Command = with_options
+        for flag in reversed(flags_of(config)):
+            command = option(flag)(command)
+        return command
 
     return decorate
 
 
-def build(config: type[C], values: dict[str, Any], **given: Any) -> C:
-    """A config from parsed options; options of other configs are left aside."""
-    names = {f.name for f in fields(config)}  # type: ignore[arg-type]
-    return config(**{k: v for k, v in (values | given).items() if k in names})
+def model_argument(command: Command) -> Command:
+    """The optional argument MODEL."""
+    return click.argument("model", default="", envvar="TRIPTYCH_MODEL")(command)
 
 
-def arguments(
-    config: type[Any] | Iterable[type[Any]], values: dict[str, Any], without: Iterable[str] = ()
-) -> list[str]:
-    """The command line that gives a process of our own these values of the configs' flags, but secrets."""
-    words: list[str] = []
-    for name, (default, metadata) in _flags((config,) if isinstance(config, type) else config).items():
-        if metadata["secret"] or name in set(without):
-            continue
-        value = values.get(name, default)
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            words += [flag, AUTO if metadata["auto"] and not value else str(value)]
-    return words
+def option(flag: Flag) -> Callable[[Command], Command]:
+    """The option of one flag, with its help text, default and variable."""
+    several = flag.joined or isinstance(flag.default, tuple)
+    names = [flag.option]
+    if flag.default is True or (flag.default is False and flag.variable):
+        names = [f"{flag.option}/{flag.negation}"]
+    return click.option(
+        *names,
+        *([flag.short] if flag.short else []),
+        flag.name,
+        type=_type_of(flag),
+        is_flag=flag.default in (True, False) and isinstance(flag.default, bool),
+        multiple=several,
+        callback=_join if flag.joined else None,
+        default=None if flag.required else () if several else _default_of(flag),
+        show_default=_shown_of(flag),
+        required=flag.required,
+        envvar=flag.variable or None,
+        show_envvar=bool(flag.variable),
+        help=flag.help,
+    )
 
 
-def secrets_of(config: type[Any], values: dict[str, Any]) -> dict[str, str]:
-    """The variables that give a process of our own the secrets among the config's flags."""
-    return {
-        ENV_PREFIX + name.upper(): str(values.get(name, default))
-        for name, default, metadata in flags_of(config)
-        if metadata["secret"]
-    }
+def _join(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str:
+    return ",".join(given)
+
+
+def _type_of(flag: Flag) -> click.ParamType[Any] | None:
+    if isinstance(flag.default, bool):
+        return None
+    if flag.size:
+        return SizeType(auto=flag.auto)
+    if flag.choices:
+        return click.Choice(flag.choices)
+    if flag.bounds != (None, None):
+        return (click.IntRange if flag.kind is int else click.FloatRange)(*flag.bounds)
+    if issubclass(flag.kind, Path):
+        return click.Path(exists=flag.exists, dir_okay=False, path_type=Path)
+    return click.types.convert_type(flag.kind)
+
+
+def _default_of(flag: Flag) -> object:
+    """The default as click takes it: a size as it is written, and none for a choice that may be left open."""
+    if flag.size and isinstance(flag.default, int):
+        return AUTO if flag.auto and not flag.default else format_size(flag.default)
+    return flag.default if flag.default != "" or not flag.choices else None
+
+
+def _shown_of(flag: Flag) -> bool | str:
+    """What --help shows as the default."""
+    if flag.shown:
+        return flag.shown
+    if flag.variable and flag.default == "":
+        return "none"
+    return flag.default not in (None, "", ())

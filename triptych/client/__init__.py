@@ -1,8 +1,9 @@
-"""A client of a running cluster, for programs that want no more than answers: `triptych.Client(url)`."""
+"""A small client of a running cluster, blocking or for asyncio: `triptych.Client(url)`."""
 
 from triptych.client.answers import Answer, Chunk, Completion, Segment, ToolCall, Transcript
-from triptych.client.clients import AsyncClient, Client
-from triptych.client.messages import File
+from triptych.client.async_client import AsyncClient
+from triptych.client.client import Client
+from triptych.client.options import File
 
 __all__ = [
     "Answer",

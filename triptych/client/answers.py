@@ -1,11 +1,10 @@
-"""What a cluster answers, as plain values."""
+"""The replies of a cluster, as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from triptych.client.options import JsonObject
 from triptych.errors import InternalError
 from triptych.types import Usage
 
@@ -27,7 +26,7 @@ class Answer:
     finish_reason: str
     usage: Usage
     tool_calls: tuple[ToolCall, ...]
-    raw: Mapping[str, Any]
+    raw: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Chunk:
 
     text: str
     finish_reason: str | None
-    raw: Mapping[str, Any]
+    raw: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,12 @@ class Completion:
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
     encoder_prompt_token_ids: tuple[int, ...]
-    raw: Mapping[str, Any]
+    raw: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was said from `start` to `end`, in seconds."""
+    """The text spoken from `start` to `end`, in seconds."""
 
     start: float
     end: float
@@ -63,16 +62,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A file written down; `duration` in seconds."""
+    """The text of an audio file; `duration` in seconds."""
 
     text: str
     language: str
     duration: float
     segments: tuple[Segment, ...]
-    raw: Mapping[str, Any]
+    raw: JsonObject
 
 
-def completion_of(raw: Mapping[str, Any]) -> Completion:
+def completion_of(raw: JsonObject) -> Completion:
     """The reply to /v1/completions with return_token_ids; InternalError when it is none."""
     try:
         choice = raw["choices"][0]
@@ -89,7 +88,7 @@ def completion_of(raw: Mapping[str, Any]) -> Completion:
         raise InternalError(f"the server's reply is no completion: {error!r}") from None
 
 
-def transcript_of(raw: Mapping[str, Any]) -> Transcript:
+def transcript_of(raw: JsonObject) -> Transcript:
     """The reply of the audio endpoints, verbose or not; InternalError when it is none."""
     try:
         return Transcript(
@@ -103,7 +102,7 @@ def transcript_of(raw: Mapping[str, Any]) -> Transcript:
         raise InternalError(f"the server's reply is no transcript: {error!r}") from None
 
 
-def answer_of(raw: Mapping[str, Any]) -> Answer:
+def answer_of(raw: JsonObject) -> Answer:
     """The reply to a chat request; InternalError when it is none."""
     try:
         choice = raw["choices"][0]
@@ -119,7 +118,7 @@ def answer_of(raw: Mapping[str, Any]) -> Answer:
         raise InternalError(f"the server's reply is no chat completion: {error!r}") from None
 
 
-def chunk_of(raw: Mapping[str, Any]) -> Chunk:
+def chunk_of(raw: JsonObject) -> Chunk:
     """One event of a stream; events without a choice (usage) have no text."""
     try:
         if not raw["choices"]:
@@ -130,10 +129,11 @@ def chunk_of(raw: Mapping[str, Any]) -> Chunk:
         raise InternalError(f"the server's event is no piece of a chat completion: {error!r}") from None
 
 
-def usage_of(raw: Mapping[str, Any]) -> Usage:
+def usage_of(raw: JsonObject) -> Usage:
+    """The token counts of a reply."""
     cached = (raw.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     return Usage(raw["prompt_tokens"], raw["completion_tokens"], cached)
 
 
-def _tool_call(raw: Mapping[str, Any]) -> ToolCall:
+def _tool_call(raw: JsonObject) -> ToolCall:
     return ToolCall(raw["id"], raw["function"]["name"], raw["function"]["arguments"])

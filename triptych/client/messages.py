@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from triptych.client.options import File, JsonObject, Messages
 from triptych.errors import InvalidRequest
-
-#: A picture: a path, the bytes of a file, or an http(s) or data: URL.
-File = str | os.PathLike[str] | bytes
-#: A question, or OpenAI's list of messages.
-Messages = str | Sequence[Mapping[str, Any]]
 
 _URL_SCHEMES = ("http://", "https://", "data:", "file://")
 _MAGIC = (
@@ -25,7 +19,7 @@ _MAGIC = (
 _AVIF = (b"ftypavif", b"ftypavis")
 
 
-def conversation(messages: Messages, files: Iterable[File]) -> list[Mapping[str, Any]]:
+def conversation(messages: Messages, files: Iterable[File]) -> list[JsonObject]:
     """The messages to send: a question becomes one user message with the files in front of its text.
 
     InvalidRequest when a file is no picture, or when files come beside a list of messages; OSError when a
@@ -33,7 +27,7 @@ def conversation(messages: Messages, files: Iterable[File]) -> list[Mapping[str,
     """
     pictures = [image_part(file) for file in files]
     if isinstance(messages, str):
-        content: Any = [*pictures, {"type": "text", "text": messages}] if pictures else messages
+        content = [*pictures, {"type": "text", "text": messages}] if pictures else messages
         return [{"role": "user", "content": content}]
     if pictures:
         raise InvalidRequest(
@@ -43,7 +37,7 @@ def conversation(messages: Messages, files: Iterable[File]) -> list[Mapping[str,
     return list(messages)
 
 
-def image_part(file: File) -> dict[str, Any]:
+def image_part(file: File) -> JsonObject:
     """The picture as a content part."""
     if isinstance(file, bytes):
         url = data_url(file, "files")
@@ -61,7 +55,7 @@ def file_bytes(file: File) -> bytes:
 
 
 def data_url(data: bytes, name: str) -> str:
-    """`data` as a data: URL with the type that its first bytes tell; `name` is for the error."""
+    """`data` as a data: URL with the media type of its first bytes; `name` is for the error."""
     return f"data:{media_type(data, name)};base64,{base64.b64encode(data).decode()}"
 
 

@@ -1,15 +1,15 @@
-"""What both clients share: bodies to send, errors and events to read, and when to try again. No IO."""
+"""The HTTP API without IO: request bodies, error replies, SSE events, and when to try again."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from triptych.client.messages import File, Messages, conversation, file_bytes, image_part
+from triptych.client.messages import conversation, file_bytes, image_part
+from triptych.client.options import File, JsonObject, Messages, Prompt
 from triptych.errors import (
     DeadlineExceeded,
     InternalError,
@@ -26,12 +26,16 @@ from triptych.errors import (
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """What httpx makes a multipart form of."""
+    """The fields and the file of a multipart form."""
 
-    fields: dict[str, Any]
+    fields: dict[str, object]
     files: dict[str, tuple[str, bytes]]
 
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TRANSLATIONS = "/v1/audio/translations"
 #: Longest pause before another try, in seconds.
 LONGEST_PAUSE = 10.0
 _BY_STATUS: dict[int, type[RequestError]] = {
@@ -41,29 +45,45 @@ _BY_STATUS: dict[int, type[RequestError]] = {
 
 
 def chat_body(
-    messages: Messages, files: Iterable[File], model: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": conversation(messages, files), **options}
-    return body | ({"model": model} if model else {})
+    messages: Messages,
+    files: Iterable[File],
+    model: str,
+    options: Mapping[str, object],
+    *,
+    stream: bool = False,
+) -> JsonObject:
+    """A body of /v1/chat/completions. OSError when a file cannot be read."""
+    body = {"messages": conversation(messages, files), **options} | ({"stream": True} if stream else {})
+    return body | _model(model)
 
 
-def tokenize_body(prompt: Messages, model: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
-    return body | ({"model": model} if model else {})
+def tokenize_body(prompt: Messages, model: str) -> JsonObject:
+    """A body of /tokenize."""
+    return {"prompt" if isinstance(prompt, str) else "messages": prompt} | _model(model)
+
+
+def detokenize_body(tokens: Sequence[int], model: str) -> JsonObject:
+    """A body of /detokenize."""
+    return {"tokens": list(tokens)} | _model(model)
+
+
+def _model(model: str) -> dict[str, object]:
+    """The field that names the model; none for the only one served."""
+    return {"model": model} if model else {}
 
 
 def completion_body(
-    prompt: Any,
-    encoder_prompt: Any,
-    decoder_prompt: Any,
+    prompt: Prompt | None,
+    encoder_prompt: Prompt | None,
+    decoder_prompt: Prompt | None,
     audio: File | None,
     image: File | None,
     model: str,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: Mapping[str, object],
+) -> JsonObject:
     """A body of /v1/completions; what is None is left out. OSError when the file cannot be read."""
     given = {"prompt": prompt, "encoder_prompt": encoder_prompt, "decoder_prompt": decoder_prompt}
-    body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    body: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if audio is not None:
         data = base64.b64encode(file_bytes(audio)).decode()
         body["multi_modal_data"] = {"audio": {"data": data}}
@@ -73,23 +93,25 @@ def completion_body(
                 "audio and image exclude each other: an encoder reads one thing", param="image"
             )
         body["multi_modal_data"] = {"image": image_part(image)["image_url"]}
-    return {"return_token_ids": True, **body, **options} | ({"model": model} if model else {})
+    return {"return_token_ids": True, **body, **options} | _model(model)
 
 
-def audio_form(file: File, model: str, options: Mapping[str, Any]) -> AudioForm:
+def audio_form(
+    file: File, model: str, options: Mapping[str, object], response_format: str = "verbose_json"
+) -> AudioForm:
     """A form of the audio endpoints: fields, and the file. Lists repeat their field."""
-    fields: dict[str, Any] = {"response_format": "verbose_json"}
-    for name, value in options.items():
-        if value is not None:
-            fields[name] = str(value).lower() if isinstance(value, bool) else value
-    if model:
-        fields["model"] = model
+    fields = {"response_format": response_format, **options, **_model(model)}
+    fields = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in fields.items()
+        if value is not None
+    }
     name = "audio" if isinstance(file, bytes) else Path(file).name
     return AudioForm(fields, {"file": (name, file_bytes(file))})
 
 
 def error_of(status: int, body: bytes, retry_after: str | None = None) -> RequestError:
-    """The error that a reply means: by its code, else by its status."""
+    """The error of a reply: by its code, else by its status."""
     try:
         wait = float(retry_after) if retry_after else None
     except ValueError:
@@ -116,13 +138,13 @@ def pause(error: RequestError, attempt: int, retries: int) -> float | None:
 
 
 class EventLines:
-    """The lines of an SSE reply turned into its events."""
+    """A parser of the lines of an SSE reply into its events."""
 
     def __init__(self) -> None:
         self.done = False
 
-    def take(self, line: str) -> Mapping[str, Any] | None:
-        """The event of a line; None for a line without one. Raises what an error event says."""
+    def parse(self, line: str) -> JsonObject | None:
+        """The event of a line; None for a line without one. Raises the error of an error event."""
         if not line.startswith("data:"):
             return None
         data = line[5:].strip()

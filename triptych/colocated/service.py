@@ -20,13 +20,13 @@ from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.metrics import EncoderMetrics, PDMetrics
 from triptych.models.base import EncoderSide
-from triptych.models.families.layers import before_each_layer
 from triptych.models.identity import ModelIdentity
+from triptych.models.layers import before_each_layer
 from triptych.pd_worker import service as pd_service
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
-from triptych.rpc.auth import WorkerDoor
 from triptych.rpc.channels import make_server
+from triptych.rpc.server_auth import WorkerAuth
 from triptych.types import WorkerInfo
 from triptych.watchdog import EngineBeat, check_stall_timeout
 from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
@@ -74,8 +74,8 @@ def load(config: ColocatedConfig) -> LoadedReplica:
 async def _serve(
     config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, stop: asyncio.Event
 ) -> None:
-    door = WorkerDoor(config.pd.internal_token)
-    server = make_server(door, options=encoder_service.UNREAD_STREAMS)
+    auth = WorkerAuth(config.pd.internal_token)
+    server = make_server(auth, options=encoder_service.UNREAD_STREAMS)
     address = bind(server, config.pd)
     replica = Replica(config, model, store, address)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ async def _serve(
     health = Health(server)
     with metrics_server(config.pd.host, config.pd.metrics_port, replica.registry) as metrics_port:
         watch = WorkerWatch(health, replica.engines, config.pd.stall_timeout)
-        infos = [door.enrol(info) for info in replica.infos(metrics_port)]
+        infos = [auth.add_worker(info) for info in replica.infos(metrics_port)]
         beats = [Heartbeat(Registry(store), info, healthy=watch.healthy) for info in infos]
         replica.start()
         async with watch:

@@ -10,8 +10,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.address import redacted
@@ -19,8 +17,8 @@ from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import CONFIG_EXIT, Child
-from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.fork.client import ForkServer
+from triptych.launch.plan.cluster import ClusterPlan
 
 logger = logging.getLogger("launch")
 
@@ -28,25 +26,6 @@ logger = logging.getLogger("launch")
 GRACE_SECONDS = 35.0
 #: A store that is gone is started again, empty; everything in it is recomputed on demand.
 STORE_CHECK_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """What to start. `proxy_address` is where HTTP answers.
-
-    Secrets are variables that no command line and no environment of a process shows.
-    """
-
-    workers: tuple[tuple[str, tuple[str, ...]], ...]
-    worker_secrets: dict[str, str] = field(repr=False)
-    proxy: tuple[str, ...]
-    proxy_secrets: dict[str, str] = field(repr=False)
-    proxy_address: tuple[str, int]
-    pools: dict[str, int]
-    run_dir: Path
-    store_url: str = field(repr=False)
-    store: EmbeddedStore | None
-    fork_server: tuple[str, ...] = ()
 
 
 class Supervisor:

@@ -7,14 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from transformers import WhisperFeatureExtractor
 
 from triptych.errors import ConfigError
-from triptych.models.checkpoint import read_json
+from triptych.models.checkpoint.folder import read_json
+from triptych.types import JsonObject
 
 _REMEDY = "give MODEL=/folder with preprocessor_config.json"
 
@@ -56,7 +57,7 @@ class Features:
         self.window = int(self._extractor.nb_max_frames)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """All that decides the features, with what decodes and resamples."""
         settings = dict(self._extractor.to_dict())
         for name in ("mel_filters", "processor_class", "_name_or_path"):
@@ -69,7 +70,7 @@ class Features:
         The floor is set by the loudest frame of all, so that a file cut first would have other features.
         """
         whole = {"truncation": False, "padding": "longest"}
-        options: dict[str, Any] = whole if len(waveform) > self._extractor.n_samples else {}
+        options: JsonObject = whole if len(waveform) > self._extractor.n_samples else {}
         out = self._extractor(waveform, sampling_rate=self.rate, return_tensors="pt", **options)
         features: torch.Tensor = out["input_features"][0]
         return features

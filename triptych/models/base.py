@@ -7,7 +7,7 @@ workers, the decoder side in PD workers; each loads only its own share of the ch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -16,7 +16,10 @@ import torch
 from PIL import Image
 
 from triptych.models.images import ImageProcessor
-from triptych.types import ItemPlan, MMFeature
+from triptych.types import ItemPlan, JsonObject, MMFeature, Options
+
+#: Media as a family's `preprocess` takes them: an RGB picture, an `AudioFile`, or the bytes of a text.
+Media = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,12 @@ class EncoderSide(ABC):
         """
 
     @classmethod
-    def processor_config(cls, path: Path) -> dict[str, Any]:
+    def processor_config(cls, path: Path) -> JsonObject:
         """What decides the tower's input besides the media: part of the namespace. ConfigError without it."""
         return ImageProcessor(path).config
 
     @abstractmethod
-    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
         """As the checkpoint's own processor does it.
 
         `media` is an RGB picture ("image", processor on the PIL backend), a `Waveform` ("audio") or the bytes
@@ -75,7 +78,7 @@ class EncoderSide(ABC):
         option, for what the processor does not know or the media cannot be.
         """
 
-    def sample(self) -> Any:
+    def sample(self) -> Media:
         """Small media, as `preprocess` takes them, that warm the tower up."""
         return Image.new("RGB", (64, 64), "grey")
 
@@ -193,7 +196,7 @@ class GenerationDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
 
 
 class DecoderSide(ABC):
@@ -253,7 +256,7 @@ class DecoderSide(ABC):
         embeds: torch.Tensor,
         positions: torch.Tensor,
         merged: MergedEmbeds | None,
-        attention: Any,
+        attention: object,
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] of a flattened ragged batch.
 
@@ -273,12 +276,10 @@ class DecoderSide(ABC):
         """
         raise NotImplementedError("only encoder-decoder models have cross-attention")
 
-    def prompt_defaults(self, options: Mapping[str, Any]) -> PromptDefaults:
+    def prompt_defaults(self, options: Options) -> PromptDefaults:
         """The decoder prompt of a task (`options` by the family); InvalidRequest for what it cannot do."""
         raise NotImplementedError("only encoder-decoder models have a decoder prompt of their own")
 
-    def logits_rules(
-        self, defaults: GenerationDefaults, options: Mapping[str, Any]
-    ) -> tuple[LogitsRule, ...]:
+    def logits_rules(self, defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
         """The rules of one request, in their order, from the checkpoint's defaults and the task."""
         return ()

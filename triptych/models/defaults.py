@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from triptych.errors import ConfigError
 from triptych.models.base import GenerationDefaults
-from triptych.models.checkpoint import read_config, read_json
+from triptych.models.checkpoint.folder import read_config, read_json
+
+T = TypeVar("T")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KNOWN = frozenset(
@@ -79,11 +81,11 @@ def _dtype(name: str, what: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)
 
 
-def _or(value: Any, default: Any) -> Any:
+def _or(value: T | None, default: T) -> T:
     return default if value is None else value

@@ -7,19 +7,19 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
 
 from triptych.errors import ConfigError
 from triptych.hashing import framed_digest
-from triptych.models.checkpoint import read_config, safetensors_files
+from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.registry import family_of
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
+from triptych.types import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def model_identity(
     )
 
 
-def _namespace(config: dict[str, Any], model_key: str) -> str:
+def _namespace(config: JsonObject, model_key: str) -> str:
     processor = json.dumps(config, sort_keys=True, default=str)
     return framed_digest(
         (
@@ -123,7 +123,7 @@ def _weights_digest(path: Path) -> str:
     return digest
 
 
-def _stamp(file: Path) -> list[Any]:
+def _stamp(file: Path) -> list[str | int]:
     """Name, size, times, inode and sampled content: a file with another one is digested again.
 
     Size and time of modification alone are kept by `rsync --times`, `cp -p` and by whoever restores them.
@@ -148,7 +148,9 @@ def _sampled(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _tensor_digests(file: Path, tower: Any) -> Iterator[tuple[str, str]]:
+def _tensor_digests(
+    file: Path, tower: Callable[[Iterable[str]], Mapping[str, str]]
+) -> Iterator[tuple[str, str]]:
     """(key, dtype, shape and content's digest) of each tensor; one outside the tower by head and samples."""
     header, start = _header(file)
     spans = _spans(header)
@@ -168,7 +170,7 @@ def _tensor_digests(file: Path, tower: Any) -> Iterator[tuple[str, str]]:
             yield key, f"{header[key]['dtype']} {header[key]['shape']} {digest.hexdigest()}"
 
 
-def _spans(header: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def _spans(header: JsonObject) -> dict[str, tuple[int, int]]:
     """Where each tensor's bytes begin and end, from the first tensor's on."""
     return {key: tuple(entry["data_offsets"]) for key, entry in header.items() if key != "__metadata__"}
 
@@ -184,14 +186,14 @@ def _pieces(size: int, *, head: int, samples: int, each: int) -> list[tuple[int,
     return [(0, head), *((head + rest * n // samples, each) for n in range(1, samples + 1))]
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int]:
+def _header(file: Path) -> tuple[JsonObject, int]:
     """A safetensors file's header, and where the tensors' bytes begin."""
     try:
         with file.open("rb") as source:
             (length,) = struct.unpack("<Q", source.read(8))
             if length > file.stat().st_size:
                 raise ValueError("its header is longer than the file")
-            header: dict[str, Any] = json.loads(source.read(length))
+            header: JsonObject = json.loads(source.read(length))
             return header, 8 + length
     except (OSError, ValueError, struct.error) as error:
         raise ConfigError(f"{file} is damaged ({error}): fetch the checkpoint again") from error
@@ -202,7 +204,7 @@ def _sidecar(path: Path) -> Path:
     return base / "triptych" / "weights" / f"{blake3(str(path.resolve()).encode()).hexdigest()[:32]}.json"
 
 
-def _recall(sidecar: Path, stamps: list[list[Any]]) -> str:
+def _recall(sidecar: Path, stamps: list[list[str | int]]) -> str:
     """The digest noted for exactly these files; "" if none is, or none can be read."""
     try:
         noted = json.loads(sidecar.read_text(encoding="utf-8"))
@@ -215,7 +217,7 @@ def _recall(sidecar: Path, stamps: list[list[Any]]) -> str:
     return ""
 
 
-def _remember(sidecar: Path, stamps: list[list[Any]], digest: str) -> None:
+def _remember(sidecar: Path, stamps: list[list[str | int]], digest: str) -> None:
     text = json.dumps({"layout": LAYOUT_VERSION, "files": stamps, "digest": digest})
     aside = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
     try:

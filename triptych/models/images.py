@@ -12,10 +12,12 @@ import PIL
 import torch
 
 from triptych.errors import ConfigError, InvalidRequest
-from triptych.models.checkpoint import read_config, read_json
+from triptych.models.checkpoint.folder import read_config, read_json
+from triptych.types import JsonObject, Options
 
 if TYPE_CHECKING:
     from PIL import Image
+    from transformers import BaseImageProcessor
 
 BACKEND = "pil"
 #: The PIL classes by the name that checkpoints give, taken from their modules: in transformers 5.16 even
@@ -36,7 +38,7 @@ class ImageProcessor:
         self._processor = _load(path)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The processor's settings, with the backend and its version."""
         settings = dict(self._processor.to_dict())
         for name in ("_name_or_path", "processor_class"):
@@ -47,7 +49,7 @@ class ImageProcessor:
         """One of the processor's settings, None where it has no such one."""
         return getattr(self._processor, name, None)
 
-    def __call__(self, image: Image.Image, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def __call__(self, image: Image.Image, options: Options) -> dict[str, torch.Tensor]:
         """The model inputs of one RGB image; InvalidRequest for an image that cannot be processed."""
         try:
             with warnings.catch_warnings():
@@ -57,7 +59,7 @@ class ImageProcessor:
             raise InvalidRequest(f"the image cannot be processed: {error}", param="image") from error
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> BaseImageProcessor:
     settings = read_json(path / "preprocessor_config.json")
     if settings is None:
         settings = (read_json(path / "processor_config.json") or {}).get("image_processor")
@@ -77,7 +79,7 @@ def _load(path: Path) -> Any:
         raise ConfigError(f"MODEL={path}: its image processor cannot be loaded: {error}") from error
 
 
-def check_known(options: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]) -> None:
+def check_known(options: Options, known: Mapping[str, Callable[[object], bool]]) -> None:
     """InvalidRequest, naming the option, for one that is unknown or of a wrong kind."""
     for name, value in options.items():
         if name not in known:
@@ -93,6 +95,6 @@ def check_known(options: Mapping[str, Any], known: Mapping[str, Callable[[Any], 
             )
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """A whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

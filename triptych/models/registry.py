@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.checkpoint import read_config
+from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.weights.loading import KeyMap
 from triptych.models.weights.prepack import prepack
@@ -52,7 +52,7 @@ class Family:
         keys: KeyMap = self._module().KEYS
         return keys
 
-    def _module(self) -> Any:
+    def _module(self) -> ModuleType:
         return importlib.import_module(f"triptych.models.families.{self.name}")
 
 

@@ -1,13 +1,13 @@
-"""How our processes speak gRPC with each other: one set of channel options, one way to prove who calls."""
+"""gRPC servers and channels between our processes: one set of options, one way of authentication."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from grpc import aio
 
-from triptych.rpc.auth import WorkerDoor, WorkerSession
+from triptych.rpc.client_auth import WorkerSession
+from triptych.rpc.server_auth import WorkerAuth
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
 MAX_MESSAGE_BYTES = 80 << 20
@@ -16,7 +16,7 @@ INCARNATION_HEADER = "x-triptych-incarnation"
 #: Largest media frame of an encoder job.
 MEDIA_FRAME_BYTES = 256 << 10
 
-_OPTIONS: list[tuple[str, Any]] = [
+_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A peer that was stopped or cut off is noticed within seconds, also on an idle stream.
@@ -35,19 +35,19 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 def make_server(
-    door: WorkerDoor | None = None,
+    auth: WorkerAuth | None = None,
     interceptors: Sequence[aio.ServerInterceptor] = (),
-    options: Sequence[tuple[str, Any]] = (),
+    options: Sequence[tuple[str, int]] = (),
 ) -> aio.Server:
-    """An asyncio gRPC server; a worker's has a `door` that asks for the internal token's proofs.
+    """An asyncio gRPC server; a worker's has `auth`, which asks for proofs of the internal token.
 
     `options` are channel options beside the common ones, or in their place.
     """
-    doors = [door] if door is not None else []
+    first = [auth] if auth is not None else []
     merged = list({**dict(_OPTIONS), **dict(options)}.items())
-    server = aio.server(interceptors=[*doors, *interceptors], options=merged)
-    if door is not None:
-        server.add_generic_rpc_handlers(door.handlers())
+    server = aio.server(interceptors=[*first, *interceptors], options=merged)
+    if auth is not None:
+        server.add_generic_rpc_handlers(auth.handlers())
     return server
 
 

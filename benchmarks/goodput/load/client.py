@@ -90,7 +90,7 @@ class LoadClient:
             if response.status != 200:
                 return f"HTTP {response.status}: {(await response.text())[:200]}"
             async for data in response.content.iter_any():
-                reply.take(data, time.perf_counter())
+                reply.feed(data, time.perf_counter())
                 if reply.ended:
                     break
         return ""

@@ -23,7 +23,7 @@ from triptych.goodput.load.record import RequestRecord
 
 #: The event loop's timers count milliseconds: the last one is waited for in turns of the loop.
 _TURN = 0.0015
-_TELL_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 
 
 class Generator:
@@ -82,25 +82,25 @@ async def _sleep_until(moment: float) -> None:
         await asyncio.sleep(left - _TURN if left > 2 * _TURN else 0)
 
 
-async def generate(job: LoadJob, tell: Callable[[Progress], None]) -> WindowReport:
-    """Draws the job's pictures, then runs it; `tell` is called twice a second."""
+async def generate(job: LoadJob, report_progress: Callable[[Progress], None]) -> WindowReport:
+    """Draws the job's pictures, then runs it; `report_progress` is called twice a second."""
     bodies = Bodies(job)
     generator = Generator(job, bodies)
 
-    async def keep_telling() -> None:
+    async def keep_reporting() -> None:
         while True:
-            tell(generator.progress())
-            await asyncio.sleep(_TELL_SECONDS)
+            report_progress(generator.progress())
+            await asyncio.sleep(_PROGRESS_SECONDS)
 
-    teller = asyncio.create_task(keep_telling())
+    reporter = asyncio.create_task(keep_reporting())
     try:
         return await generator.run()
     finally:
-        teller.cancel()
+        reporter.cancel()
         bodies.close()
 
 
-def _tell(progress: Progress) -> None:
+def _write_progress(progress: Progress) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(progress) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -111,7 +111,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    report = uvloop.run(generate(job, _tell))
+    report = uvloop.run(generate(job, _write_progress))
     Path(sys.argv[1]).write_bytes(msgspec.msgpack.encode(report))
 
 

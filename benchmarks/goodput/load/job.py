@@ -1,4 +1,4 @@
-"""What the load generator's process is told, and what it tells."""
+"""The load generator's input and output: its job, its progress, its report."""
 
 from __future__ import annotations
 

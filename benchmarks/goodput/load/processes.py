@@ -53,7 +53,7 @@ def _converse(process: subprocess.Popen[bytes], job: bytes, on_progress: Callabl
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(process.stderr.read()))  # type: ignore[union-attr]
     reader.start()
-    # A generator that could not start tells why by its exit code and its errors.
+    # A generator that could not start gives its reason by exit code and standard error.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(job)
         process.stdin.close()

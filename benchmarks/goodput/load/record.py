@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """Times in seconds: `planned` and `sent` since the window's start, the others since the request was sent.
+    """Times in seconds: `planned` and `sent` since the window's start, the rest since the request was sent.
 
-    `error` is empty for a request that ended as asked. `stages` and `caches` are what the server told of
-    itself, empty when it told nothing.
+    `error` is empty for a request that ended as asked. `stages` and `caches` are the server's own
+    account, empty where it gives none.
     """
 
     index: int

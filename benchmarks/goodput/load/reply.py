@@ -34,7 +34,7 @@ class _Chunk(msgspec.Struct):
 
 
 class StreamedReply:
-    """`first`, `last` and `gaps` are in the unit of `take`'s times; None and empty before the first token."""
+    """`first`, `last` and `gaps` are in the unit of `feed`'s times; None and empty before the first token."""
 
     def __init__(self, first_token: str = "chunk") -> None:
         self._decode = msgspec.json.Decoder(_Chunk).decode
@@ -50,7 +50,7 @@ class StreamedReply:
         self.ended = False
         self.timings: dict[str, Any] = {}
 
-    def take(self, data: bytes, now: float) -> None:
+    def feed(self, data: bytes, now: float) -> None:
         """Bytes as they came, cut anywhere."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
@@ -89,12 +89,12 @@ class StreamedReply:
             self.last = now
 
     def stages(self) -> dict[str, float]:
-        """Seconds by stage, as far as the server told them."""
+        """Seconds by stage, as far as the server reports them."""
         found = self.timings
         return {name: float(found[name]) for name in STAGES if isinstance(found.get(name), int | float)}
 
     def caches(self) -> tuple[str, ...]:
-        """Where each picture's embedding came from, as far as the server told it."""
+        """Where each picture's embedding came from, as far as the server reports it."""
         items = self.timings.get("items")
         return tuple(str(item.get("cache")) for item in items) if isinstance(items, list) else ()
 

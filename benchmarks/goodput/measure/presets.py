@@ -2,7 +2,7 @@
 
 `short-N` and `long-N` are the published random-mm matrix of vLLM's encoder disaggregation: 400 or 2000 text
 tokens, N pictures of 640x640, 150 output tokens, 4 to 24 requests per second. `small-…` are their twins with
-a quarter of every length (pictures: a quarter of the area), for machines without accelerators. The others
+a quarter of every length (pictures: a quarter of the area), for machines without accelerators. The rest
 mix and repeat.
 """
 

@@ -1,4 +1,4 @@
-"""What one run of the harness is told."""
+"""The settings of one run of the harness, and the load of each of its windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triptych.goodput.measure.slo import Slo
 
 #: A window below this says nothing of a P99.
 _LEAST_REQUESTS = 5
-#: The warm-up's arrivals are others than those of any measured window.
+#: The warm-up's arrivals differ from those of every measured window.
 _WARM_UP_SEED = 1 << 40
 
 

@@ -55,7 +55,7 @@ def drift_of(records: Sequence[RequestRecord], slo: Slo) -> Drift:
 def judge(records: Sequence[RequestRecord], slo: Slo, drift: Drift | None = None) -> Verdict:
     """The reference is the median end-to-end latency of completed requests.
 
-    `drift` of the window where somebody has looked at it; else all records are looked at.
+    `drift` of the window where it is known; else it is computed from all records.
     """
     figures = summarise(records, slo)
     reasons = [

@@ -42,7 +42,7 @@ class MeasuredWindow:
         if self.figures.sent < FEW_REQUESTS:
             found.append(f"P99 of {self.figures.sent} requests is the slowest of them")
         if any(record.counted_by == "chunks" for record in self.report.records if record.ok):
-            found.append("tokens counted by chunks: the server tells no usage")
+            found.append("tokens counted by chunks: the server reports no usage")
         return tuple(found)
 
 

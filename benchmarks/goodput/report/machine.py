@@ -32,7 +32,7 @@ class Machine:
 
     @property
     def loaded(self) -> bool:
-        """Whether others used the cores before the run began: its figures are then no performance claim."""
+        """Whether other processes used the cores before: the run's figures are then no claim."""
         return self.load_before > LOADED_SHARE * self.cores
 
 

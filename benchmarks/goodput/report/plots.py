@@ -188,7 +188,7 @@ def waterfall(runs: Sequence[Document]) -> Figure | None:
 
 
 def place_stages(stages: Mapping[str, float], total: float) -> list[tuple[str, float, float]]:
-    """(stage, begin, length) in seconds: servers tell lengths only.
+    """(stage, begin, length) in seconds: servers report lengths only.
 
     Decode ends the request and prefill leads to it; the wait in the PD worker's queue ends where prefill
     begins, and so do load, and save and encode before it: they are what the request waits for.
@@ -198,8 +198,8 @@ def place_stages(stages: Mapping[str, float], total: float) -> list[tuple[str, f
     ends["save"] = ends["load"] - stages.get("load", 0.0)
     ends["encode"] = ends["save"] - stages.get("save", 0.0)
     ends["fetch"] = stages.get("fetch", 0.0)
-    told = [(name, stages[name]) for name in STAGES if stages.get(name, 0.0) > 0]
-    return [(name, max(ends[name] - seconds, 0.0), seconds) for name, seconds in told]
+    known = [(name, stages[name]) for name in STAGES if stages.get(name, 0.0) > 0]
+    return [(name, max(ends[name] - seconds, 0.0), seconds) for name, seconds in known]
 
 
 def _typical(found: Document) -> tuple[Mapping[str, Any], int] | None:

@@ -31,7 +31,7 @@ def document(
     search: SearchResult | None = None,
     startup: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One run: where it was made, what it was told, every window, the search."""
+    """One run: where it was made, its settings, every window, the search."""
     first = windows[0].settings
     target = {key: value for key, value in asdict(first.target).items() if key != "api_key"}
     return {

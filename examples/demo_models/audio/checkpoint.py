@@ -72,7 +72,7 @@ def make_generation_config(tokenizer: WhisperTokenizer) -> GenerationConfig:
 
 
 def make_model(tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
-    """Fresh weights. Half of the encoder's positions are Whisper's waves, half tell what comes before what.
+    """Fresh weights. Half of the encoder's positions are Whisper's waves, half mark the order.
 
     A timestamp's token begins as its time's waves, so that near times are alike from the start.
     """

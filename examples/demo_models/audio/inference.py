@@ -78,8 +78,8 @@ class InProcess:
                 sounds[first : first + _BATCH], return_timestamps=True, return_segments=True
             )
             for segments in made["segments"]:
-                told = [(float(s["start"]), float(s["end"]), self._text(s["tokens"])) for s in segments]
-                out.append(_timed("".join(text for _, _, text in told), told))
+                found = [(float(s["start"]), float(s["end"]), self._text(s["tokens"])) for s in segments]
+                out.append(_timed("".join(text for _, _, text in found), found))
         return out
 
     def _text(self, ids: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.hashing import mm_hash
-from triptych.rpc.auth import WorkerDoor
 from triptych.rpc.channels import make_server
+from triptych.rpc.server_auth import WorkerAuth
 from triptych.types import WorkerInfo
 
 TOKEN = "internal-token-of-the-fakes"
@@ -96,7 +96,7 @@ class FakeWorker:
         self.health = StallingHealth()
         #: The internal token that it asks for and signs its registration with.
         self.token = TOKEN
-        self.door = WorkerDoor()
+        self.door = WorkerAuth()
         #: Called when it has been started, as a worker registers whenever it is.
         self.register: Callable[[WorkerInfo], Awaitable[None]] | None = None
 
@@ -113,7 +113,7 @@ class FakeWorker:
         if self.pool == "pd" and self.max_model_len:
             capacity["max_model_len"] = self.max_model_len
         incarnation = f"i{self.incarnation}"
-        return self.door.enrol(
+        return self.door.add_worker(
             WorkerInfo(
                 self.address,
                 self.pool,
@@ -128,7 +128,7 @@ class FakeWorker:
 
     async def start(self) -> None:
         self.incarnation += 1
-        self.door = WorkerDoor(self.token)
+        self.door = WorkerAuth(self.token)
         self.server = make_server(self.door)
         self.health = StallingHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)

@@ -11,9 +11,9 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from triptych.rpc.auth import CHALLENGE_HEADER, METHOD, SERVICE
 from triptych.rpc.channels import make_channel
 from triptych.rpc.proofs import SIZE, identity_of
+from triptych.rpc.server_auth import CHALLENGE_HEADER, METHOD, SERVICE
 from triptych.types import WorkerInfo
 
 AUTHENTICATE = f"/{SERVICE}/{METHOD}"

@@ -74,29 +74,29 @@ def test_only_what_may_pass_is_tried_again():
 
 def test_events_are_read_until_done():
     lines = EventLines()
-    assert lines.take('data: {"choices": []}') == {"choices": []}
-    assert lines.take("") is None
-    assert lines.take(": comment") is None
-    assert lines.take("data: [DONE]") is None
+    assert lines.parse('data: {"choices": []}') == {"choices": []}
+    assert lines.parse("") is None
+    assert lines.parse(": comment") is None
+    assert lines.parse("data: [DONE]") is None
     lines.check_end()
 
 
 def test_a_stream_without_its_end_is_an_error():
     lines = EventLines()
-    lines.take('data: {"choices": []}')
+    lines.parse('data: {"choices": []}')
     with pytest.raises(Unavailable, match="broke off"):
         lines.check_end()
 
 
 def test_an_error_event_is_raised():
     with pytest.raises(Unavailable, match="gone"):
-        EventLines().take("data: " + _body("unavailable", "gone").decode())
+        EventLines().parse("data: " + _body("unavailable", "gone").decode())
 
 
 @pytest.mark.parametrize("data", ["data: {", "data: []"])
 def test_an_event_that_is_none_is_an_error(data):
     with pytest.raises(InternalError):
-        EventLines().take(data)
+        EventLines().parse(data)
 
 
 def test_an_empty_model_is_left_out():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych.cli.commands import serve
+from triptych.config import ServeConfig
 from triptych.cpu.core_page import CorePage
 from triptych.cpu.threads import (
     decoder_threads,
@@ -20,15 +20,16 @@ from triptych.cpu.threads import (
     tower_threads,
     use_threads,
 )
+from triptych.launch import serve
 from triptych.launch.plan.cores import share_cores
 from triptych.machine import resources as machine
 
-ROOT = Path(serve.__file__).resolve().parents[3]
+ROOT = Path(serve.__file__).resolve().parents[2]
 #: Who may ask for cores by their numbers, or hand them on.
 BY_NUMBER = {
     "triptych/machine/resources.py",
     "triptych/cpu/affinity.py",
-    "triptych/cli/commands/serve.py",
+    "triptych/launch/plan/cluster.py",
 }
 
 
@@ -59,12 +60,10 @@ def test_a_pod_of_four_cpus_on_64_cores_computes_with_four_threads(monkeypatch: 
 def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    given = {"topology": "epd", "device": "cpu", "cpus_per_worker": 0, "cpu_sharing": "auto"}
-    given |= {"encoders": 0, "encoder_threads": 0, "threads": 0}
-    monkeypatch.setattr(serve, "check_memory", lambda *_: {})
-    chosen, _ = serve._share_machine(tmp_path, given, 0)
-    assert (chosen["encoders"], chosen["encoder_threads"]) == (4, 1)
-    assert chosen == share_cores(given, 4)
+    monkeypatch.setattr(serve, "check_memory", lambda config: {})
+    chosen, _ = serve.share_machine(ServeConfig())
+    assert (chosen.encoders, chosen.encoder_threads) == (4, 1)
+    assert chosen == share_cores(ServeConfig(), 4)
     page = CorePage(str(tmp_path / "cores"), 0, 4)
     assert page._cores == 4
 

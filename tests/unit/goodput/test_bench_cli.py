@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from triptych.cli.app import app
+from triptych.config import WorkerCounts
 from triptych.errors import ConfigError
 from triptych.goodput.launch import parse_shape, shape_words
-from triptych.launch.plan.shape import ClusterShape
 
 SERVER = ("--target", "http://127.0.0.1:9")
 
@@ -67,6 +67,6 @@ def test_without_its_extra_the_command_says_what_to_install(monkeypatch):
 
 
 def test_a_shape_is_read_in_either_case():
-    assert parse_shape("2e3pd") == ClusterShape(encoders=2, pd_workers=3)
-    assert parse_shape("Colocated") == ClusterShape(replicas=1)
+    assert parse_shape("2e3pd") == WorkerCounts(encoders=2, pd_workers=3)
+    assert parse_shape("Colocated") == WorkerCounts(replicas=1)
     assert shape_words(parse_shape("2colocated")) == ["--topology", "colocated", "--replicas", "2"]

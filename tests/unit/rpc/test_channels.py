@@ -11,9 +11,10 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc.auth import SESSION_HEADER, SESSION_SECONDS, WorkerDoor, WorkerSession
 from triptych.rpc.channels import make_channel, make_server
+from triptych.rpc.client_auth import WorkerSession
 from triptych.rpc.proofs import SIZE, InternalKey, client_nonce, identity_of, worker_nonce
+from triptych.rpc.server_auth import SESSION_HEADER, SESSION_SECONDS, WorkerAuth
 from triptych.types import WorkerInfo
 
 TOKEN = "the-token-of-this-test"
@@ -49,14 +50,14 @@ class _Worker:
 
     def __init__(self, token: str = TOKEN, incarnation: str = "i1", port: int = 0) -> None:
         self.clock = _Clock()
-        self.door = WorkerDoor(token, self.clock)
+        self.door = WorkerAuth(token, self.clock)
         self.pd = _PD()
         self.server = make_server(self.door)
         pd_pb2_grpc.add_PDServiceServicer_to_server(self.pd, self.server)
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(_Encoder(), self.server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port(f'127.0.0.1:{port}')}"
-        self.info = self.door.enrol(WorkerInfo(self.address, "pd", incarnation, "k", "m"))
+        self.info = self.door.add_worker(WorkerInfo(self.address, "pd", incarnation, "k", "m"))
 
     async def __aenter__(self) -> _Worker:
         await self.server.start()

@@ -1,25 +1,108 @@
-"""`triptych ask`: one question to a running cluster, the answer as it comes."""
+"""The commands that ask a running cluster: `triptych ask` and `triptych transcribe`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from triptych.client import Client
+import click
+
+from triptych.cli.options import configured
+from triptych.config.flags import CommandOptions, flag
 from triptych.errors import RequestError, Unavailable
 
+if TYPE_CHECKING:
+    from triptych.client import Client
+    from triptych.client.options import SpeechOptions
 
-def ask_cluster(question: str, images: list[str], url: str, max_tokens: int, api_key: str = "") -> None:
-    """Prints the answer; exits with 1 and one sentence when there is none."""
-    begun = False
-    try:
-        with Client(url, api_key=api_key) as client:
-            for chunk in client.stream(question, files=images, temperature=0, max_tokens=max_tokens):
+FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
+#: Longest silence in seconds: nothing comes before the whole file is transcribed.
+_TRANSCRIBE_TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(CommandOptions):
+    """Where the cluster answers."""
+
+    url: str = flag("http://127.0.0.1:8000", "where the cluster answers", variable="TRIPTYCH_URL")
+    api_key: str = flag("", "key to send", variable="TRIPTYCH_API_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions(ServerOptions):
+    """The arguments and options of `triptych ask`."""
+
+    question: str = ""
+    image: tuple[Path, ...] = flag((), "picture file; may be given several times", kind=Path, exists=True)
+    max_tokens: int = flag(256, "longest answer")
+
+
+@dataclass(frozen=True, slots=True)
+class TranscribeOptions(ServerOptions):
+    """The arguments and options of `triptych transcribe`."""
+
+    file: str = ""
+    format: str = flag("text", "what to print; srt and vtt are subtitles", choices=FORMATS)
+    language: str = flag("", "what is spoken, a code such as en; heard where it is not said")
+    prompt: str = flag("", "what was said before, or names as they are spelled")
+    translate: bool = flag(False, "write it down in English; goes without --language")
+    model: str = flag("", "a name that the cluster serves, where it serves several")
+
+
+@click.command()
+@click.argument("question")
+@configured(AskOptions)
+def ask(options: AskOptions) -> None:
+    """Asks a running cluster QUESTION and prints the answer as it comes."""
+    with _connected(options, timeout=300.0) as client:
+        begun = False
+        try:
+            for chunk in client.stream(
+                options.question, files=options.image, temperature=0, max_tokens=options.max_tokens
+            ):
                 begun = begun or bool(chunk.text)
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
+        except RequestError:
+            sys.stderr.write("\n" * begun)
+            raise
+    sys.stdout.write("\n")
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@configured(TranscribeOptions)
+def transcribe(options: TranscribeOptions) -> None:
+    """Writes the audio FILE (WAV, FLAC, MP3 or Ogg) down with a running cluster's speech model."""
+    words: SpeechOptions = {}
+    if options.language:
+        words["language"] = options.language
+    if options.prompt:
+        words["prompt"] = options.prompt
+    with _connected(options, _TRANSCRIBE_TIMEOUT) as client:
+        text = client.transcribe_to(
+            options.file, options.format, translate=options.translate, model=options.model, **words
+        )
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+@contextmanager
+def _connected(options: ServerOptions, timeout: float) -> Iterator[Client]:
+    """A client of the cluster. An error ends the program with one sentence and exit code 1."""
+    from triptych.client import Client
+
+    try:
+        # The variable may hold all the keys of a server.
+        with Client(
+            options.url, api_key=options.api_key.partition(",")[0].strip(), timeout=timeout
+        ) as client:
+            yield client
     except RequestError as error:
         advice = ": start a cluster with `triptych serve`" if isinstance(error, Unavailable) else ""
-        sys.exit("\n" * begun + f"triptych: {error.message}{advice}")
+        sys.exit(f"triptych: {error.message}{advice}")
     except OSError as error:
         sys.exit(f"triptych: {error}")
-    sys.stdout.write("\n")

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from triptych.cli.commands.bench import check_extra, options_of, workload_of, workload_options
+from triptych.cli.commands.bench_options import WorkloadOptions, check_extra
+from triptych.cli.options import configured
+from triptych.config.flags import CommandOptions, flag, part
 from triptych.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triptych.simulator.plan.question import Question
 
 PLOTS = (".png", ".svg")
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOptions(CommandOptions):
+    """The options of `triptych plan`."""
+
+    load: WorkloadOptions = part(WorkloadOptions)
+    gpu: str = flag("", "a100, h100, h200, or a file of `triptych profile`", required=True)
+    devices: int = flag(4, "devices that the ratio is sought for")
+    rate: float = flag(0.0, "requests per second to buy devices for")
+    price: float | None = flag(None, "dollars per hour and device; without it there are no costs", kind=float)
+    scale: bool = flag(False, "how far up to 1000 workers go, and what is full first")
+    store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured")
+    quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
+    repeats: int = flag(3, "loads that the best shapes are tried with")
+    seed: int = flag(0, "decides texts, pictures and times")
+    json: Path | None = flag(None, "result file", kind=Path)
+    plot: Path | None = flag(None, "picture, .png or .svg", kind=Path)
+
+
 @click.command()
-@workload_options()
-@click.option("--slo", multiple=True, help='like "ttft:2000 tpot:50 e2el:8000", in ms; the preset\'s')
-@click.option("--gpu", required=True, help="a100, h100, h200, or a file of `triptych profile`")
-@click.option("--devices", default=4, show_default=True, help="devices that the ratio is sought for")
-@click.option("--rate", default=0.0, help="requests per second to buy devices for")
-@click.option("--price", type=float, help="dollars per hour and device; without it there are no costs")
-@options_of(
-    click.option("--scale", is_flag=True, help="how far up to 1000 workers go, and what is full first"),
-    click.option("--store-bandwidth", default=0.0, help="GB/s of the store, for --scale; as measured"),
-    click.option("--quick", is_flag=True, help="one load instead of --repeats, and no sensitivity"),
-    click.option("--repeats", default=3, show_default=True, help="loads that the best shapes are tried with"),
-    click.option("--seed", default=0, show_default=True, help="decides texts, pictures and times"),
-    click.option("--json", "document", type=click.Path(path_type=Path, dir_okay=False), help="result file"),
-    click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="picture, .png or .svg"),
-)
-def plan(**values: Any) -> None:
+@configured(PlanOptions)
+def plan(options: PlanOptions) -> None:
     """Says what to buy: the best ratio of encoders to PD workers, devices for a rate, costs. It simulates.
 
     Up to a minute or two on one core. Needs the `bench` extra.
@@ -41,60 +51,52 @@ def plan(**values: Any) -> None:
     from triptych.simulator.plan.question import check_question
     from triptych.simulator.plan.tables import show
 
-    question, wanted = (
-        _question(values),
-        Wanted(
-            rate=_at_least_0(values, "rate"),
-            sensitivity=not values["quick"],
-            scale=values["scale"],
-            store_rate=_at_least_0(values, "store_bandwidth") * 1e9,
-        ),
+    question = _question(options)
+    wanted = Wanted(
+        rate=_at_least_0("--rate", options.rate),
+        sensitivity=not options.quick,
+        scale=options.scale,
+        store_rate=_at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9,
     )
     check_question(question)
-    _check_files(values)
+    _check_files(options)
     with Console(stderr=True).status("simulating") as status:
-        found = answer(question, wanted, lambda told: status.update(f"simulating {told}"))
+        found = answer(question, wanted, lambda stage: status.update(f"simulating {stage}"))
     console = Console()
     show(found, console)
-    if values["document"]:
-        write_document(values["document"], found)
-        console.print(f"wrote {values['document']}", markup=False, highlight=False)
-    if values["plot"]:
+    if options.json:
+        write_document(options.json, found)
+        console.print(f"wrote {options.json}", markup=False, highlight=False)
+    if options.plot:
         from triptych.simulator.plan.plot import save
 
-        save(found, values["plot"])
-        console.print(f"wrote {values['plot']}", markup=False, highlight=False)
+        save(found, options.plot)
+        console.print(f"wrote {options.plot}", markup=False, highlight=False)
 
 
-def _question(values: dict[str, Any]) -> Any:
-    from triptych.goodput.load.workload import check_workload
-    from triptych.goodput.measure.presets import preset
-    from triptych.goodput.measure.slo import parse_slo
+def _question(options: PlanOptions) -> Question:
     from triptych.simulator.plan.question import Question, read_device
 
-    workload = workload_of(values)
-    check_workload(workload)
     return Question(
-        workload=workload,
-        workload_name=values["workload"],
-        slo=parse_slo(values["slo"]) if values["slo"] else preset(values["workload"]).slo,
-        device=read_device(values["gpu"], values["price"]),
-        devices=values["devices"],
-        seed=values["seed"],
-        repeats=1 if values["quick"] else values["repeats"],
+        workload=options.load.make_workload(),
+        workload_name=options.load.workload,
+        slo=options.load.make_slo(),
+        device=read_device(options.gpu, options.price),
+        devices=options.devices,
+        seed=options.seed,
+        repeats=1 if options.quick else options.repeats,
     )
 
 
-def _at_least_0(values: dict[str, Any], name: str) -> float:
-    value = float(values[name])
+def _at_least_0(option: str, value: float) -> float:
     if not 0 <= value < float("inf"):
-        raise ConfigError(f"--{name.replace('_', '-')} {value:g} must be above 0")
+        raise ConfigError(f"{option} {value:g} must be a number of at least 0")
     return value
 
 
-def _check_files(values: dict[str, Any]) -> None:
-    for flag, path in (("--json", values["document"]), ("--plot", values["plot"])):
+def _check_files(options: PlanOptions) -> None:
+    for option, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{flag} {path}: there is no such folder")
-    if values["plot"] is not None and values["plot"].suffix not in PLOTS:
-        raise ConfigError(f"--plot {values['plot']} must end in {' or '.join(PLOTS)}")
+            raise ConfigError(f"{option} {path}: there is no such folder")
+    if options.plot is not None and options.plot.suffix not in PLOTS:
+        raise ConfigError(f"--plot {options.plot} must end in {' or '.join(PLOTS)}")

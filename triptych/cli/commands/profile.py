@@ -1,52 +1,52 @@
-"""`triptych profile`: the command line of the measurement that the simulator and the planner start from."""
+"""`triptych profile`: the costs of a model on this machine, for the simulator and the planner."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from triptych.cli.options import MODEL_HELP
+from triptych.cli.options import MODEL_HELP, configured, model_argument
+from triptych.config.flags import CommandOptions, flag
+from triptych.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileArguments(CommandOptions):
+    """The arguments and options of `triptych profile`."""
+
+    model: str = ""
+    device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
+    dtype: str = flag(
+        "auto", "dtype of weights and embeddings", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    threads: int = flag(0, "torch threads of both sides; 0: as the workers choose")
+    output: Path = flag(Path("profile.json"), "where the costs go")
+    quick: bool = flag(False, "a small grid, in 20 seconds instead of three minutes")
 
 
 @click.command(
     help="Measures what each stage costs on this machine and writes it down for the simulator: about "
     f"three minutes with a small model. Needs the worker, embedded and bench extras. {MODEL_HELP}"
 )
-@click.argument("model", default="", envvar="TRIPTYCH_MODEL")
-@click.option("--device", default="cpu", show_default=True, help="torch device: cpu, cuda or cuda:N")
-@click.option(
-    "--dtype",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    help="dtype of weights and embeddings",
-)
-@click.option("--threads", default=0, help="torch threads of both sides; 0: as the workers choose")
-@click.option(
-    "--output",
-    default="profile.json",
-    show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="where the costs go",
-)
-@click.option("--quick", is_flag=True, help="a small grid, in 20 seconds instead of three minutes")
-def profile(model: str, device: str, dtype: str, threads: int, output: Path, quick: bool) -> None:
+@model_argument
+@configured(ProfileArguments)
+def profile(given: ProfileArguments) -> None:
     from triptych.cpu.threads import thread_environment
-    from triptych.errors import ConfigError
     from triptych.launch.model_path import model_name, resolve_model
 
-    if not output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no such folder")
-    if threads < 0:
-        raise ConfigError(f"--threads {threads} must be 0 or above")
+    if not given.output.absolute().parent.is_dir():
+        raise ConfigError(f"--output {given.output}: there is no such folder")
+    if given.threads < 0:
+        raise ConfigError(f"--threads {given.threads} must be 0 or above")
     thread_environment()
-    path = resolve_model(model)
+    path = resolve_model(given.model)
     from triptych.simulator.profile.profile import ProfileOptions, report, write_profile
     from triptych.simulator.profile.profile import profile as measure
 
-    options = ProfileOptions(path, model_name(path), device, dtype, threads, quick)
+    options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
     found = measure(options, lambda line: click.echo(f"measuring {line} …", err=True))
-    write_profile(output, found)
+    write_profile(given.output, found)
     click.echo(report(found))
-    click.echo(f"wrote {output}")
+    click.echo(f"wrote {given.output}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from triptych.config import ServeConfig
 from triptych.errors import ConfigError
 
 #: Encoders that share a machine's cores, at most: more copies of a tower's weights gain little.
@@ -55,31 +56,32 @@ def proxy_cores(available: Collection[int], pd_workers: int) -> str:
     return ",".join(map(str, left)) if len(left) < len(cores) else ""
 
 
-def share_cores(values: Mapping[str, Any], cores: int) -> dict[str, Any]:
-    """The flags with what they leave to us: --cpu-sharing auto, and 0 as --encoders and --encoder-threads.
+def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
+    """The config with what it leaves open: --cpu-sharing auto, and 0 as --encoders and --encoder-threads.
 
     Where encoders and PD workers share the cores of one machine and nothing else was asked for, towers get a
     thread on every core, in as many encoders as that takes (`pace`).
     """
-    share = values["topology"] == "epd" and values["device"] == "cpu" and not values["cpus_per_worker"]
-    sharing = values["cpu_sharing"]
+    sharing = config.cpu_sharing
     if sharing == "auto":
-        sharing = "pace" if share else "free"
-    encoders = values["encoders"] or (min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
-    threads = values["encoder_threads"] or values["threads"]
+        shared = config.topology == "epd" and config.pd.device == "cpu" and not config.cpus_per_worker
+        sharing = "pace" if shared else "free"
+    encoders = config.encoders or (min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
+    threads = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":
         # Never all cores for one of them: each of its layers would end with the core that is taken away.
         threads = max(1, cores // max(encoders, 2))
-    return dict(values) | {"cpu_sharing": sharing, "encoders": encoders, "encoder_threads": threads}
+    return replace(config, cpu_sharing=sharing, encoders=encoders, encoder_threads=threads)
 
 
-def check_sharing(sharing: str, *, cpus_per_worker: int, topology: str) -> None:
+def check_sharing(config: ServeConfig) -> None:
     """ConfigError for a --cpu-sharing that the other flags leave nothing to do."""
+    sharing = config.cpu_sharing
     if sharing == "free":
         return
-    if cpus_per_worker:
+    if config.cpus_per_worker:
         raise ConfigError(
             f"--cpu-sharing {sharing} and --cpus-per-worker contradict each other: leave one of them out"
         )
-    if topology != "epd":
+    if config.topology != "epd":
         raise ConfigError(f"--cpu-sharing {sharing} is for --topology epd: replicas take turns anyway")

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import CPU_SHARE, MIB, VIEW_SHARE, format_size
+from triptych.config import CPU_SHARE, MIB, VIEW_SHARE, ClusterConfig, format_size
 from triptych.errors import ConfigError
-from triptych.launch.plan.shape import ClusterShape
 from triptych.types import DTYPE_BYTES
 
 #: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. Workers that are forked
@@ -89,41 +88,31 @@ def _tensors_of(file: Path) -> list[tuple[str, int, int, int]]:
         raise ConfigError(f"{file} is no readable safetensors file: fetch the checkpoint again") from error
 
 
-def plan_memory(
-    weights: int,
-    *,
-    shape: ClusterShape,
-    kv_memory: int,
-    encoder_cache_memory: int,
-    media_memory: int,
-    prepared_memory: int,
-    store_memory: int,
-    swap_memory: int = 0,
-    weights_in_ram: bool = True,
-) -> MemoryPlan:
-    """The cluster's memory on one machine; each worker counts with all `weights`, in bytes: an upper bound.
+def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
+    """The memory of a cluster on one machine: an upper bound, since each worker counts with all `weights`.
 
-    The embeddings of a colocated replica that is alone are in it instead of in the store: they count once.
+    Weights and KV caches on a GPU take none of it. The embeddings of a colocated replica that is alone are in
+    it instead of in the store: they count once.
     """
-    weights = weights if weights_in_ram else 0
-    workers, encoders, pd_workers = shape.workers, shape.encoding, shape.decoding
+    counts, encoder, pd = config.counts, config.encoder, config.pd
+    workers, encoders, pd_workers = counts.workers, counts.encoding, counts.decoding
+    weights, kv_memory = (weights, pd.kv_memory) if pd.device == "cpu" else (0, 0)
+    embeddings, swap = pd.embedding_memory, config.swap_memory
+    views = int(pd_workers * kv_memory * VIEW_SHARE)
     return MemoryPlan(
         (
             ("processes", PROXY_BASE_BYTES + workers * WORKER_BASE_BYTES),
             (f"weights of {workers} workers, at most", workers * weights),
             (f"KV cache of {pd_workers} PD workers (--kv-memory)", pd_workers * kv_memory),
+            (f"views of decoding sequences, {VIEW_SHARE:.0%} of that", views),
+            (f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)", pd_workers * embeddings),
+            (f"swapped blocks of {pd_workers} PD workers (--swap-memory)", pd_workers * swap),
             (
-                f"views of decoding sequences, {VIEW_SHARE:.0%} of that",
-                int(pd_workers * kv_memory * VIEW_SHARE),
+                f"media of {encoders} encoders (--encoder-media-memory)",
+                encoders * encoder.encoder_media_memory,
             ),
-            (
-                f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)",
-                pd_workers * encoder_cache_memory,
-            ),
-            (f"swapped blocks of {pd_workers} PD workers (--swap-memory)", pd_workers * swap_memory),
-            (f"media of {encoders} encoders (--encoder-media-memory)", encoders * media_memory),
-            (f"pixels of {encoders} encoders (--prepared-memory)", encoders * prepared_memory),
-            ("embedding store (--store-memory)", store_memory),
+            (f"pixels of {encoders} encoders (--prepared-memory)", encoders * encoder.prepared_memory),
+            ("embedding store (--store-memory)", config.store_memory),
         )
     )
 
@@ -137,10 +126,10 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
         )
 
 
-def decoding_budget(plan: MemoryPlan, available: int, *, own: int, shape: ClusterShape) -> int:
-    """--device-memory of a worker with a decoder on a CPU: `own` bytes, which `plan` counts, and its share.
+def decoding_budget(plan: MemoryPlan, available: int, *, own: int, decoding: int) -> int:
+    """--device-memory of each of `decoding` workers on a CPU: `own` bytes, which `plan` counts, and a share.
 
-    The share is CPU_SHARE of what the plan, without KV caches, leaves of the memory, divided among them.
+    They share CPU_SHARE of what the plan, without KV caches, leaves of the memory.
     """
     left = max(0, available - plan.total)
-    return own + int(left * CPU_SHARE / max(1, shape.decoding))
+    return own + int(left * CPU_SHARE / max(1, decoding))

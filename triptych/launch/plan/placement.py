@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from triptych.config import CUDA_CONTEXT_BYTES, EMBEDDING_MEMORY, GIB, MIB
-from triptych.launch.plan.devices import Device, Need, find_devices, place_workers, share_table
+from triptych.config import CUDA_CONTEXT_BYTES, GIB, MIB, ServeConfig
+from triptych.launch.plan.devices import Device, Need, Share, find_devices, place_workers, share_table
 from triptych.launch.plan.memory import (
     WORKER_BASE_BYTES,
     check_fits,
@@ -16,7 +15,6 @@ from triptych.launch.plan.memory import (
     plan_memory,
     weight_bytes,
 )
-from triptych.launch.plan.shape import ClusterShape, shape_of
 from triptych.machine.resources import available_memory
 
 logger = logging.getLogger(__name__)
@@ -26,65 +24,45 @@ _ACTIVATION_BYTES = GIB
 _LEAST_KV_BYTES = 256 * MIB
 
 
-def check_memory(path: Path, values: Mapping[str, Any], store_memory: int) -> dict[str, dict[str, Any]]:
-    """The flags that workers get by their memory, by name; ConfigError, with the sum, for what does not fit.
+def check_memory(config: ServeConfig) -> dict[str, Share]:
+    """The memory of workers that decode on a CPU, by name; ConfigError, with the sum, for what does not fit.
 
     GPUs are not looked at here.
     """
-    shape, on_cpu = shape_of(values), values["device"] == "cpu"
-    dtype = "float32" if values["dtype"] == "auto" else values["dtype"]
-    weights = weight_bytes(path, dtype, values["quantization"])
-    swap = values["swap_memory"] if values["preemption"] == "swap" else 0
-    plan = plan_memory(
-        weights,
-        shape=shape,
-        kv_memory=values["kv_memory"] if on_cpu else 0,
-        encoder_cache_memory=values["encoder_cache_memory"] or EMBEDDING_MEMORY,
-        media_memory=values["encoder_media_memory"],
-        prepared_memory=values["prepared_memory"],
-        store_memory=store_memory,
-        swap_memory=swap,
-        weights_in_ram=on_cpu,
-    )
+    pd, on_cpu = config.pd, config.pd.device == "cpu"
+    weights = weight_bytes(Path(config.model), "float32" if pd.dtype == "auto" else pd.dtype, pd.quantization)
+    plan = plan_memory(weights, config)
     available = available_memory()
     check_fits(plan, available)
-    if not on_cpu or values["kv_memory"] or values["device_memory"]:
+    if not on_cpu or pd.kv_memory or pd.device_memory:
         return {}
-    own = WORKER_BASE_BYTES + weights + (values["encoder_cache_memory"] or EMBEDDING_MEMORY) + swap
-    own += values["encoder_media_memory"] + values["prepared_memory"] if shape.replicas else 0
-    budget = decoding_budget(plan, available, own=own, shape=shape)
-    return {name: {"device_memory": budget} for name, decodes in _workers(shape) if decodes}
+    own = WORKER_BASE_BYTES + weights + pd.embedding_memory + config.swap_memory
+    if config.counts.replicas:
+        own += config.encoder.encoder_media_memory + config.encoder.prepared_memory
+    budget = decoding_budget(plan, available, own=own, decoding=config.counts.decoding)
+    kinds = config.counts.kinds
+    return {name: Share(name, pd.device, budget) for name, kind in kinds.items() if kind != "encoder"}
 
 
 def place_on_gpus(
-    path: Path, values: Mapping[str, Any], find: Callable[[str], Sequence[Device]] = find_devices
-) -> dict[str, dict[str, Any]]:
-    """--device and --device-memory of workers, by name; ConfigError where the GPUs have no room for one."""
-    if not values["device"].startswith("cuda"):
+    config: ServeConfig, find: Callable[[str], Sequence[Device]] = find_devices
+) -> dict[str, Share]:
+    """The device and memory of each worker, by name; ConfigError where the GPUs have no room for one."""
+    if not config.pd.device.startswith("cuda"):
         return {}
-    devices = find(values["device"])
-    needs = gpu_needs(weight_bytes(path, values["dtype"], values["quantization"]), values)
-    shares = place_workers(devices, needs)
+    devices = find(config.pd.device)
+    weights = weight_bytes(Path(config.model), config.pd.dtype, config.pd.quantization)
+    shares = place_workers(devices, gpu_needs(weights, config))
     logger.info("memory of the GPUs:\n%s", share_table(devices, shares))
-    return {share.worker: {"device": share.device, "device_memory": share.nbytes} for share in shares}
+    return {share.worker: share for share in shares}
 
 
-def gpu_needs(weights: int, values: Mapping[str, Any]) -> list[Need]:
+def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
     """What each worker takes of a GPU at least; all `weights`, in bytes, count for each: an upper bound."""
     each = CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
-    kv = (values["encoder_cache_memory"] or EMBEDDING_MEMORY) + (values["kv_memory"] or _LEAST_KV_BYTES)
-    given = values["device_memory"]
+    kv = config.pd.embedding_memory + (config.pd.kv_memory or _LEAST_KV_BYTES)
+    given = config.pd.device_memory
     return [
-        Need(name, given or each + (kv if decodes else 0), grows=decodes and not given)
-        for name, decodes in _workers(shape_of(values))
+        Need(name, given or each + (0 if kind == "encoder" else kv), grows=kind != "encoder" and not given)
+        for name, kind in config.counts.kinds.items()
     ]
-
-
-def _workers(shape: ClusterShape) -> list[tuple[str, bool]]:
-    """Name of each worker, and whether it has a decoder."""
-    kinds = (
-        ("pd", shape.pd_workers, True),
-        ("encoder", shape.encoders, False),
-        ("colocated", shape.replicas, True),
-    )
-    return [(f"{kind}-{index}", decodes) for kind, count, decodes in kinds for index in range(count)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.models.bart.modeling_bart import BartDecoder, BartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
@@ -35,12 +36,12 @@ class BartTextEncoder(TextEncoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = BartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
 
     @classmethod
-    def max_rows(cls, config: Any) -> int | None:
+    def max_rows(cls, config: PreTrainedConfig) -> int | None:
         return int(config.max_position_embeddings)
 
 
@@ -48,11 +49,11 @@ class BartTextDecoder(EncDecDecoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = BartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
 
-    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         stack = self.module.decoder
         table = stack.embed_positions
         hidden = stack.layernorm_embedding(hidden + table.weight[positions + table.offset])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 #: What most families call the four projections; T5 has letters.
@@ -23,12 +22,12 @@ class CrossAttention(nn.Module):
 
     def __init__(
         self,
-        original: Any,
+        original: nn.Module,
         *,
         layer_idx: int,
         head_dim: int,
         scaling: float,
-        config: Any,
+        config: PreTrainedConfig,
         names: tuple[str, str, str, str] = PROJECTIONS,
         scale_query: bool = False,
     ) -> None:
@@ -43,7 +42,7 @@ class CrossAttention(nn.Module):
         for name in names:
             setattr(self, name, getattr(original, name))
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    def forward(self, hidden_states: torch.Tensor, **kwargs: object) -> tuple[torch.Tensor, None]:
         """[1, T, hidden] to [1, T, hidden]; only `attn_metadata` of the keywords counts."""
         shape = hidden_states.shape[:-1]
         query = self._projection(0)(hidden_states)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.errors import InvalidRequest
 from triptych.models.base import (
@@ -20,19 +21,19 @@ from triptych.models.base import (
     MergedEmbeds,
     PromptDefaults,
 )
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules
 from triptych.models.families.text import load_config, one_dimensional
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import ItemPlan, MMFeature
+from triptych.types import ItemPlan, MMFeature, Options
 
 
 class DecoderModule(nn.Module):
     """Decoder stack and head: all that a PD worker holds of a checkpoint."""
 
-    decoder: Any
+    decoder: PreTrainedModel
     final_logits_bias: torch.Tensor | None
 
     def __init__(self, decoder: nn.Module, width: int, vocab_size: int, *, biased: bool) -> None:
@@ -59,7 +60,7 @@ class EncDecDecoder(DecoderSide):
 
     def __init__(
         self,
-        config: Any,
+        config: PreTrainedConfig,
         module: DecoderModule,
         generation: GenerationDefaults,
         *,
@@ -118,17 +119,17 @@ class EncDecDecoder(DecoderSide):
         return cls(config, module, generation_defaults(path), device=device, dtype=dtype)
 
     @classmethod
-    def read_config(cls, path: Path) -> Any:
+    def read_config(cls, path: Path) -> PreTrainedConfig:
         """The checkpoint's config; ConfigError for one that the family does not serve."""
         return load_config(path)
 
     @classmethod
     @abstractmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         """The family's decoder stack, without weights."""
 
     @classmethod
-    def take_cross_over(cls, stack: Any) -> None:
+    def take_cross_over(cls, stack: PreTrainedModel) -> None:
         """Puts a `CrossAttention` in place of each module that attends to encoder rows; as BART has them."""
         for index, layer in enumerate(stack.layers):
             original = layer.encoder_attn
@@ -142,27 +143,27 @@ class EncDecDecoder(DecoderSide):
             )
 
     @classmethod
-    def computed(cls, stack: Any) -> dict[str, torch.Tensor]:
+    def computed(cls, stack: PreTrainedModel) -> dict[str, torch.Tensor]:
         """Tensors by name that checkpoints may leave out, since every model computes them itself."""
         return {}
 
     @classmethod
-    def vocab_size(cls, config: Any) -> int:
+    def vocab_size(cls, config: PreTrainedConfig) -> int:
         """Tokens that the decoder can say."""
         return int(config.vocab_size)
 
     @classmethod
-    def cross_width(cls, config: Any) -> int:
+    def cross_width(cls, config: PreTrainedConfig) -> int:
         """Columns of an encoder row."""
         return int(config.d_model)
 
     @classmethod
-    def max_rows(cls, config: Any) -> int | None:
+    def max_rows(cls, config: PreTrainedConfig) -> int | None:
         """Positions that the encoder has; None where it does not count them."""
         return int(config.max_position_embeddings)
 
     @abstractmethod
-    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         """Hidden states [1, T, hidden] of token embeddings [1, T, hidden] at positions [T]."""
 
     def cross_modules(self) -> list[CrossAttention]:
@@ -194,7 +195,7 @@ class EncDecDecoder(DecoderSide):
         embeds: torch.Tensor,
         positions: torch.Tensor,
         merged: MergedEmbeds | None,
-        attention: Any,
+        attention: object,
     ) -> torch.Tensor:
         assert merged is None or not merged.index.numel(), "encoder rows reach this model by cross-attention"
         return self.walk(embeds.unsqueeze(0), positions[0], attention)[0]
@@ -210,7 +211,7 @@ class EncDecDecoder(DecoderSide):
         rows = rows.to(self.device, self.dtype)
         return [module.project(rows) for module in self.cross_modules()]
 
-    def prompt_defaults(self, options: Mapping[str, Any]) -> PromptDefaults:
+    def prompt_defaults(self, options: Options) -> PromptDefaults:
         start = self.start_token()
         first = self.generation.extra.get("forced_bos_token_id")
         # `generate` begins with the start token and forces the next one: here both are prompt.
@@ -224,28 +225,26 @@ class EncDecDecoder(DecoderSide):
                 return int(value[0] if isinstance(value, list) else value)
         return 0
 
-    def logits_rules(
-        self, defaults: GenerationDefaults, options: Mapping[str, Any]
-    ) -> tuple[LogitsRule, ...]:
+    def logits_rules(self, defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
         return checkpoint_rules(defaults, options)
 
     @classmethod
-    def heads(cls, config: Any) -> tuple[int, int]:
+    def heads(cls, config: PreTrainedConfig) -> tuple[int, int]:
         """Heads of the decoder, and the elements of one."""
         heads = int(config.decoder_attention_heads)
         return heads, int(config.d_model) // heads
 
     @classmethod
-    def num_layers(cls, config: Any) -> int:
+    def num_layers(cls, config: PreTrainedConfig) -> int:
         """Layers of the decoder."""
         return int(config.decoder_layers)
 
     @classmethod
-    def max_positions(cls, config: Any) -> int:
+    def max_positions(cls, config: PreTrainedConfig) -> int:
         """Tokens of the decoder, prompt and output."""
         return int(config.max_position_embeddings)
 
-    def _geometry(self, config: Any) -> DecoderGeometry:
+    def _geometry(self, config: PreTrainedConfig) -> DecoderGeometry:
         heads, head_dim = self.heads(config)
         return DecoderGeometry(
             num_layers=self.num_layers(config),

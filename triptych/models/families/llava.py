@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
+from PIL import Image
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from triptych.errors import ConfigError, InvalidRequest
-from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.text import TextDecoder, load_config, one_dimensional
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import ItemPlan, MMFeature
+from triptych.types import ItemPlan, MMFeature, Options
 
 KEYS = KeyMap(
     encoder=(
@@ -33,11 +35,11 @@ KEYS = KeyMap(
 )
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     sides = {"shortest_edge", "height", "width"}
     return is_count(value) or (
         isinstance(value, Mapping) and set(value) <= sides and all(map(is_count, value.values()))
@@ -60,7 +62,7 @@ _MOST_RESIZED = 1 << 26
 class VisionModule(nn.Module):
     """Tower and projector: all that an encoder worker holds of a checkpoint."""
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.vision_tower = CLIPVisionModel._from_config(
             config.vision_config, dtype=dtype, attn_implementation="sdpa"
@@ -75,7 +77,7 @@ class LlavaEncoder(EncoderSide):
 
     def __init__(
         self,
-        config: Any,
+        config: PreTrainedConfig,
         module: VisionModule,
         images: ImageProcessor,
         *,
@@ -104,7 +106,7 @@ class LlavaEncoder(EncoderSide):
         load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         return cls(config, module, images, device=device, dtype=dtype)
 
-    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
         check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
         self._check_resized(media, options)
         pixels = self._images(media, options)["pixel_values"]
@@ -119,7 +121,7 @@ class LlavaEncoder(EncoderSide):
             rows=rows, length=rows, grid_thw=(), cost=patches(self._config), tensors={"pixel_values": pixels}
         )
 
-    def _check_resized(self, image: Any, options: Mapping[str, Any]) -> None:
+    def _check_resized(self, image: Image.Image, options: Options) -> None:
         """The processor resizes before it crops: a narrow image, or a large size, would fill the memory."""
         size = options.get("size", self._images.get("size"))
         sides = {"shortest_edge": size} if isinstance(size, int) else dict(size or {})
@@ -155,11 +157,11 @@ class LlavaDecoder(TextDecoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def read_config(cls, path: Path) -> Any:
+    def read_config(cls, path: Path) -> PreTrainedConfig:
         return checked_config(path)
 
     @classmethod
-    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         model: nn.Module = LlamaModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return model
 
@@ -170,7 +172,7 @@ class LlavaDecoder(TextDecoder):
         return one_dimensional(len(token_ids))
 
 
-def checked_config(path: Path) -> Any:
+def checked_config(path: Path) -> PreTrainedConfig:
     """The config; ConfigError for a LLaVA of other parts than CLIP and Llama."""
     config = load_config(path)
     parts = (config.vision_config.model_type, config.text_config.model_type)
@@ -182,12 +184,12 @@ def checked_config(path: Path) -> Any:
     return config
 
 
-def patches(config: Any) -> int:
+def patches(config: PreTrainedConfig) -> int:
     """Patches of one image; CLIP takes one size only."""
     return int((config.vision_config.image_size // config.vision_config.patch_size) ** 2)
 
 
-def rows_per_image(config: Any) -> int:
+def rows_per_image(config: PreTrainedConfig) -> int:
     """Embeddings of one image: its patches, and the class token where it is kept."""
     return patches(config) + int(config.vision_feature_select_strategy != "default")
 

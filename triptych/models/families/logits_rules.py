@@ -5,13 +5,13 @@ Each is a small frozen value without state: on resume it is asked again with all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from triptych.models.base import GenerationDefaults, LogitsRule
+from triptych.types import Options
 
 _NEVER = float("-inf")
 
@@ -137,7 +137,7 @@ class Timestamps:
             logits[:first] = _NEVER
 
 
-def checkpoint_rules(defaults: GenerationDefaults, options: Mapping[str, Any]) -> tuple[LogitsRule, ...]:
+def checkpoint_rules(defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
     """What the checkpoint's generation_config asks of every output.
 
     `options["max_tokens"]`, where given, is what the request's output may have at most.

@@ -6,10 +6,9 @@ the second token of a decoder prompt.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.models.mbart.modeling_mbart import MBartDecoder, MBartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
@@ -20,18 +19,18 @@ __all__ = ["DECODER", "ENCODER", "KEYS"]
 
 class MBartTextEncoder(BartTextEncoder):
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = MBartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
 
 
 class MBartTextDecoder(BartTextDecoder):
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = MBartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
 
-    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         normed: torch.Tensor = self.module.decoder.layer_norm(super().walk(hidden, positions, attention))
         return normed
 

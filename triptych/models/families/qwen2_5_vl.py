@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
     Qwen2_5_VLTextModel,
@@ -31,7 +32,7 @@ class Qwen2_5VLEncoder(QwenEncoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def tower(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def tower(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         tower: nn.Module = Qwen2_5_VisionTransformerPretrainedModel._from_config(
             config, dtype=dtype, attn_implementation="sdpa"
         )
@@ -42,7 +43,7 @@ class Qwen2_5VLDecoder(QwenDecoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         model: nn.Module = Qwen2_5_VLTextModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return model
 

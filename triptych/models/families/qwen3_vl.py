@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
+from transformers.utils import ModelOutput
 
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.families.qwen import QwenDecoder, QwenEncoder
@@ -24,15 +26,15 @@ class Qwen3VLEncoder(QwenEncoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def tower(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def tower(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         tower: nn.Module = Qwen3VLVisionModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return tower
 
     @classmethod
-    def row_width(cls, config: Any) -> int:
+    def row_width(cls, config: PreTrainedConfig) -> int:
         return int(config.out_hidden_size) * (1 + len(config.deepstack_visual_indexes))
 
-    def columns(self, out: Any) -> list[torch.Tensor]:
+    def columns(self, out: ModelOutput) -> list[torch.Tensor]:
         return [out.pooler_output, *out.deepstack_features]
 
 
@@ -42,14 +44,14 @@ class Qwen3VLDecoder(QwenDecoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         model: nn.Module = Qwen3VLTextModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return model
 
     def deepstack_levels(self) -> int:
         return len(self.config.vision_config.deepstack_visual_indexes)
 
-    def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, Any]:
+    def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, object]:
         mask = torch.zeros(1, tokens, dtype=torch.bool, device=merged.index.device)
         mask[0, merged.index] = True
         levels = torch.split(merged.rows, self.geometry.hidden_size, dim=1)[1:]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
@@ -41,7 +42,7 @@ class RelativeBias(AttentionBias):
     `table` [heads, distances] has the bias of a key so many positions before its query.
     """
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: T5Attention) -> None:
         farthest = int(attention.relative_attention_max_distance)
         weight = attention.relative_attention_bias.weight
         buckets = T5Attention._relative_position_bucket(
@@ -72,10 +73,10 @@ def _of_distance(
     return table[head, (query_position - key_position).clamp(0, table.shape[1] - 1)]
 
 
-class SelfAttention(nn.Module):
+class UnbiasedSelfAttention(nn.Module):
     """transformers' projections without its bias, which would be that of one unbroken sequence."""
 
-    def __init__(self, original: Any, config: Any, layer_idx: int) -> None:
+    def __init__(self, original: T5Attention, config: PreTrainedConfig, layer_idx: int) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -87,7 +88,7 @@ class SelfAttention(nn.Module):
             self.relative_attention_num_buckets = original.relative_attention_num_buckets
             self.relative_attention_max_distance = original.relative_attention_max_distance
 
-    def forward(self, hidden: torch.Tensor, attention: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, attention: object) -> torch.Tensor:
         """[1, T, hidden] to [1, T, hidden]."""
         shape = hidden.shape[:-1]
         query, key, value = (
@@ -104,7 +105,7 @@ class T5TextEncoder(TextEncoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         config = copy.deepcopy(config)
         config.is_decoder = config.use_cache = False
         stack: nn.Module = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
@@ -119,19 +120,19 @@ class T5TextDecoder(EncDecDecoder):
         self.bias = RelativeBias(self.module.decoder.block[0].layer[0].SelfAttention)
 
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         config = copy.deepcopy(config)
         config.is_decoder = True
         config.num_layers = config.num_decoder_layers
-        stack: Any = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        stack: PreTrainedModel = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
         for index, block in enumerate(stack.block):
             inner = block.layer[0]
-            inner.SelfAttention = SelfAttention(inner.SelfAttention, stack.config, index)
+            inner.SelfAttention = UnbiasedSelfAttention(inner.SelfAttention, stack.config, index)
         module: nn.Module = stack
         return module
 
     @classmethod
-    def take_cross_over(cls, stack: Any) -> None:
+    def take_cross_over(cls, stack: PreTrainedModel) -> None:
         for index, block in enumerate(stack.block):
             block.layer[1].EncDecAttention = CrossAttention(
                 block.layer[1].EncDecAttention,
@@ -145,7 +146,7 @@ class T5TextDecoder(EncDecDecoder):
     def cross_modules(self) -> list[CrossAttention]:
         return [block.layer[1].EncDecAttention for block in self.module.decoder.block]
 
-    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         for block in self.module.decoder.block:
             own, cross, feed_forward = block.layer
             hidden = hidden + own.SelfAttention(own.layer_norm(hidden), attention)
@@ -168,19 +169,19 @@ class T5TextDecoder(EncDecDecoder):
         return 0
 
     @classmethod
-    def heads(cls, config: Any) -> tuple[int, int]:
+    def heads(cls, config: PreTrainedConfig) -> tuple[int, int]:
         return int(config.num_heads), int(config.d_kv)
 
     @classmethod
-    def num_layers(cls, config: Any) -> int:
+    def num_layers(cls, config: PreTrainedConfig) -> int:
         return int(config.num_decoder_layers)
 
     @classmethod
-    def max_rows(cls, config: Any) -> int | None:
+    def max_rows(cls, config: PreTrainedConfig) -> int | None:
         return None
 
     @classmethod
-    def max_positions(cls, config: Any) -> int:
+    def max_positions(cls, config: PreTrainedConfig) -> int:
         return max(_MAX_POSITIONS, int(getattr(config, "n_positions", 0)))
 
 

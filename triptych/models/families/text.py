@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 from triptych.types import ItemPlan
 
@@ -21,7 +21,7 @@ from triptych.types import ItemPlan
 class TextModule(nn.Module):
     """Text model and head: all that a PD worker holds of a checkpoint."""
 
-    model: Any
+    model: PreTrainedModel
 
     def __init__(self, model: nn.Module, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
@@ -37,7 +37,9 @@ class TextDecoder(DecoderSide):
     module: TextModule
     image_token_id: int
 
-    def __init__(self, config: Any, module: TextModule, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, module: TextModule, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.config = config
         self.module = module
         self.device = device
@@ -74,13 +76,13 @@ class TextDecoder(DecoderSide):
         return cls(config, module, device=device, dtype=dtype)
 
     @classmethod
-    def read_config(cls, path: Path) -> Any:
+    def read_config(cls, path: Path) -> PreTrainedConfig:
         """The checkpoint's config; ConfigError for one that the family does not serve."""
         return load_config(path)
 
     @classmethod
     @abstractmethod
-    def text_model(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         """The family's text model, without weights."""
 
     @abstractmethod
@@ -108,9 +110,9 @@ class TextDecoder(DecoderSide):
         embeds: torch.Tensor,
         positions: torch.Tensor,
         merged: MergedEmbeds | None,
-        attention: Any,
+        attention: object,
     ) -> torch.Tensor:
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         if merged is not None and merged.index.numel():
             merged = in_batch_order(merged, embeds)
             width = self.geometry.hidden_size
@@ -130,7 +132,7 @@ class TextDecoder(DecoderSide):
         """[position_rows, T] as the text model takes them."""
         return positions.unsqueeze(1) if self.position_rows > 1 else positions
 
-    def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, Any]:
+    def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, object]:
         """What the text model takes besides the embeddings; nothing where the family has no such levels."""
         return {}
 
@@ -139,7 +141,7 @@ class TextDecoder(DecoderSide):
         scores: torch.Tensor = self.module.lm_head(hidden)
         return scores
 
-    def _geometry(self, text: Any) -> DecoderGeometry:
+    def _geometry(self, text: PreTrainedConfig) -> DecoderGeometry:
         return DecoderGeometry(
             num_layers=text.num_hidden_layers,
             num_heads=text.num_attention_heads,
@@ -157,7 +159,7 @@ class TextDecoder(DecoderSide):
         return 0
 
 
-def load_config(path: Path) -> Any:
+def load_config(path: Path) -> PreTrainedConfig:
     """The checkpoint's config as transformers understands it; ConfigError where it does not."""
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)

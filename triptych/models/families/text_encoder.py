@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import tokenizers
 import torch
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
-from triptych.models.base import EncoderSide, PreparedItem
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
+from triptych.types import JsonObject, Options
 
 #: Tokens of one item where the model itself has no limit: attention grows with their square.
 MAX_ROWS = 4096
@@ -35,7 +36,13 @@ class TextEncoder(EncoderSide):
     module: nn.Module
 
     def __init__(
-        self, config: Any, module: nn.Module, tokenizer: Any, *, device: torch.device, dtype: torch.dtype
+        self,
+        config: PreTrainedConfig,
+        module: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.config = config
         self.module = module
@@ -65,34 +72,34 @@ class TextEncoder(EncoderSide):
         return cls(config, module, tokenizer, device=device, dtype=dtype)
 
     @classmethod
-    def read_config(cls, path: Path) -> Any:
+    def read_config(cls, path: Path) -> PreTrainedConfig:
         """The checkpoint's config; ConfigError for one that the family does not serve."""
         return load_config(path)
 
     @classmethod
     @abstractmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         """The family's encoder stack, without weights."""
 
     @classmethod
-    def computed(cls, stack: Any) -> dict[str, torch.Tensor]:
+    def computed(cls, stack: PreTrainedModel) -> dict[str, torch.Tensor]:
         """Tensors by name that checkpoints may leave out, since every model computes them itself."""
         return {}
 
     @classmethod
-    def max_rows(cls, config: Any) -> int | None:
+    def max_rows(cls, config: PreTrainedConfig) -> int | None:
         """Positions that the encoder has; None where it does not count them."""
         return None
 
     @classmethod
-    def processor_config(cls, path: Path) -> dict[str, Any]:
+    def processor_config(cls, path: Path) -> JsonObject:
         """The tokenizer's files are in the model key already; here is what reads them."""
         return {"tokenizers": tokenizers.__version__}
 
     def sample(self) -> bytes:
         return b"a"
 
-    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
         """`media` are the bytes of UTF-8 text, or with the option form "token_ids" little-endian
         uint32 numbers."""
         form = options.get("form")
@@ -165,7 +172,7 @@ class TextEncoder(EncoderSide):
         return [out[row, : item.rows].clone() for row, item in enumerate(items)]
 
 
-def load_tokenizer(path: Path) -> Any:
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """The checkpoint's tokenizer; ConfigError where it has none that can be loaded."""
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)

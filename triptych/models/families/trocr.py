@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.trocr.modeling_trocr import TrOCRDecoder
+from transformers.models.trocr.modeling_trocr import TrOCRAttention, TrOCRDecoder
 from transformers.models.vit.modeling_vit import ViTModel
 
 from triptych.errors import ConfigError, InvalidRequest
-from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text import load_config
 from triptych.models.images import ImageProcessor, check_known
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
+from triptych.types import Options
 
 #: The hub's names inside a ViT layer, and those of today's transformers.
 _HUB_LAYER = (
@@ -49,7 +51,12 @@ class TrOCREncoder(EncoderSide):
     keys: ClassVar[KeyMap] = KEYS
 
     def __init__(
-        self, config: Any, module: nn.Module, images: ImageProcessor, device: torch.device, dtype: torch.dtype
+        self,
+        config: PreTrainedConfig,
+        module: nn.Module,
+        images: ImageProcessor,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.module = module
         self.device = device
@@ -77,7 +84,7 @@ class TrOCREncoder(EncoderSide):
         load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         return cls(config, module, ImageProcessor(path), device, dtype)
 
-    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
         check_known(options, {})
         pixels = self._images(media, {})["pixel_values"]
         if pixels.shape[-2:] != (self._side, self._side):
@@ -96,10 +103,10 @@ class TrOCREncoder(EncoderSide):
         return [image.clone() for image in rows]
 
 
-class SelfAttention(nn.Module):
+class PagedSelfAttention(nn.Module):
     """transformers' projections behind the registered attention function, which its own module passes by."""
 
-    def __init__(self, original: Any, config: Any, layer_idx: int) -> None:
+    def __init__(self, original: TrOCRAttention, config: PreTrainedConfig, layer_idx: int) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -108,7 +115,7 @@ class SelfAttention(nn.Module):
         self.q_proj, self.k_proj = original.q_proj, original.k_proj
         self.v_proj, self.out_proj = original.v_proj, original.out_proj
 
-    def forward(self, hidden_states: torch.Tensor, attention: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, attention: object) -> torch.Tensor:
         """[1, T, hidden] to [1, T, hidden]; the query is scaled, as transformers does it here."""
         shape = hidden_states.shape[:-1]
         parts = (
@@ -129,7 +136,7 @@ class TrOCRTextDecoder(EncDecDecoder):
     keys: ClassVar[KeyMap] = KEYS
 
     @classmethod
-    def read_config(cls, path: Path) -> Any:
+    def read_config(cls, path: Path) -> PreTrainedConfig:
         config = checked_config(path)
         text = config.decoder
         text.encoder_rows = rows_of(config)
@@ -137,14 +144,14 @@ class TrOCRTextDecoder(EncDecDecoder):
         return text
 
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
-        stack: Any = TrOCRDecoder._from_config(config, dtype=dtype)
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+        stack: PreTrainedModel = TrOCRDecoder._from_config(config, dtype=dtype)
         for index, layer in enumerate(stack.layers):
-            layer.self_attn = SelfAttention(layer.self_attn, stack.config, index)
+            layer.self_attn = PagedSelfAttention(layer.self_attn, stack.config, index)
         module: nn.Module = stack
         return module
 
-    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         stack = self.module.decoder
         table = stack.embed_positions
         hidden = hidden + table.weight[positions + table.offset]
@@ -159,15 +166,15 @@ class TrOCRTextDecoder(EncDecDecoder):
         return hidden
 
     @classmethod
-    def cross_width(cls, config: Any) -> int:
+    def cross_width(cls, config: PreTrainedConfig) -> int:
         return int(config.cross_attention_hidden_size or config.d_model)
 
     @classmethod
-    def max_rows(cls, config: Any) -> int | None:
+    def max_rows(cls, config: PreTrainedConfig) -> int | None:
         return int(config.encoder_rows)
 
 
-def checked_config(path: Path) -> Any:
+def checked_config(path: Path) -> PreTrainedConfig:
     """The config; ConfigError for a pair of other parts than a ViT and a TrOCR decoder that fit."""
     config = load_config(path)
     text = config.decoder
@@ -182,7 +189,7 @@ def checked_config(path: Path) -> Any:
     return config
 
 
-def rows_of(config: Any) -> int:
+def rows_of(config: PreTrainedConfig) -> int:
     """Rows of every picture: its patches and the class token."""
     return int((config.encoder.image_size // config.encoder.patch_size) ** 2 + 1)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedConfig
 from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
 
 from triptych.errors import ConfigError, InvalidRequest
@@ -19,14 +21,16 @@ from triptych.models.base import (
     EncoderSide,
     GenerationDefaults,
     LogitsRule,
+    Media,
     PreparedItem,
     PromptDefaults,
 )
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text import load_config
 from triptych.models.families.whisper_prompt import WhisperPrompts
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
+from triptych.types import JsonObject, Options
 
 KEYS = KeyMap(
     encoder=((r"^(model\.)?encoder\.", ""),),
@@ -57,7 +61,7 @@ class WhisperAudioEncoder(EncoderSide):
 
     def __init__(
         self,
-        config: Any,
+        config: PreTrainedConfig,
         module: nn.Module,
         features: Features,
         *,
@@ -91,13 +95,13 @@ class WhisperAudioEncoder(EncoderSide):
         return cls(config, module, features, device=device, dtype=dtype)
 
     @classmethod
-    def processor_config(cls, path: Path) -> dict[str, Any]:
+    def processor_config(cls, path: Path) -> JsonObject:
         return Features(path).config
 
     def sample(self) -> AudioFile:
         return Silence()
 
-    def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
         """`grid_thw` of the result: the window's first frame, its real frames, and the whole file's."""
         start = options.get("start_frame", 0)
         if (
@@ -145,18 +149,19 @@ class WhisperTextDecoder(EncDecDecoder):
     scale_query: ClassVar[bool] = True
     keys: ClassVar[KeyMap] = KEYS
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prompts = WhisperPrompts(
+    @cached_property
+    def prompts(self) -> WhisperPrompts:
+        """The prompts and rules of this checkpoint's tasks."""
+        return WhisperPrompts(
             self.start_token(), self.generation.extra, int(self.config.max_target_positions)
         )
 
     @classmethod
-    def stack(cls, config: Any, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = WhisperDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
 
-    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+    def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         stack = self.module.decoder
         hidden = hidden + stack.embed_positions.weight[positions]
         for layer in stack.layers:
@@ -166,19 +171,17 @@ class WhisperTextDecoder(EncDecDecoder):
         return normed
 
     @classmethod
-    def max_rows(cls, config: Any) -> int | None:
+    def max_rows(cls, config: PreTrainedConfig) -> int | None:
         return int(config.max_source_positions)
 
     @classmethod
-    def max_positions(cls, config: Any) -> int:
+    def max_positions(cls, config: PreTrainedConfig) -> int:
         return int(config.max_target_positions)
 
-    def prompt_defaults(self, options: Mapping[str, Any]) -> PromptDefaults:
+    def prompt_defaults(self, options: Options) -> PromptDefaults:
         return self.prompts.of(options)
 
-    def logits_rules(
-        self, defaults: GenerationDefaults, options: Mapping[str, Any]
-    ) -> tuple[LogitsRule, ...]:
+    def logits_rules(self, defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
         return self.prompts.rules(defaults, options)
 
 

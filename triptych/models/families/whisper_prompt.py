@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from triptych.errors import InvalidRequest
 from triptych.models.base import GenerationDefaults, LogitsRule, PromptDefaults
 from triptych.models.families.logits_rules import Only, Timestamps, checkpoint_rules
+from triptych.types import Options
 
 TASKS = ("transcribe", "translate")
 
@@ -22,7 +20,7 @@ class WhisperPrompts:
     token alone, and the only output that counts is a language's token).
     """
 
-    def __init__(self, start: int, said: Mapping[str, Any], max_positions: int) -> None:
+    def __init__(self, start: int, said: Options, max_positions: int) -> None:
         self.start = start
         self.languages: dict[str, int] = dict(said.get("lang_to_id") or {})
         self.tasks: dict[str, int] = dict(said.get("task_to_id") or {})
@@ -36,7 +34,7 @@ class WhisperPrompts:
         self._before = suppressed[-2] if before is None and len(suppressed) > 1 else before
         self._most_before = max_positions // 2 - 1
 
-    def of(self, options: Mapping[str, Any]) -> PromptDefaults:
+    def of(self, options: Options) -> PromptDefaults:
         """The decoder prompt. InvalidRequest(param: the option) for what this checkpoint cannot do."""
         ids = [self.start]
         if options.get("detect_language"):
@@ -73,7 +71,7 @@ class WhisperPrompts:
         """The code of the language that a token names; None for any other token."""
         return next((name.strip("<|>") for name, token in self.languages.items() if token == token_id), None)
 
-    def rules(self, defaults: GenerationDefaults, options: Mapping[str, Any]) -> tuple[LogitsRule, ...]:
+    def rules(self, defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
         """The checkpoint's rules and those of the task."""
         if options.get("detect_language"):
             return (Only(tuple(self.languages.values())),)
@@ -83,7 +81,7 @@ class WhisperPrompts:
         eos = defaults.eos_token_ids[0] if defaults.eos_token_ids else 0
         return (*rules, Timestamps(self._first_time(), eos, self._last_initial))
 
-    def _previous(self, options: Mapping[str, Any]) -> tuple[int, ...]:
+    def _previous(self, options: Options) -> tuple[int, ...]:
         given = tuple(options.get("prompt_ids") or ())
         if not given:
             return ()

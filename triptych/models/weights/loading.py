@@ -11,7 +11,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from triptych.errors import ConfigError
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
 

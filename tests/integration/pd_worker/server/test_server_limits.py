@@ -21,8 +21,9 @@ from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 from triptych.pd_worker.events.streams import Outbox
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
-from triptych.rpc.auth import WorkerDoor, WorkerSession
 from triptych.rpc.channels import make_channel, make_server
+from triptych.rpc.client_auth import WorkerSession
+from triptych.rpc.server_auth import WorkerAuth
 from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
@@ -235,10 +236,10 @@ async def test_a_stream_that_breaks_leaves_the_requests_to_the_next_one():
 
 
 async def test_a_worker_that_demands_the_token_refuses_others():
-    door = WorkerDoor("the-token-of-the-worker")
+    door = WorkerAuth("the-token-of-the-worker")
     server = make_server(door)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    info = door.enrol(WorkerInfo(address, "pd", "i", "key", "m"))
+    info = door.add_worker(WorkerInfo(address, "pd", "i", "key", "m"))
     engine, intake = Engine(), Intake()
     intake.gate.set()
     with ThreadPoolExecutor(1) as pool:

@@ -23,7 +23,7 @@ from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.ports import JobReady
-from triptych.rpc.auth import WorkerSession
+from triptych.rpc.client_auth import WorkerSession
 from triptych.types import ItemPlan
 
 JOBS = 50

@@ -33,7 +33,7 @@ def read(*events: bytes, first_token: str = "chunk") -> StreamedReply:
     """Event number i comes at second i."""
     reply = StreamedReply(first_token)
     for now, data in enumerate(events):
-        reply.take(data, float(now))
+        reply.feed(data, float(now))
     return reply
 
 
@@ -54,7 +54,7 @@ def test_a_reply_cut_anywhere_is_the_same(size):
     whole = ROLE + token("ä\n") + token("b") + LAST + USAGE + DONE
     reply = StreamedReply()
     for at in range(0, len(whole), size):
-        reply.take(whole[at : at + size], 1.0)
+        reply.feed(whole[at : at + size], 1.0)
     assert (reply.chunks, reply.usage, reply.ended, reply.error) == (2, (9, 3), True, "")
 
 

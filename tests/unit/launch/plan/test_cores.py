@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.config import ServeConfig
+from triptych.config.flags import config_from
 from triptych.errors import ConfigError
 from triptych.launch.plan.cores import assign_cores, check_sharing, proxy_cores, share_cores
 
@@ -27,10 +29,10 @@ def test_the_proxy_leaves_the_last_cores_to_the_pd_workers_and_keeps_one():
 
 def test_workers_that_share_no_cores_cannot_be_paced():
     with pytest.raises(ConfigError, match="--cpus-per-worker"):
-        check_sharing("pace", cpus_per_worker=1, topology="epd")
+        check_sharing(ServeConfig(cpu_sharing="pace", cpus_per_worker=1))
     with pytest.raises(ConfigError, match="--topology epd"):
-        check_sharing("pace", cpus_per_worker=0, topology="colocated")
-    check_sharing("free", cpus_per_worker=1, topology="colocated")
+        check_sharing(ServeConfig(cpu_sharing="pace", topology="colocated"))
+    check_sharing(ServeConfig(cpu_sharing="free", cpus_per_worker=1, topology="colocated"))
 
 
 @pytest.mark.parametrize(
@@ -50,10 +52,8 @@ def test_workers_that_share_no_cores_cannot_be_paced():
     ],
 )
 def test_what_the_flags_leave_open_is_chosen_for_the_cores_of_the_machine(flags, cores, chosen):
-    given = {"topology": "epd", "device": "cpu", "cpus_per_worker": 0, "cpu_sharing": "auto"}
-    given |= {"encoders": 0, "encoder_threads": 0, "threads": 0} | flags
-    found = share_cores(given, cores)
-    assert (found["cpu_sharing"], found["encoders"], found["encoder_threads"]) == chosen
+    found = share_cores(config_from(ServeConfig, flags), cores)
+    assert (found.cpu_sharing, found.encoders, found.encoder_threads) == chosen
 
 
 def test_cores_of_one_worker_are_of_one_node_as_long_as_there_are_such():

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.options import serve_config
 from triptych.cli.app import app
-from triptych.cli.commands.serve import plan_cluster
-from triptych.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB
+from triptych.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
 from triptych.errors import ConfigError
-from triptych.launch.model_path import DEMO_MODEL
 from triptych.launch.plan import placement
+from triptych.launch.plan.cluster import plan_cluster
 from triptych.launch.plan.cores import share_cores
 from triptych.launch.plan.devices import Device
 from triptych.launch.plan.placement import check_memory, gpu_needs, place_on_gpus
 
 
-def _values(*words: str) -> dict[str, Any]:
-    return share_cores(app.commands["serve"].make_context("serve", list(words)).params, 2)
+def _config(*words: str, store_memory: int = 0) -> ServeConfig:
+    return replace(share_cores(serve_config(*words), 2), store_memory=store_memory)
 
 
 @pytest.fixture(autouse=True)
@@ -28,47 +28,47 @@ def machine_of_64_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pd_workers_of_a_machine_share_half_of_what_is_left():
-    one = check_memory(DEMO_MODEL, _values(), GIB)
-    two = check_memory(DEMO_MODEL, _values("--pd-workers", "2"), GIB)
+    one = check_memory(_config(store_memory=GIB))
+    two = check_memory(_config("--pd-workers", "2", store_memory=GIB))
     assert set(one) == {"pd-0"} and set(two) == {"pd-0", "pd-1"}
-    assert 0.9 * 64 * GIB * CPU_SHARE < one["pd-0"]["device_memory"] < 64 * GIB * CPU_SHARE + GIB
-    assert sum(flags["device_memory"] for flags in two.values()) < 64 * GIB * (CPU_SHARE + 0.05)
+    assert 0.9 * 64 * GIB * CPU_SHARE < one["pd-0"].nbytes < 64 * GIB * CPU_SHARE + GIB
+    assert sum(share.nbytes for share in two.values()) < 64 * GIB * (CPU_SHARE + 0.05)
 
 
 def test_the_share_is_of_what_a_container_may_use(monkeypatch: pytest.MonkeyPatch):
-    large = check_memory(DEMO_MODEL, _values(), 0)["pd-0"]["device_memory"]
+    large = check_memory(_config())["pd-0"].nbytes
     monkeypatch.setattr(placement, "available_memory", lambda: 4 * GIB)
-    small = check_memory(DEMO_MODEL, _values(), 0)["pd-0"]["device_memory"]
+    small = check_memory(_config())["pd-0"].nbytes
     assert small < 4 * GIB < large
     monkeypatch.setattr(placement, "available_memory", lambda: GIB // 4)
     with pytest.raises(ConfigError, match="256.0 MiB are available"):
-        check_memory(DEMO_MODEL, _values(), 0)
+        check_memory(_config())
 
 
 @pytest.mark.parametrize(
     "words", [("--kv-memory", "1GiB"), ("--device-memory", "1GiB"), ("--device", "cuda")]
 )
 def test_what_the_user_says_is_left_alone(words: tuple[str, ...]):
-    assert check_memory(DEMO_MODEL, _values(*words), 0) == {}
+    assert check_memory(_config(*words)) == {}
 
 
 def test_swapped_blocks_count_where_requests_are_swapped(monkeypatch: pytest.MonkeyPatch):
     words = ("--swap-memory", "70GiB")
-    assert check_memory(DEMO_MODEL, _values(*words), 0)
+    assert check_memory(_config(*words))
     with pytest.raises(ConfigError, match=r"needs 7\d\.\d GiB(.|\n)*--swap-memory"):
-        check_memory(DEMO_MODEL, _values(*words, "--preemption", "swap"), 0)
+        check_memory(_config(*words, "--preemption", "swap"))
 
 
 def test_replicas_get_a_share_each():
-    found = check_memory(DEMO_MODEL, _values("--topology", "colocated", "--replicas", "3"), 0)
+    found = check_memory(_config("--topology", "colocated", "--replicas", "3"))
     assert set(found) == {"colocated-0", "colocated-1", "colocated-2"}
 
 
 def test_serve_on_gpus_gives_each_worker_its_device_and_its_share(tmp_path: Path):
-    values = _values("--device", "cuda", "--pd-workers", "4", "--encoders", "2")
+    config = _config("--device", "cuda", "--pd-workers", "4", "--encoders", "2")
     gpus = [Device(f"cuda:{index}", 80 * GIB) for index in range(3)]
-    memory = place_on_gpus(DEMO_MODEL, values, lambda flag: gpus)
-    plan = plan_cluster(DEMO_MODEL, "demo", values, tmp_path, 0, memory)
+    memory = place_on_gpus(config, lambda flag: gpus)
+    plan = plan_cluster(config, tmp_path, memory)
     flags = {
         name: app.commands[command[3]].make_context(name, list(command[4:])).params
         for name, command in plan.workers
@@ -88,16 +88,16 @@ def test_serve_on_gpus_gives_each_worker_its_device_and_its_share(tmp_path: Path
 
 
 def test_a_gpu_that_cannot_hold_them_is_refused_before_anything_starts():
-    values = _values("--device", "cuda", "--pd-workers", "4", "--encoders", "2", "--kv-memory", "20GiB")
+    config = _config("--device", "cuda", "--pd-workers", "4", "--encoders", "2", "--kv-memory", "20GiB")
     with pytest.raises(ConfigError, match="start fewer workers, or give more GPUs or a smaller --kv-memory"):
-        place_on_gpus(DEMO_MODEL, values, lambda flag: [Device("cuda:0", 80 * GIB)])
+        place_on_gpus(config, lambda flag: [Device("cuda:0", 80 * GIB)])
 
 
 def test_on_a_cpu_no_gpu_is_asked():
-    assert place_on_gpus(DEMO_MODEL, _values(), lambda flag: pytest.fail("asked")) == {}
+    assert place_on_gpus(_config(), lambda flag: pytest.fail("asked")) == {}
 
 
 def test_weights_context_and_caches_count_in_what_a_worker_needs():
-    pd, encoder = gpu_needs(8 * GIB, _values("--kv-memory", "2GiB", "--device", "cuda"))
+    pd, encoder = gpu_needs(8 * GIB, _config("--kv-memory", "2GiB", "--device", "cuda"))
     assert pd.least - encoder.least == 2 * GIB + 256 * (1 << 20) and pd.grows and not encoder.grows
     assert encoder.least > 8 * GIB + CUDA_CONTEXT_BYTES

@@ -16,7 +16,7 @@ from support.encdec.checkpoints import FAMILIES
 from support.encdec.reference import NAME
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import family_of, load_decoder, load_encoder
 from triptych.types import ItemPlan

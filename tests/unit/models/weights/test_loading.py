@@ -13,7 +13,7 @@ from torch import nn
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.checkpoint import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.registry import family_of, load_decoder, load_encoder
 from triptych.models.weights.loading import KeyMap
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from support.engine.reference_attention import written_out
-from triptych.config import PDConfig, flags_of
+from triptych.config import PDConfig
+from triptych.config.flags import flags_of
 from triptych.models.base import BiasTable
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
@@ -200,8 +201,8 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_the_flag_offers_every_backend() -> None:
-    metadata = {name: extra for name, _, extra in flags_of(PDConfig)}
-    assert metadata["attention_backend"]["choices"] == BACKENDS
+    flags = {flag.name: flag for flag in flags_of(PDConfig)}
+    assert flags["attention_backend"].choices == BACKENDS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,7 +15,7 @@ from support.encdec.batches import inputs_of
 from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import engine_cell
 from triptych.errors import ConfigError
-from triptych.models.support import wanted_by_flex
+from triptych.models.checkpoint.support import wanted_by_flex
 from triptych.pd_worker.attention import flex_kernel as flex_kernel
 from triptych.pd_worker.attention import flex_start as flex_start
 from triptych.pd_worker.attention.flex_start import prepare, slow_while_compiling, warm_up

@@ -1,0 +1,94 @@
+"""The commands: what cannot work ends in one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from support.options import assert_refused, triptych
+from triptych import __version__
+from triptych.cli.app import app
+from triptych.config import ClusterConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
+from triptych.config.flags import flags_of
+from triptych.launch.model_path import DEMO_MODEL
+
+
+def test_version_is_told():
+    assert triptych("--version").stdout == f"triptych {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "proxy", "encoder", "pd", "check"])
+def test_every_flag_of_a_service_is_in_its_help_with_its_variable(command):
+    configs = {"proxy": ProxyConfig, "encoder": EncoderConfig, "pd": PDConfig, "serve": ServeConfig}
+    config = configs.get(command, ClusterConfig)
+    text = CliRunner().invoke(app, [command, "--help"]).output
+    for flag in flags_of(config):
+        assert flag.option in text or flag.negation in text
+        assert f"TRIPTYCH_{flag.name.upper()}" in text.replace("\n", " ").replace(" " * 34, "")
+
+
+def test_a_missing_model_folder_is_told():
+    assert_refused(
+        triptych("serve", "/no/such/folder"), "MODEL=/no/such/folder does not exist", "MODEL=/folder"
+    )
+
+
+def test_a_folder_without_a_config_is_told(tmp_path):
+    assert_refused(triptych("serve", str(tmp_path)), "config.json", "safetensors")
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_told(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert_refused(triptych("serve", "nobody/nothing"), "nobody/nothing", "MODEL=/folder")
+
+
+def test_a_taken_port_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert_refused(
+            triptych("serve", str(DEMO_MODEL), "--port", str(port)), f"--port {port}", "picks another"
+        )
+
+
+def test_a_service_alone_needs_a_store():
+    assert_refused(triptych("proxy"), "--store")
+    assert_refused(triptych("encoder"), "--store")
+
+
+def test_a_worker_open_to_the_network_needs_a_token_and_an_address():
+    store = ("--store", "redis://127.0.0.1:1/0")
+    assert_refused(triptych("pd", *store, "--host", "0.0.0.0"), "--internal-token")
+    assert_refused(triptych("pd", *store, "--host", "0.0.0.0", "--internal-token", "x" * 16), "--advertise")
+    assert_refused(triptych("pd", *store, "--advertise", "0.0.0.0:5"), "--advertise")
+
+
+def test_memory_that_does_not_fit_is_told_with_the_sum():
+    result = triptych("serve", str(DEMO_MODEL), "--kv-memory", "900TiB", "--port", "0", "--grpc-port", "0")
+    assert_refused(result, "needs", "are available", "--kv-memory", "together")
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel", "--pipeline-parallel"])
+def test_weights_shared_by_workers_are_refused_by_one_error(command: str, flag: str):
+    assert_refused(triptych(command, str(DEMO_MODEL), flag, "2"), "cannot be served", f"give {flag} 1")
+
+
+def test_nobody_at_the_url_is_told():
+    result = triptych("ask", "What?", "--url", "http://127.0.0.1:9")
+    assert result.returncode == 1
+    assert "triptych serve" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_front_door_open_to_the_network_needs_keys_or_a_word_that_it_does_not(tmp_path):
+    store = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
+    assert_refused(triptych("proxy", *store), "--api-key-file", "--no-auth", "127.0.0.1")
+    assert_refused(triptych("serve", str(DEMO_MODEL), "--host", "0.0.0.0"), "--api-key-file", "--no-auth")
+    missing = tmp_path / "keys"
+    assert_refused(
+        triptych("proxy", *store, "--api-key-file", str(missing)), "--api-key-file", "cannot be read"
+    )

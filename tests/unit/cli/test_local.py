@@ -1,0 +1,37 @@
+"""`triptych key` and `triptych tones`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import soundfile
+
+from support.options import assert_refused, triptych
+from triptych.cli.commands.local import write_tones
+from triptych.errors import ConfigError
+
+
+def test_tones_are_written_to_a_file(tmp_path):
+    made = triptych("tones", "5551234", "-o", str(tmp_path / "tones.wav"))
+    assert (made.returncode, made.stderr) == (0, "")
+    assert soundfile.info(tmp_path / "tones.wav").duration == pytest.approx(2.45, abs=0.01)
+
+
+@pytest.mark.parametrize("digits", ["", "12a", "123456789", "١٢٣"])
+def test_tones_of_what_is_not_dialled_are_refused(tmp_path, digits):
+    with pytest.raises(ConfigError, match="DIGITS=.* 1 to 8 digits"):
+        write_tones(digits, tmp_path / "x.wav")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tones_for_a_folder_that_is_not_there_are_told(tmp_path):
+    with pytest.raises(ConfigError, match="--output .*name a file that can be written"):
+        write_tones("12", tmp_path / "no" / "x.wav")
+
+
+def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
+    made = triptych("key", "alice")
+    assert re.fullmatch(r"alice sha256:[0-9a-f]{64}\n", made.stdout)
+    assert re.search(r"tk-[A-Za-z0-9_-]{43}\n", made.stderr)
+    assert_refused(triptych("key", "al ice"), "no name")

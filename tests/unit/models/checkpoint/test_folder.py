@@ -1,0 +1,82 @@
+"""Folders that hold no checkpoint: one sentence with the remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.data.checkpoints import build_checkpoint
+from triptych.errors import ConfigError
+from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.registry import family_of
+
+
+def test_a_folder_that_does_not_exist_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist: give MODEL=/folder with config\.json and"):
+        family_of(tmp_path / "nowhere")
+
+
+def test_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"x")
+    with pytest.raises(ConfigError, match="is a file"):
+        Checkpoint(file)
+
+
+def test_a_folder_without_config_json_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json: give MODEL=/folder"):
+        Checkpoint(tmp_path)
+
+
+def test_config_json_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("<html>")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Checkpoint(tmp_path)
+
+
+def test_pickled_weights_are_never_loaded(tmp_path: Path) -> None:
+    path = build_checkpoint("llava", tmp_path / "model")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"only pytorch_model\.bin, and pickles are never loaded"):
+        Checkpoint(path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("llava", tmp_path / "model")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no weights: give MODEL=/folder"):
+        Checkpoint(path)
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = build_checkpoint("llava", tmp_path / "model", variant="sharded")
+    (path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"lacks model-00002-of-00003\.safetensors"):
+        Checkpoint(path)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    path = build_checkpoint("llava", tmp_path / "model")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
+        Checkpoint(path)
+
+
+def test_an_unknown_architecture_is_answered_with_the_families(tmp_path: Path) -> None:
+    path = build_checkpoint("llava", tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["GPT9ForCausalLM"]}))
+    with pytest.raises(ConfigError, match=r"GPT9ForCausalLM.*Qwen3-VL.*Qwen2\.5-VL.*LLaVA-1\.5"):
+        family_of(path)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+def test_a_config_without_architectures_is_known_by_its_model_type(family: str, tmp_path: Path) -> None:
+    path = build_checkpoint(family, tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    del config["architectures"]
+    (path / "config.json").write_text(json.dumps(config))
+    assert family_of(path).name == family

@@ -1,0 +1,97 @@
+"""Qwen's positions of multimodal prompts and its patch embedding, against transformers' own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+from support.data.checkpoints import build_checkpoint
+from triptych.models.families.qwen import PatchLinear, mrope_positions
+from triptych.types import ItemPlan, MMFeature, Placement
+
+MERGE = 2
+
+
+def feature(offset: int, rows: int, columns: int) -> MMFeature:
+    count = rows * columns
+    grid = (1, rows * MERGE, columns * MERGE)
+    plan = ItemPlan("0" * 64, "n", "image", count, 8, "float32", count, None, grid)
+    return MMFeature(plan, Placement(offset, count))
+
+
+def layout(rng: random.Random) -> tuple[int, list[MMFeature]]:
+    """A prompt's length and its images: text first, between and after, as every template puts it."""
+    index, features = rng.randrange(0, 20), []
+    for _ in range(rng.randrange(0, 5)):
+        features.append(feature(index, rng.randrange(1, 9), rng.randrange(1, 9)))
+        index = features[-1].placement.end + rng.randrange(1, 20)
+    return max(index, 1), features
+
+
+def reference(model: torch.nn.Module, length: int, features: list[MMFeature]) -> tuple[torch.Tensor, int]:
+    types = torch.zeros(1, length, dtype=torch.int)
+    for each in features:
+        types[0, each.placement.offset : each.placement.end] = 1
+    grids = torch.tensor([each.plan.grid_thw for each in features]) if features else None
+    ids = torch.zeros(1, length, dtype=torch.long)
+    positions, delta = model.get_rope_index(ids, types, image_grid_thw=grids)
+    return positions[:, 0], int(delta)
+
+
+@pytest.mark.parametrize(
+    ("family", "model_class"), [("qwen3_vl", Qwen3VLModel), ("qwen2_5_vl", Qwen2_5_VLModel)]
+)
+def test_positions_equal_transformers_for_any_layout_of_images(
+    family: str, model_class: type[torch.nn.Module]
+) -> None:
+    config = AutoConfig.from_pretrained(build_checkpoint(family))
+    with torch.device("meta"):
+        model = model_class(config)
+    rng = random.Random(7)
+    for _ in range(60):
+        length, features = layout(rng)
+        expected, expected_delta = reference(model, length, features)
+        positions, delta = mrope_positions(length, features, MERGE)
+        assert torch.equal(positions, expected)
+        assert delta == expected_delta
+
+
+def test_a_text_prompt_counts_in_every_row() -> None:
+    positions, delta = mrope_positions(5, [], MERGE)
+    assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert delta == 0
+
+
+def test_text_after_an_image_goes_on_after_its_longer_side() -> None:
+    positions, delta = mrope_positions(10, [feature(2, 2, 3)], MERGE)
+    assert positions[:, 8:].tolist() == [[5, 6]] * 3
+    assert delta == -3
+
+
+def test_features_may_come_in_any_order() -> None:
+    features = [feature(1, 2, 2), feature(6, 1, 3)]
+    forward, _ = mrope_positions(12, features, MERGE)
+    backward, _ = mrope_positions(12, features[::-1], MERGE)
+    assert torch.equal(forward, backward)
+
+
+def test_a_patch_embedding_is_the_convolution_it_stands_for() -> None:
+    generator = torch.Generator().manual_seed(1)
+    convolution = nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4))
+    patches = torch.randn(5, 3, 2, 4, 4, generator=generator)
+    with torch.inference_mode():
+        wanted = convolution(patches)
+        given = PatchLinear(convolution)(patches)
+    assert given.shape == wanted.shape
+    torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_a_convolution_that_looks_beyond_its_patch_is_refused() -> None:
+    with pytest.raises(ValueError, match="beyond one patch"):
+        PatchLinear(nn.Conv3d(3, 8, kernel_size=4, stride=2))

@@ -1,0 +1,52 @@
+"""The commands that need no cluster: `triptych key` and `triptych tones`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from triptych.cli.options import configured
+from triptych.config.flags import CommandOptions, flag
+from triptych.errors import ConfigError
+
+
+@click.command()
+@click.argument("name")
+def key(name: str) -> None:
+    """Makes an API key for NAME: the key, and the line for --api-key-file, which holds only its hash."""
+    from triptych.proxy.auth.keys import new_key
+
+    made, line = new_key(name)
+    click.echo(f"The key, shown only now:  {made}", err=True)
+    click.echo("The line for --api-key-file follows.", err=True)
+    click.echo(line)
+
+
+@dataclass(frozen=True, slots=True)
+class TonesOptions(CommandOptions):
+    """The arguments and options of `triptych tones`."""
+
+    digits: str = ""
+    output: Path = flag(Path(), "WAV file to write", short="-o", required=True)
+
+
+@click.command()
+@click.argument("digits")
+@configured(TonesOptions)
+def tones(options: TonesOptions) -> None:
+    """Writes the dial tones of DIGITS as a WAV file: what `triptych serve --demo audio` understands."""
+    write_tones(options.digits, options.output)
+
+
+def write_tones(digits: str, output: Path) -> None:
+    """Writes a WAV file; ConfigError for anything but 1 to 8 digits, or a file that cannot be written."""
+    from triptych.demo.tones import DIGITS, LONGEST, tones_file
+
+    if not 0 < len(digits) <= LONGEST or set(digits) - set(DIGITS):
+        raise ConfigError(f"DIGITS={digits!r}: give 1 to {LONGEST} digits, like 5551234")
+    try:
+        output.write_bytes(tones_file(digits))
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror}: name a file that can be written") from error

@@ -1,0 +1,219 @@
+"""The client for asyncio, with the methods of the blocking one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self, Unpack
+
+import httpx2
+
+from triptych.client.answers import (
+    Answer,
+    Chunk,
+    Completion,
+    Transcript,
+    answer_of,
+    chunk_of,
+    completion_of,
+    transcript_of,
+)
+from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
+from triptych.client.options import (
+    ChatOptions,
+    CompletionOptions,
+    File,
+    JsonObject,
+    Messages,
+    Prompt,
+    SpeechOptions,
+    TranscriptOptions,
+)
+from triptych.client.wire import (
+    CHAT,
+    COMPLETIONS,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    EventLines,
+    audio_form,
+    chat_body,
+    completion_body,
+    detokenize_body,
+    pause,
+    tokenize_body,
+)
+from triptych.errors import RequestError
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same methods, awaited; `stream` is iterated with `async for`."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, api_key: str = "", timeout: float = 300.0, retries: int = 2
+    ) -> None:
+        self._endpoint = Endpoint(url, api_key, timeout)
+        self._retries = retries
+        self._http = httpx2.AsyncClient(**self._endpoint.options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def ask(
+        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatOptions]
+    ) -> str:
+        """The answer's text to a question about files: paths, bytes or URLs."""
+        return (await self.chat(question, files=files, model=model, **options)).text
+
+    async def chat(
+        self,
+        messages: Messages,
+        *,
+        files: Iterable[File] = (),
+        model: str = "",
+        **options: Unpack[ChatOptions],
+    ) -> Answer:
+        """The whole answer. Files are read in a thread."""
+        body = await asyncio.to_thread(chat_body, messages, files, model, options)
+        return answer_of(await self._call("POST", CHAT, body))
+
+    async def stream(
+        self,
+        messages: Messages,
+        *,
+        files: Iterable[File] = (),
+        model: str = "",
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer in pieces as they come. Closing the generator cancels the request."""
+        body = await asyncio.to_thread(chat_body, messages, files, model, options, stream=True)
+        events = EventLines()
+        async with self._open_stream(body) as reply:
+            try:
+                async for line in reply.aiter_lines():
+                    if (event := events.parse(line)) is not None:
+                        yield chunk_of(event)
+            except httpx2.TransportError as error:
+                raise self._endpoint.error_of(error) from error
+        events.check_end()
+
+    async def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        encoder_prompt: Prompt | None = None,
+        decoder_prompt: Prompt | None = None,
+        audio: File | None = None,
+        image: File | None = None,
+        model: str = "",
+        **options: Unpack[CompletionOptions],
+    ) -> Completion:
+        """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
+
+        Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
+        or bytes) or `image` (also a URL) `prompt` is the decoder's.
+        """
+        body = await asyncio.to_thread(
+            completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
+        )
+        return completion_of(await self._call("POST", COMPLETIONS, body))
+
+    async def transcribe(
+        self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]
+    ) -> Transcript:
+        """An audio file (a path or bytes) transcribed."""
+        form = await asyncio.to_thread(audio_form, file, model, options)
+        return transcript_of(await self._call("POST", TRANSCRIPTIONS, form))
+
+    async def translate(
+        self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]
+    ) -> Transcript:
+        """An audio file transcribed into English."""
+        form = await asyncio.to_thread(audio_form, file, model, options)
+        return transcript_of(await self._call("POST", TRANSLATIONS, form))
+
+    async def transcribe_to(
+        self,
+        file: File,
+        form: str,
+        *,
+        translate: bool = False,
+        model: str = "",
+        **options: Unpack[SpeechOptions],
+    ) -> str:
+        """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
+        body = await asyncio.to_thread(audio_form, file, model, options, form)
+        return (await self._reply("POST", TRANSLATIONS if translate else TRANSCRIPTIONS, body)).text
+
+    async def models(self) -> list[str]:
+        """Names that `model` takes."""
+        return [model["id"] for model in field_of(await self._call("GET", "/v1/models"), "data")]
+
+    async def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
+        """The token ids of a text, or of messages as the chat template renders them."""
+        return list(field_of(await self._call("POST", "/tokenize", tokenize_body(prompt, model)), "tokens"))
+
+    async def detokenize(self, tokens: Sequence[int], *, model: str = "") -> str:
+        """The text of token ids."""
+        return str(
+            field_of(await self._call("POST", "/detokenize", detokenize_body(tokens, model)), "prompt")
+        )
+
+    async def _call(self, method: str, path: str, body: Body = None) -> JsonObject:
+        return json_object(await self._reply(method, path, body))
+
+    async def _reply(self, method: str, path: str, body: Body) -> httpx2.Response:
+        """The first successful reply; a full or unreachable cluster is tried again."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return checked(await self._send(method, path, body))
+            except RequestError as error:
+                await self._wait(error, attempt)
+
+    async def _send(self, method: str, path: str, body: Body) -> httpx2.Response:
+        try:
+            return await self._http.request(method, path, **content_of(body))
+        except httpx2.TransportError as error:
+            raise self._endpoint.error_of(error) from error
+
+    @asynccontextmanager
+    async def _open_stream(self, body: JsonObject) -> AsyncIterator[httpx2.Response]:
+        """The open reply to a chat request; tried again as `_reply` does."""
+        attempt = 0
+        while True:
+            attempt += 1
+            request = self._http.build_request("POST", CHAT, json=body)
+            try:
+                reply = await self._send_stream(request)
+                break
+            except RequestError as error:
+                await self._wait(error, attempt)
+        try:
+            yield reply
+        finally:
+            await reply.aclose()
+
+    async def _send_stream(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            reply = await self._http.send(request, stream=True)
+            if reply.status_code >= 400:
+                await reply.aread()
+        except httpx2.TransportError as error:
+            raise self._endpoint.error_of(error) from error
+        checked(reply)
+        return reply
+
+    async def _wait(self, error: RequestError, attempt: int) -> None:
+        """Sleeps before the next try, or raises the error."""
+        seconds = pause(error, attempt, self._retries)
+        if seconds is None:
+            raise error
+        await asyncio.sleep(seconds)

@@ -1,0 +1,67 @@
+"""The address of a cluster, and how httpx's requests and replies are made and read. No IO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+
+from triptych.client.options import JsonObject
+from triptych.client.wire import AudioForm, error_of
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_SECONDS = 10.0
+
+Body = JsonObject | AudioForm | None
+
+
+class Endpoint:
+    """A cluster's URL with the settings of the connections to it; `timeout` is the longest silence."""
+
+    def __init__(self, url: str, api_key: str, timeout: float) -> None:
+        if not url.lower().startswith(("http://", "https://")):
+            raise InvalidRequest(f"{url!r} is no address of a cluster: write http://host:port", param="url")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        #: The arguments of httpx's client.
+        self.options: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "timeout": httpx2.Timeout(timeout, connect=_CONNECT_SECONDS),
+        }
+
+    def error_of(self, error: httpx2.TransportError) -> RequestError:
+        """The error of a failed connection. A timeout is not tried again: the request may be running."""
+        if isinstance(error, httpx2.ReadTimeout):
+            return DeadlineExceeded(f"{self.url} has been silent for too long: set a longer timeout")
+        return Unavailable(f"no server answers at {self.url} ({error or type(error).__name__})")
+
+
+def content_of(body: Body) -> dict[str, Any]:
+    """The body as arguments of httpx's `request`."""
+    return {"data": body.fields, "files": body.files} if isinstance(body, AudioForm) else {"json": body}
+
+
+def checked(reply: httpx2.Response) -> httpx2.Response:
+    """The reply, whose body has been read; raises the error that a status of 400 or above stands for."""
+    if reply.status_code >= 400:
+        raise error_of(reply.status_code, reply.content, reply.headers.get("retry-after"))
+    return reply
+
+
+def json_object(reply: httpx2.Response) -> JsonObject:
+    """The reply's JSON object; InternalError when it is none."""
+    try:
+        value = reply.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InternalError("the server's reply is no JSON object")
+    return value
+
+
+def field_of(reply: JsonObject, name: str) -> Any:
+    """One field of a reply; InternalError when it is missing."""
+    if name not in reply:
+        raise InternalError(f"the server's reply has no {name}")
+    return reply[name]

@@ -1,0 +1,86 @@
+"""The request fields that the clients pass on, by their OpenAI names (and vLLM's, where OpenAI has none)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+#: A JSON object, as `json` parses it: requests and replies are open to fields that have no name here.
+JsonObject = Mapping[str, Any]
+#: A path, the bytes of a file, or, for pictures, an http(s) or data: URL.
+File = str | os.PathLike[str] | bytes
+#: A question, or OpenAI's list of messages.
+Messages = str | Sequence[JsonObject]
+#: A text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | JsonObject
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are chosen: the fields that chat and completions share."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[str, float]
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    response_format: JsonObject
+    structured_outputs: JsonObject
+    guided_json: str | JsonObject
+    guided_regex: str
+    guided_choice: Sequence[str]
+    n: int
+    return_token_ids: bool
+    mm_processor_kwargs: JsonObject
+    cache_salt: str
+    triptych_timings: bool
+    user: str
+
+
+class ChatOptions(SamplingOptions, total=False):
+    """The further fields of /v1/chat/completions."""
+
+    max_completion_tokens: int
+    logprobs: bool
+    top_logprobs: int
+    tools: Sequence[JsonObject]
+    tool_choice: str | JsonObject
+    parallel_tool_calls: bool
+    chat_template_kwargs: JsonObject
+    add_generation_prompt: bool
+    continue_final_message: bool
+    stream_options: JsonObject
+
+
+class CompletionOptions(SamplingOptions, total=False):
+    """The further fields of /v1/completions."""
+
+    logprobs: int
+    best_of: int
+    echo: bool
+    suffix: str
+    add_special_tokens: bool
+
+
+class SpeechOptions(TypedDict, total=False):
+    """The fields of the audio endpoints that say what is heard."""
+
+    language: str
+    prompt: str
+    temperature: float
+
+
+class TranscriptOptions(SpeechOptions, total=False):
+    """The further fields that choose the reply: a form that is JSON, and its timestamps."""
+
+    response_format: Literal["json", "verbose_json"]
+    timestamp_granularities: Sequence[str]

@@ -1,0 +1,50 @@
+"""The configuration of every service: a frozen dataclass whose fields are command-line options."""
+
+from triptych.config.access import (
+    check_advertise,
+    check_bind,
+    check_front_door,
+    is_loopback,
+    read_internal_token,
+)
+from triptych.config.cluster import ClusterConfig, ServeConfig, WorkerCounts
+from triptych.config.memory import (
+    CPU_SHARE,
+    CUDA_CONTEXT_BYTES,
+    CUDA_SHARE,
+    EMBEDDING_MEMORY,
+    GIB,
+    MIB,
+    VIEW_SHARE,
+    format_size,
+    parse_size,
+)
+from triptych.config.proxy import ProxyConfig
+from triptych.config.service import ServiceConfig
+from triptych.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
+
+__all__ = [
+    "CPU_SHARE",
+    "CUDA_CONTEXT_BYTES",
+    "CUDA_SHARE",
+    "ClusterConfig",
+    "WorkerCounts",
+    "ColocatedConfig",
+    "EMBEDDING_MEMORY",
+    "EncoderConfig",
+    "GIB",
+    "MIB",
+    "PDConfig",
+    "ProxyConfig",
+    "ServeConfig",
+    "ServiceConfig",
+    "VIEW_SHARE",
+    "WorkerConfig",
+    "check_advertise",
+    "check_bind",
+    "check_front_door",
+    "format_size",
+    "is_loopback",
+    "parse_size",
+    "read_internal_token",
+]

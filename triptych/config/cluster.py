@@ -1,0 +1,123 @@
+"""The flags of a cluster on one machine: its workers, its proxy, and how they share the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.config.flags import Config, flag, part
+from triptych.config.memory import MIB
+from triptych.config.proxy import ProxyConfig
+from triptych.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
+
+#: Flags of workers that the cluster gives them.
+_GIVEN = (
+    *("store", "store_password_file", "internal_token", "internal_token_file", "log_level"),
+    *("metrics_port", "host", "port", "advertise", "cpus", *SHARING_FLAGS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """How many workers of each kind a cluster has: encoders and PD workers, or replicas that are both."""
+
+    encoders: int = 0
+    pd_workers: int = 0
+    replicas: int = 0
+
+    @property
+    def workers(self) -> int:
+        """Processes that hold a model."""
+        return self.encoders + self.pd_workers + self.replicas
+
+    @property
+    def encoding(self) -> int:
+        """Processes with a tower; as many registrations of the encoder pool."""
+        return self.encoders + self.replicas
+
+    @property
+    def decoding(self) -> int:
+        """Processes with a decoder; as many registrations of the PD pool."""
+        return self.pd_workers + self.replicas
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each worker, by its name: pd-0, pd-1, encoder-0, or colocated-0."""
+        counts = {"pd": self.pd_workers, "encoder": self.encoders, "colocated": self.replicas}
+        return {f"{kind}-{index}": kind for kind, count in counts.items() for index in range(count)}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig(Config):
+    """The flags of a cluster's workers. What both kinds have is equal in both."""
+
+    model: str = ""
+    encoder: EncoderConfig = part(EncoderConfig, without=_GIVEN)
+    pd: PDConfig = part(PDConfig, without=_GIVEN)
+    encoders: int = flag(1, "encoder workers", least=1, most=64)
+    pd_workers: int = flag(1, "PD workers", least=1, most=64)
+    topology: str = flag(
+        "epd",
+        "epd: encoders and PD workers; colocated: replicas that are both in one process",
+        choices=("epd", "colocated"),
+    )
+    replicas: int = flag(1, "replicas of --topology colocated", least=1, most=64)
+    store_memory: int = flag(512 * MIB, "memory of the store that --store auto starts", size=True)
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """How many processes of which kind the cluster has."""
+        if self.topology == "colocated":
+            return WorkerCounts(replicas=self.replicas)
+        return WorkerCounts(encoders=self.encoders, pd_workers=self.pd_workers)
+
+    @property
+    def swap_memory(self) -> int:
+        """Host memory for swapped blocks in each PD worker; 0 where requests are computed again."""
+        return self.pd.swap_memory if self.pd.preemption == "swap" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig(ClusterConfig):
+    """The flags of a whole cluster on one machine."""
+
+    proxy: ProxyConfig = part(ProxyConfig, without=("store", "store_memory", "cpus"))
+    demo: str = flag(
+        "",
+        "bundled model to serve: images answers questions about drawn shapes, audio writes dialled digits",
+        choices=("images", "audio"),
+        shown="images, where no MODEL is given",
+    )
+    encoders: int = flag(
+        0, "encoder workers", least=0, most=64, shown="1; with --cpu-sharing pace one per core, up to 4"
+    )
+    cpus_per_worker: int = flag(0, "cores of its own for each worker; 0: all share all", least=0, most=1024)
+    cpu_sharing: str = flag(
+        "auto",
+        "free: every step begins at once; pace: PD workers make fewer steps, with more sequences in each, "
+        "while towers lack cores; auto: pace where encoders and PD workers share a CPU, else free",
+        choices=("auto", "free", "pace"),
+    )
+    step_interval: float = flag(
+        0.02,
+        "seconds between the beginnings of two steps while towers lack cores, with --cpu-sharing pace",
+        least=0,
+        most=1,
+    )
+    encoder_threads: int = flag(
+        0,
+        "torch threads of an encoder",
+        least=0,
+        most=1024,
+        shown="--threads; with --cpu-sharing pace all cores over all encoders",
+    )
+    store: str = flag(
+        "auto",
+        "auto starts one; else redis://host:port/0 or unix:///path/to/socket; one with a password rather by "
+        "the variable than by the flag",
+        secret=True,
+    )
+    run_dir: str = flag(
+        "",
+        "folder for the store's socket and cluster.json (names and process ids); made for you alone",
+        shown="a new temporary folder",
+    )

@@ -1,0 +1,32 @@
+"""The flags of every service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.config.flags import Config, flag
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig(Config):
+    """The flags that every service has."""
+
+    store: str = flag(
+        "",
+        "store address: unix:///path/to/socket or redis://host:port/0; one with a password rather by the "
+        "variable than by the flag",
+        secret=True,
+    )
+    store_password_file: str = flag("", "file that holds the store's password, in place of one in --store")
+    internal_token: str = flag(
+        "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
+    )
+    internal_token_file: str = flag("", "file that holds the internal token, in place of the flag")
+    stall_timeout: float = flag(
+        60.0,
+        "seconds that an engine may stand still in one layer of a step; then its worker's process ends, and "
+        "proxies send its requests elsewhere; 0: for ever",
+    )
+    log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
+    metrics_port: int = flag(0, "port of /metrics and /health of this process; 0 picks a free one")
+    cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")

@@ -1,0 +1,149 @@
+"""The flags of workers: those that both kinds have, and of each kind its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.config.flags import Config, flag, part
+from triptych.config.memory import EMBEDDING_MEMORY, MIB
+from triptych.config.service import ServiceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig(ServiceConfig):
+    """The flags that both kinds of worker have. `model` is a checkpoint folder."""
+
+    model: str = ""
+    served_model_name: str = flag("", "model name that clients use; the folder's name by default")
+    model_revision: str = flag("", "names the weights in cache keys; their digest by default")
+    host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
+    port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
+    advertise: str = flag("", "address that others reach this worker at, host:port; the bound one by default")
+    device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
+    device_memory: int = flag(
+        0,
+        "all memory that a worker may use of its device; auto: of what is free at the start 0.9 of a GPU's, "
+        "half of the machine's or cgroup's",
+        size=True,
+        auto=True,
+    )
+    dtype: str = flag(
+        "auto",
+        "dtype of weights and embeddings; auto: the checkpoint's on CUDA, float32 for 16-bit float "
+        "checkpoints on CPU unless bfloat16 is asked for",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    tensor_parallel: int = flag(1, "workers that share one model's weights; only 1 is served")
+    pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
+    speculative_model: str = flag("", "a model that guesses ahead; not served")
+    kv_cache_dtype: str = flag(
+        "auto", "dtype of keys and values; auto: that of --dtype; fp8 is not served", choices=("auto", "fp8")
+    )
+    quantization: str = flag(
+        "none",
+        "linear layers in 8 bits, made when weights are loaded: int8 on both sides, int8-decoder on PD "
+        "workers only; all workers of a model are given the same",
+        choices=("none", "int8", "int8-decoder"),
+    )
+    threads: int = flag(0, "torch threads; 0 chooses")
+    core_page: str = flag("", "file in which the workers of one machine see whose threads compute")
+    core_slot: int = flag(0, "this worker's place in --core-page")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig(WorkerConfig):
+    """The flags of an encoder worker."""
+
+    max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
+    max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
+    encoder_batch_patches: int = flag(
+        0, "patches in one encoder batch, over all its items; 0: 512 on a CPU, else 16384"
+    )
+    plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
+    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
+    prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
+    encoder_media_memory: int = flag(
+        256 * MIB, "host memory for media that wait for preprocessing; a larger item has it alone", size=True
+    )
+    decode_threads: int = flag(2, "threads that decode media")
+    embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
+
+    @property
+    def batch_patches(self) -> int:
+        """--encoder-batch-patches, or what suits the device.
+
+        A CPU is busy with one picture: in a larger batch all of them are done when the last one is.
+        """
+        return self.encoder_batch_patches or (512 if self.device == "cpu" else 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class PDConfig(WorkerConfig):
+    """The flags of a PD worker."""
+
+    max_model_len: int = flag(
+        0, "longest prompt plus output, tokens; 0: the checkpoint's, at most 32768 and what --kv-memory holds"
+    )
+    max_num_seqs: int = flag(64, "requests that run at once")
+    max_num_batched_tokens: int = flag(512, "token budget of one engine step")
+    block_size: int = flag(16, "tokens of one KV block")
+    kv_memory: int = flag(
+        0,
+        "memory for the KV cache, on a CPU a quarter more; auto: what --device-memory leaves, as measured at "
+        "the start, and no more than --max-num-seqs requests can use",
+        size=True,
+        auto=True,
+    )
+    encoder_cache_memory: int = flag(
+        0,
+        "memory for embeddings in a PD worker, and as much again for copies in host memory; auto: an eighth "
+        "of what --device-memory leaves, and no more than --max-num-seqs requests can use; 256MiB where "
+        "nothing is measured, as with --kv-memory on a CPU",
+        size=True,
+        auto=True,
+    )
+    prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    step_interval: float = flag(
+        0.02, "seconds between the beginnings of two steps, at least, while workers on --core-page lack cores"
+    )
+    keep_core: bool = flag(
+        False, "a worker of one thread on --core-page keeps to a core of its own while no other computes"
+    )
+    preemption: str = flag(
+        "recompute",
+        "what becomes of a request whose KV blocks are needed: computed again, or swapped out to host memory",
+        choices=("recompute", "swap"),
+    )
+    swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
+    attention_backend: str = flag(
+        "sdpa",
+        "sdpa, torch's attention kernel; blockwise, blocks of keys one by one, which keeps no mask or bias "
+        "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet",
+        choices=("sdpa", "blockwise", "flex"),
+    )
+
+    @property
+    def embedding_memory(self) -> int:
+        """Bytes for embeddings, as given or as found at the start."""
+        return self.encoder_cache_memory or EMBEDDING_MEMORY
+
+
+#: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
+SHARING_FLAGS = ("core_page", "core_slot", "step_interval", "keep_core")
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedConfig(Config):
+    """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
+
+    encoder: EncoderConfig = part(EncoderConfig, without=SHARING_FLAGS)
+    pd: PDConfig = part(PDConfig, without=SHARING_FLAGS)
+    connector: str = flag(
+        "redis",
+        "where embeddings go from tower to decoder: redis, the store that replicas share; memory, this "
+        "process, where it is the only one",
+        choices=("redis", "memory"),
+    )
+    store_memory: int = flag(
+        512 * MIB, "memory for embeddings in this process by --connector memory", size=True
+    )

@@ -1,0 +1,131 @@
+"""The processes of a cluster on one machine: their command lines, secrets and places."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from triptych.config import ColocatedConfig, ProxyConfig, ServeConfig, WorkerConfig
+from triptych.config.flags import Config, arguments, secrets_of
+from triptych.launch.embedded_store import EmbeddedStore
+from triptych.launch.fork.client import ForkServer
+from triptych.launch.plan.cores import assign_cores, check_sharing, proxy_cores
+from triptych.launch.plan.devices import Share
+from triptych.machine.resources import cpu_quota, may_claim_cores, numa_nodes
+
+W = TypeVar("W", bound=WorkerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """The processes to start. `workers` has names and commands; `proxy_address` is that of HTTP.
+
+    Secrets are variables that no command line and no environment of a process shows.
+    """
+
+    workers: tuple[tuple[str, tuple[str, ...]], ...]
+    worker_secrets: dict[str, str] = field(repr=False)
+    proxy: tuple[str, ...]
+    proxy_secrets: dict[str, str] = field(repr=False)
+    proxy_address: tuple[str, int]
+    pools: dict[str, int]
+    run_dir: Path
+    store_url: str = field(repr=False)
+    store: EmbeddedStore | None
+    fork_server: tuple[str, ...] = ()
+
+
+def plan_cluster(
+    config: ServeConfig, run_dir: Path, shares: Mapping[str, Share] = MappingProxyType({})
+) -> ClusterPlan:
+    """The processes of the cluster; `shares` are devices and memory of single workers, by name."""
+    store = EmbeddedStore(run_dir, config.store_memory) if config.store == "auto" else None
+    url = store.url if store is not None else config.store
+    proxy = _proxy_config(config, url)
+    return ClusterPlan(
+        workers=tuple(
+            (name, _command(config.counts.kinds[name], worker, config.model))
+            for name, worker in _worker_configs(config, run_dir, shares).items()
+        ),
+        # The keys of the proxy's clients are no secret that a worker needs.
+        worker_secrets=secrets_of(replace(proxy, api_key="")),
+        proxy=_command("proxy", proxy),
+        proxy_secrets=secrets_of(proxy),
+        proxy_address=(proxy.host if proxy.host != "0.0.0.0" else "127.0.0.1", proxy.port),
+        pools={"encoder": config.counts.encoding, "pd": config.counts.decoding},
+        run_dir=run_dir,
+        store_url=url,
+        store=store,
+        fork_server=_fork_server(config.model) if ForkServer.possible(config.pd.device) else (),
+    )
+
+
+def _proxy_config(config: ServeConfig, store: str) -> ProxyConfig:
+    kept = config.cpu_sharing == "pace" and may_claim_cores()
+    cpus = proxy_cores(os.sched_getaffinity(0), config.counts.pd_workers) if kept else ""
+    return replace(config.proxy, store=store, store_memory=config.store_memory, cpus=cpus)
+
+
+def _worker_configs(
+    config: ServeConfig, run_dir: Path, shares: Mapping[str, Share]
+) -> dict[str, WorkerConfig | ColocatedConfig]:
+    """The config of each worker, by name."""
+    check_sharing(config)
+    paced = config.cpu_sharing == "pace"
+    page = str(run_dir / "cores") if paced else ""
+    encoder = replace(config.encoder, threads=config.encoder_threads, core_page=page)
+    pd = replace(
+        config.pd, core_page=page, step_interval=config.step_interval if paced else 0.0, keep_core=paced
+    )
+    # Alone, a replica keeps embeddings to itself; several share them through the store.
+    alone = config.replicas == 1 and config.store == "auto"
+    counts = config.counts
+    cpus = assign_cores(
+        os.sched_getaffinity(0),
+        counts.workers,
+        config.cpus_per_worker,
+        quota=cpu_quota(),
+        nodes=numa_nodes(),
+    )
+    workers: dict[str, WorkerConfig | ColocatedConfig] = {}
+    for slot, (name, kind) in enumerate(counts.kinds.items()):
+        place = _Place(config.proxy.log_level, cpus[slot], shares.get(name))
+        if kind == "colocated":
+            workers[name] = ColocatedConfig(
+                place.of(config.encoder),
+                place.of(config.pd),
+                connector="memory" if alone else "redis",
+                store_memory=config.store_memory,
+            )
+        else:
+            workers[name] = replace(place.of(pd if kind == "pd" else encoder), core_slot=slot)
+    return workers
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What one worker gets of the machine."""
+
+    log_level: str
+    cpus: str
+    share: Share | None
+
+    def of(self, config: W) -> W:
+        """The config of a worker in this place."""
+        config = replace(config, log_level=self.log_level, cpus=self.cpus)
+        if self.share is None:
+            return config
+        return replace(config, device=self.share.device, device_memory=self.share.nbytes)
+
+
+def _command(service: str, config: Config, *words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.cli", service, *words, *arguments(config))
+
+
+def _fork_server(model: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.launch.fork.server", model)

@@ -1,0 +1,1 @@
+"""A checkpoint folder: its files, and whether it can be served."""

@@ -1,0 +1,95 @@
+"""A checkpoint folder: its JSON files and its safetensors, one file or many. Nothing here unpickles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from triptych.errors import ConfigError
+from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
+from triptych.types import JsonObject
+
+_REMEDY = "give MODEL=/folder with config.json and *.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """`config` is config.json; `files` maps every tensor's key to the file that holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config = read_config(self.path)
+        self.files = _tensor_files(self.path)
+
+    def read(self, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of `keys`, file by file, as mapped memory: copy what shall outlive the files."""
+        wanted: dict[Path, list[str]] = {}
+        for key in keys:
+            wanted.setdefault(self.files[key], []).append(key)
+        for file, names in wanted.items():
+            with _open(file) as tensors:
+                for name in names:
+                    yield name, tensors.get_tensor(name)
+
+
+def read_config(path: Path) -> JsonObject:
+    """config.json of a checkpoint folder; ConfigError with the remedy if there is none."""
+    if not str(path) or not path.is_dir():
+        what = "is a file" if path.is_file() else "does not exist"
+        raise ConfigError(f"MODEL={path} {what}: {_REMEDY}")
+    config = read_json(path / "config.json")
+    if config is None:
+        raise ConfigError(f"MODEL={path} has no config.json: {_REMEDY}")
+    check_supported(path, wanted_by_checkpoint(config, (file.name for file in path.iterdir())))
+    return config
+
+
+def read_json(file: Path) -> JsonObject | None:
+    """A JSON object, or None where there is no such file; ConfigError if it is not one."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): fetch the checkpoint again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} is not a JSON object: fetch the checkpoint again")
+    return value
+
+
+def safetensors_files(path: Path) -> list[Path]:
+    """The files that hold the tensors, sorted; ConfigError if there are none or the index names others."""
+    index = read_json(path / _INDEX)
+    if index is not None:
+        files = sorted({path / name for name in index.get("weight_map", {}).values()})
+        absent = [file.name for file in files if not file.is_file()]
+        if absent:
+            raise ConfigError(
+                f"MODEL={path} lacks {absent[0]}, which its index names: fetch the checkpoint again"
+            )
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickled = next((file.name for file in path.glob("*.bin")), "")
+        why = f"only {pickled}, and pickles are never loaded" if pickled else "no weights"
+        raise ConfigError(f"MODEL={path} has {why}: {_REMEDY}")
+    return files
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for file in safetensors_files(path):
+        with _open(file) as tensors:
+            found.update((key, file) for key in tensors.keys())  # noqa: SIM118 - not a mapping
+    return found
+
+
+def _open(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} is damaged ({error}): fetch the checkpoint again") from error

@@ -1,0 +1,108 @@
+"""What encoder-decoder models can be combined with: one table, and one error for all that is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.config import EncoderConfig, PDConfig
+from triptych.errors import ConfigError
+from triptych.types import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One row. `remedy` is set where it is not served; `where` are the tests, or what is said of it."""
+
+    name: str
+    title: str
+    where: str
+    remedy: str = ""
+
+    @property
+    def served(self) -> bool:
+        return not self.remedy
+
+
+_SCHEDULING = "`tests/unit/pd_worker/core/test_cross_scheduling.py`"
+_SIDES = "`tests/unit/models/families/test_encdec_sides.py`"
+_CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
+_ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
+_OTHER_BACKEND = "give --attention-backend sdpa"
+MATRIX = (
+    Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
+    Support("bart", "BART", _SIDES),
+    Support("whisper", "Whisper", "`tests/unit/models/families/test_whisper_sides.py`"),
+    Support("t5", "T5", _SIDES),
+    Support("mbart", "Other text models: mBART", _SIDES),
+    Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/media/test_audio.py`"),
+    Support("attention_bias", "Custom attention bias", _SIDES),
+    Support("prefix_caching", "Prefix caching", _SCHEDULING),
+    Support("choices", "Several choices, `n` > 1", _ENGINE),
+    Support("preemption", "Preemption, by recompute or swap", "`tests/e2e/test_swapping.py`"),
+    Support("chunked_prefill", "Chunked prefill", _ENGINE),
+    Support("backends", "More than one attention backend", _CONFORMANCE),
+    Support("flex", "FlexAttention: `--attention-backend flex`", f"{_CONFORMANCE}; never run on CUDA yet"),
+    Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
+    Support(
+        "int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/weights/test_quantization.py`"
+    ),
+    Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
+    Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
+    Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
+    Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
+    Support("tensor_parallel", "Tensor parallelism", "", "give --tensor-parallel 1, and more workers"),
+    Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
+    Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
+    Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
+    Support("lora", "LoRA adapters", "", "merge the adapter into the checkpoint"),
+)
+_BY_NAME = {row.name: row for row in MATRIX}
+
+
+def check_supported(path: Path, wanted: Iterable[str]) -> None:
+    """ConfigError for the first of `wanted`, names of rows, that is not served."""
+    for name in wanted:
+        row = _BY_NAME[name]
+        if not row.served:
+            raise ConfigError(f"MODEL={path}: {row.title} cannot be served: {row.remedy}")
+
+
+def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str]:
+    """The rows that a checkpoint's config.json and its folder's file names ask for."""
+    wanted = []
+    if config.get("quantization_config"):
+        wanted.append("quantization")
+    if "adapter_config.json" in set(files):
+        wanted.append("lora")
+    if config.get("is_encoder_decoder") and config.get("sliding_window"):
+        wanted.append("sliding_window")
+    return wanted
+
+
+def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
+    """The rows that a worker's flags ask for."""
+    asked = {
+        "tensor_parallel": flags.tensor_parallel != 1,
+        "pipeline_parallel": flags.pipeline_parallel != 1,
+        "speculative": bool(flags.speculative_model),
+        "fp8_kv": flags.kv_cache_dtype != "auto",
+        "int8": flags.quantization != "none",
+        "flex": getattr(flags, "attention_backend", "") == "flex",
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def wanted_by_flex(device_type: str, head_dim: int) -> list[str]:
+    """The rows that FlexAttention asks for on such a device, with heads of `head_dim` values."""
+    return ["flex_heads"] if device_type == "cuda" and head_dim < 16 else []
+
+
+def table() -> str:
+    """The matrix as Markdown."""
+    rows = [
+        f"| {row.title} | {'yes' if row.served else 'no'} | {row.where or f'refused: {row.remedy}'} |"
+        for row in MATRIX
+    ]
+    return "\n".join(["| what | served | tests, or what to do |", "| --- | --- | --- |", *rows])
