@@ -7,11 +7,6 @@ from typing import Literal
 
 import msgspec
 
-#: Tools of one request.
-MAX_TOOLS = 128
-#: Nested lists and objects in a field that holds any JSON: tools, arguments, variables.
-MAX_DEPTH = 64
-
 Role = Literal["system", "user", "assistant", "tool"]
 
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.limits import (
+    MAX_BIASES,
+    MAX_STOP_STRINGS,
+    LogitBias,
+    Logprobs,
+    MinP,
+    Penalty,
+    check_limits,
+)
 from triptych.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -14,11 +25,10 @@ if TYPE_CHECKING:
 
 #: Below this, logits divided by the temperature leave float32: greedy is what is meant.
 _LEAST_TEMPERATURE = 1e-5
-_MAX_STOP_STRINGS = 16
+#: What logits can be divided by; a checkpoint's default may be above what clients may ask for.
+_Divisor = Annotated[float, Meta(ge=0.01, le=100)]
 _MAX_STOP_CHARS = 1024
 _MAX_STOP_TOKEN_IDS = 128
-_MAX_LOGIT_BIAS = 1024
-MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +113,11 @@ def resolve(
         stop_token_ids=frozenset((*_stop_token_ids(params), *eos)),
         ignore_eos=ignore_eos,
         eos_token_ids=defaults.eos_token_ids,
-        min_p=_within("min_p", _either(params.min_p, defaults.min_p), 0, 1),
-        presence_penalty=_within("presence_penalty", params.presence_penalty, -2, 2),
-        frequency_penalty=_within("frequency_penalty", params.frequency_penalty, -2, 2),
+        min_p=_within("min_p", _either(params.min_p, defaults.min_p), MinP),
+        presence_penalty=_within("presence_penalty", params.presence_penalty, Penalty),
+        frequency_penalty=_within("frequency_penalty", params.frequency_penalty, Penalty),
         repetition_penalty=_within(
-            "repetition_penalty", _either(params.repetition_penalty, defaults.repetition_penalty), 0.01, 100
+            "repetition_penalty", _either(params.repetition_penalty, defaults.repetition_penalty), _Divisor
         ),
         logit_bias=_logit_bias(params, vocab_size),
         choice=params.choice,
@@ -155,28 +165,25 @@ def _either(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _within(name: str, value: float, least: float, most: float) -> float:
-    # A NaN is within nothing.
-    if not least <= value <= most:
-        raise InvalidRequest(f"{name} must be from {least} to {most}", param=name)
+def _within(name: str, value: float, kind: object) -> float:
+    check_limits(name, value, kind)
     return value
 
 
 def _logit_bias(params: SamplingParams, vocab_size: int | None) -> tuple[tuple[int, float], ...]:
-    if len(params.logit_bias) > _MAX_LOGIT_BIAS:
-        raise InvalidRequest(f"logit_bias takes at most {_MAX_LOGIT_BIAS} tokens", param="logit_bias")
+    if len(params.logit_bias) > MAX_BIASES:
+        raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
     for token, bias in params.logit_bias:
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             raise InvalidRequest(
                 f"logit_bias names token {token}, but the model has {vocab_size}", param="logit_bias"
             )
-        _within("logit_bias", bias, -100, 100)
+        check_limits("logit_bias", bias, LogitBias)
     return params.logit_bias
 
 
 def _logprobs(params: SamplingParams) -> int | None:
-    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
-        raise InvalidRequest(f"logprobs takes at most {MAX_LOGPROBS}", param="logprobs")
+    check_limits("logprobs", params.logprobs, Logprobs)
     return params.logprobs
 
 
@@ -187,8 +194,8 @@ def _stop_token_ids(params: SamplingParams) -> tuple[int, ...]:
 
 
 def _stop(params: SamplingParams) -> tuple[str, ...]:
-    if len(params.stop) > _MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop takes at most {_MAX_STOP_STRINGS} strings", param="stop")
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
     if not all(0 < len(text) <= _MAX_STOP_CHARS for text in params.stop):
         raise InvalidRequest(f"stop strings have 1 to {_MAX_STOP_CHARS} characters", param="stop")
     return params.stop

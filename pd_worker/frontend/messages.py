@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from triptych.chat import MAX_DEPTH, MAX_TOOLS, ItemSlot, Message, MessageToolCall, TextPart
+from triptych.chat import ItemSlot, Message, MessageToolCall, TextPart
 from triptych.errors import InvalidRequest
+from triptych.limits import MAX_DEPTH, MAX_TOOLS
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from triptych.chat import MAX_TOOLS
 from triptych.errors import InvalidRequest
+from triptych.limits import MAX_TOOLS
 from triptych.proxy.call.output_format import schema_format
 from triptych.proxy.call.validation import check_depth
 from triptych.types import OutputFormat

@@ -5,87 +5,85 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import msgspec
+from msgspec import Meta
 
-from triptych.chat import MAX_DEPTH, TemplateOptions
+from triptych.chat import TemplateOptions
 from triptych.errors import InvalidRequest
+from triptych.limits import (
+    MAX_BIASES,
+    MAX_DEPTH,
+    MAX_STOP_STRINGS,
+    LogitBias,
+    Logprobs,
+    MinP,
+    MinTokens,
+    OutputTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    check_limits,
+)
 from triptych.proxy.call.chat import ChatMessage
 from triptych.types import SamplingParams
 
-MAX_STOP_STRINGS = 16
 MAX_SALT = 256
 #: Messages and content parts of one request.
 MAX_PARTS = 4096
-MAX_BIASES = 1024
 #: Characters of all texts of one request, and token ids of one prompt: above what any model takes.
 MAX_TEXT = 8 << 20
 MAX_TOKEN_IDS = 1 << 18
-#: Likeliest tokens of one position.
-MAX_LOGPROBS = 20
-MAX_TOKENS = 1 << 24
-_INT64 = 1 << 63
 _MAX_OPTIONS_BYTES = 16 << 10
+_SAMPLING_LIMITS = {
+    "temperature": Temperature,
+    "top_p": TopP,
+    "top_k": TopK,
+    "min_p": MinP,
+    "max_tokens": OutputTokens,
+    "min_tokens": MinTokens,
+    "presence_penalty": Penalty,
+    "frequency_penalty": Penalty,
+    "repetition_penalty": RepetitionPenalty,
+    "logprobs": Logprobs,
+}
 
 
-def in_range(
-    param: str,
-    value: float | None,
-    low: float,
-    high: float,
-    *,
-    above: bool = False,
-) -> None:
-    """InvalidRequest unless `low <= value <= high` (`low <` when `above`). None passes."""
-    if value is None:
-        return
-    too_low = value <= low if above else value < low
-    if not math.isfinite(value) or too_low or value > high:
-        left = f"above {low:.15g}" if above else f"at least {low:.15g}"
-        raise InvalidRequest(f"{param} must be {left} and at most {high:.15g}", param=param)
+def in_range(param: str, value: float | None, low: float, high: float) -> None:
+    """InvalidRequest unless `low <= value <= high`: limits that are a server's settings."""
+    check_limits(param, value, Meta(ge=low, le=high))
 
 
 def check_sampling(sampling: SamplingParams) -> SamplingParams:
-    """`sampling` if every value is in range; top_k -1 (off) becomes 0."""
-    in_range("temperature", sampling.temperature, 0, 2)
-    in_range("top_p", sampling.top_p, 0, 1, above=True)
-    in_range("top_k", sampling.top_k, 0, 1 << 31)
-    in_range("max_tokens", sampling.max_tokens, 1, MAX_TOKENS)
-    in_range("min_tokens", sampling.min_tokens, 0, MAX_TOKENS)
+    """`sampling` if every value is within its limits; top_k -1 (off) becomes 0."""
+    for param, kind in _SAMPLING_LIMITS.items():
+        check_limits(param, getattr(sampling, param), kind)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
-    in_range("presence_penalty", sampling.presence_penalty, -2, 2)
-    in_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
-    in_range("repetition_penalty", sampling.repetition_penalty, 0, 10, above=True)
-    in_range("min_p", sampling.min_p, 0, 1)
-    in_range("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
-    _check_bias(sampling)
-    if len(sampling.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
-    if any(not text for text in sampling.stop):
-        raise InvalidRequest("stop must not hold an empty string", param="stop")
-    if any(not 0 <= token < 1 << 32 for token in sampling.stop_token_ids):
-        raise InvalidRequest("stop_token_ids must be token ids", param="stop_token_ids")
-    return sampling
-
-
-def _check_bias(sampling: SamplingParams) -> None:
     if len(sampling.logit_bias) > MAX_BIASES:
         raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
     for token, bias in sampling.logit_bias:
         if not 0 <= token < 1 << 32:
             raise InvalidRequest("logit_bias must name token ids", param="logit_bias")
-        in_range("logit_bias", bias, -100, 100)
+        check_limits("logit_bias", bias, LogitBias)
+    if len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+    if any(not text for text in sampling.stop):
+        raise InvalidRequest("stop must not hold an empty string", param="stop")
+    return replace(sampling, top_k=0) if sampling.top_k == -1 else sampling
 
 
 def seed_of(seed: int | None) -> int:
     """The client's seed as 64 unsigned bits, or a drawn one."""
     if seed is None:
         return secrets.randbits(63)
-    if not -_INT64 <= seed < _INT64:
-        raise InvalidRequest("seed must be a 64-bit integer", param="seed")
+    check_limits("seed", seed, Seed)
     return seed % (1 << 64)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar, get_type_hints
 
 import msgspec
 
 from triptych.errors import InvalidRequest, TooLarge
+from triptych.limits import limits_of, out_of_limits
 
 T = TypeVar("T")
 #: Values of one body, counted before it is parsed, since small ones then take 50 times their bytes. The
@@ -15,6 +16,7 @@ T = TypeVar("T")
 MAX_VALUES = 1 << 20
 
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_LIMIT = re.compile(r"Expected `\w+` [<>]")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
@@ -24,7 +26,8 @@ def decode_body(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise invalid_field(error, "") from None
+        complaint = invalid_field(error, "")
+        raise _out_of_limits(complaint, decoder.type) or complaint from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is no JSON object: {error}", param="body") from None
 
@@ -35,7 +38,7 @@ def check_values(raw: bytes) -> None:
         raise TooLarge(f"the request body holds more than {MAX_VALUES} values: send less", param="body")
 
 
-def convert_field(value: Any, kind: type[T], path: str) -> T:
+def convert_field(value: object, kind: type[T], path: str) -> T:
     """A part of a body as a Struct; `path` leads to it."""
     try:
         return msgspec.convert(value, kind)
@@ -55,3 +58,10 @@ def invalid_field(error: msgspec.ValidationError, prefix: str) -> InvalidRequest
         path += f".{missing['name']}"
     path = path.lstrip(".") or "body"
     return InvalidRequest(f"{path}: {text}", param=path)
+
+
+def _out_of_limits(error: InvalidRequest, body: object) -> InvalidRequest | None:
+    """The same with both limits in place of the one that was not kept; None when the type was wrong."""
+    name = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+    limits = limits_of(get_type_hints(body, include_extras=True).get(name))
+    return out_of_limits(name, limits) if limits is not None and _LIMIT.search(error.message) else None

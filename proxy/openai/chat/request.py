@@ -11,7 +11,6 @@ from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm, tool_use
 from triptych.proxy.call.validation import (
-    MAX_TOKENS,
     check_depth,
     check_image_count,
     check_options,
@@ -83,7 +82,6 @@ def call_of(
     check_parts(len(body.messages))
     messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    in_range("max_completion_tokens", body.max_completion_tokens, 1, MAX_TOKENS)
     sampling = sampling_of(
         body,
         max_tokens=body.max_completion_tokens,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from triptych.chat import MessageToolCall
-from triptych.proxy.openai.fields.sampling import SamplingBody
+from triptych.limits import Logprobs, OutputTokens
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody
 
 
 class StreamOptions(msgspec.Struct):
@@ -15,37 +18,71 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatBody(SamplingBody, kw_only=True):
-    """POST /v1/chat/completions. Messages are decoded one by one, so that errors name their index."""
+    """POST /v1/chat/completions."""
 
-    messages: list[Any]
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    return_token_ids: bool | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    triptych_timings: bool | None = None
+    messages: Annotated[
+        schemas.Messages, Meta(description="The conversation. Pictures are parts of a message's content.")
+    ]
+    model: Annotated[
+        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
+    ] = None
+    stream: Annotated[
+        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
+    ] = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="include_usage: a last event with the usage.")
+    ] = None
+    max_completion_tokens: Annotated[
+        OutputTokens | None, Meta(description="Most output tokens; goes before max_tokens.")
+    ] = None
+    n: Annotated[int | None, Meta(description="Number of answers; at most what --max-choices says.")] = None
+    logprobs: Annotated[bool | None, Meta(description="Report log-probabilities of the output tokens.")] = (
+        None
+    )
+    top_logprobs: Annotated[
+        Logprobs | None, Meta(description="Likeliest tokens reported beside each chosen one.")
+    ] = None
+    tools: Annotated[schemas.Tools | None, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[
+        schemas.ToolChoice, Meta(description="none, auto, required, or the function that has to be called.")
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Whether an answer may hold several calls; true by default.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, object] | None, Meta(description="Further variables of the chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="Open the assistant's turn at the prompt's end; true by default.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="The last message is the beginning of the answer.")
+    ] = None
+    return_token_ids: Annotated[bool | None, Meta(description="Report token ids of prompt and output.")] = (
+        None
+    )
+    mm_processor_kwargs: Annotated[
+        dict[str, object] | None,
+        Meta(description="Options of the image processor; they change embeddings and their keys."),
+    ] = None
+    cache_salt: Annotated[
+        CacheSalt | None,
+        Meta(
+            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
+        ),
+    ] = None
+    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
 
 
 class MessageBody(msgspec.Struct):
     role: str
-    content: Any = None
+    content: object = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
-    function_call: Any = None
-    audio: Any = None
+    function_call: object = None
+    audio: object = None
 
 
 class TextBody(msgspec.Struct):

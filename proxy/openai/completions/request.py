@@ -2,54 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from triptych.errors import InvalidRequest
+from triptych.limits import Logprobs
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.types import StreamOptions
 from triptych.proxy.openai.completions.two_prompts import two_prompts
-from triptych.proxy.openai.fields.sampling import SamplingBody, sampling_of
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 64
 _SERVED = frozenset({"best_of", "echo", "add_special_tokens"})
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    """POST /v1/completions. `prompt`: a text, token ids, or a list of either.
+    """POST /v1/completions. Prompts and media are decoded late; see `two_prompts`."""
 
-    `encoder_prompt`, `decoder_prompt` and `multi_modal_data` are decoded late; see `two_prompts`.
-    """
-
-    prompt: str | list[str | int | list[int]] | None = None
-    encoder_prompt: Any = None
-    decoder_prompt: Any = None
-    multi_modal_data: Any = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    model: str | None = None
+    prompt: Annotated[schemas.Prompts, Meta(description="A text, token ids, or a list of either.")] = None
+    encoder_prompt: Annotated[
+        schemas.Singleton,
+        Meta(description="What an encoder-decoder model's encoder reads, in place of prompt."),
+    ] = None
+    decoder_prompt: Annotated[
+        schemas.Singleton,
+        Meta(description="What an encoder-decoder model's decoder begins with; else its own start."),
+    ] = None
+    multi_modal_data: Annotated[
+        schemas.MultiModalData,
+        Meta(description="Audio or a picture for the encoder of an encoder-decoder model."),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, object] | None,
+        Meta(description="Options of the image processor; they change embeddings and their keys."),
+    ] = None
+    model: Annotated[
+        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
+    ] = None
     suffix: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
+    stream: Annotated[
+        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
+    ] = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="include_usage: a last event with the usage.")
+    ] = None
+    n: Annotated[int | None, Meta(description="Number of answers; at most what --max-choices says.")] = None
     best_of: int | None = None
-    echo: bool | None = None
-    logprobs: int | None = None
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    cache_salt: str | None = None
-    triptych_timings: bool | None = None
-    user: str | None = None
+    echo: Annotated[
+        bool | None, Meta(description="Put the prompt in front of the text; not with logprobs.")
+    ] = None
+    logprobs: Annotated[
+        Logprobs | None, Meta(description="Report log-probabilities of so many likeliest tokens.")
+    ] = None
+    add_special_tokens: Annotated[
+        schemas.OnlyTrue,
+        Meta(description="Only true is served: the tokenizer's own special tokens go around a text."),
+    ] = None
+    return_token_ids: Annotated[bool | None, Meta(description="Report token ids of prompt and output.")] = (
+        None
+    )
+    cache_salt: Annotated[
+        CacheSalt | None,
+        Meta(
+            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
+        ),
+    ] = None
+    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
+    user: Annotated[str | None, Meta(description="Ignored.")] = None
 
 
+_FORMS = "prompt must be a text, token ids, or a list of either"
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
@@ -148,31 +179,30 @@ def _refuse(body: CompletionBody) -> None:
         )
 
 
-def _prompts(prompt: str | Sequence[str | int | Sequence[int]] | None) -> tuple[RawPrompt, ...]:
+def _prompts(prompt: object) -> tuple[RawPrompt, ...]:
     """The prompts of the field's four forms."""
     if prompt is None:
         raise InvalidRequest("prompt is missing: send a text or token ids", param="prompt")
-    if isinstance(prompt, str):
-        return (_checked(prompt, "prompt"),)
     if not prompt:
         raise InvalidRequest("prompt must not be empty", param="prompt")
-    if all(isinstance(item, int) for item in prompt):
+    if not isinstance(prompt, list) or type(prompt[0]) is int:
         return (_checked(prompt, "prompt"),)
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
-    if len({isinstance(item, str) for item in prompt}) > 1 or any(isinstance(item, int) for item in prompt):
-        raise InvalidRequest("prompt must be a text, token ids, or a list of either", param="prompt")
+    if len(prompt) > schemas.MAX_PROMPTS:
+        raise InvalidRequest(f"prompt takes at most {schemas.MAX_PROMPTS} prompts", param="prompt")
+    if len({type(item) for item in prompt}) > 1:
+        raise InvalidRequest(_FORMS, param="prompt")
     return tuple(_checked(item, f"prompt[{at}]") for at, item in enumerate(prompt))
 
 
 def _checked(prompt: object, path: str) -> RawPrompt:
-    if not prompt:
+    if isinstance(prompt, str | list) and not prompt:
         raise InvalidRequest(f"{path} must not be empty", param=path)
     if isinstance(prompt, str):
         check_text(len(prompt), path)
         return prompt
-    assert isinstance(prompt, list)
+    if not isinstance(prompt, list):
+        raise InvalidRequest(_FORMS, param=path)
     check_token_count(len(prompt), path)
-    if any(not 0 <= token < 1 << 32 for token in prompt):
+    if any(type(token) is not int or not 0 <= token < 1 << 32 for token in prompt):
         raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
     return tuple(prompt)

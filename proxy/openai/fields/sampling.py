@@ -2,37 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.call.output_format import format_of
-from triptych.proxy.call.validation import MAX_LOGPROBS, check_sampling, in_range, seed_of
+from triptych.limits import (
+    MAX_STOP_STRINGS,
+    LogitBias,
+    MinP,
+    MinTokens,
+    OutputTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TokenId,
+    TopK,
+    TopP,
+)
+from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
+from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
+from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.unserved import UnservedBody
 from triptych.types import OutputFormat, SamplingParams
 
+CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
+_Biases = Annotated[
+    dict[str, LogitBias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}})
+]
+
 
 class SamplingBody(UnservedBody, kw_only=True):
-    """The part of a request body that every generating endpoint shares. Unknown fields do not fail."""
+    """The part of a request body that every generating endpoint shares. Unknown fields do not fail.
 
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    The OpenAPI page shows the fields that have a description.
+    """
+
+    max_tokens: Annotated[
+        OutputTokens | None,
+        Meta(
+            description="Most output tokens; completions have 16 by default, chat as many as the model takes."
+        ),
+    ] = None
+    min_tokens: Annotated[MinTokens | None, Meta(description="No end before this many output tokens.")] = None
+    temperature: Annotated[
+        Temperature | None,
+        Meta(description="0 takes the likeliest token; the checkpoint's own default where none is given."),
+    ] = None
+    top_p: Annotated[TopP | None, Meta(description="Probability mass of the candidates kept.")] = None
+    top_k: Annotated[TopK | None, Meta(description="Candidates kept; 0 and -1: all.")] = None
+    min_p: Annotated[
+        MinP | None, Meta(description="Least probability of a candidate, as a share of the likeliest one's.")
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None,
+        Meta(description="Taken once from the logit of every token that stands in the output."),
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None,
+        Meta(description="Taken from a token's logit for each time it stands in the output."),
+    ] = None
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None,
+        Meta(description="Divides the logits of tokens that stand in prompt or output."),
+    ] = None
+    logit_bias: Annotated[_Biases | None, Meta(description="Added to the logits of token ids.")] = None
+    seed: Annotated[
+        Seed | None,
+        Meta(description="Equal requests with equal seeds get equal answers; drawn where none is given."),
+    ] = None
+    stop: Annotated[
+        schemas.Text
+        | Annotated[list[schemas.Text], Meta(extra_json_schema={"maxItems": MAX_STOP_STRINGS})]
+        | None,
+        Meta(description="Texts that end the answer and are not part of it."),
+    ] = None
+    stop_token_ids: Annotated[list[TokenId] | None, Meta(description="Token ids that end the answer.")] = None
+    ignore_eos: Annotated[
+        bool | None, Meta(description="Go on past the end-of-sequence token, up to max_tokens.")
+    ] = None
+    response_format: Annotated[
+        schemas.ResponseFormat | None,
+        Meta(description="The form that the answer has to have."),
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, object] | None,
+        Meta(description="vLLM's spelling of a form: json, regex, choice or json_object."),
+    ] = None
+    guided_json: Annotated[
+        str | dict[str, object] | bool | None, Meta(description="A JSON schema that the answer fits.")
+    ] = None
+    guided_regex: Annotated[
+        str | None, Meta(description="A regular expression that the whole answer matches.")
+    ] = None
+    guided_choice: Annotated[
+        Annotated[list[schemas.Text], Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_CHOICE_TEXTS})]
+        | None,
+        Meta(description="The answer is one of these texts."),
+    ] = None
 
 
 def sampling_of(
@@ -48,14 +116,13 @@ def sampling_of(
     endpoint spells in fields of its own: they go before the body's.
     """
     stop = body.stop
-    in_range("top_k", body.top_k, -1, 1 << 31)
     return check_sampling(
         SamplingParams(
             max_tokens=body.max_tokens if max_tokens is None else max_tokens,
             min_tokens=body.min_tokens or 0,
             temperature=body.temperature,
             top_p=body.top_p,
-            top_k=0 if body.top_k == -1 else body.top_k,
+            top_k=body.top_k,
             seed=seed_of(body.seed),
             stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -73,7 +140,6 @@ def sampling_of(
 
 def chat_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
     """How many likeliest tokens a chat request wants reported; None: no log-probabilities at all."""
-    in_range("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
     if not logprobs:
         if top_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true beside it", param="top_logprobs")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from triptych.errors import InvalidRequest
@@ -36,29 +34,29 @@ _ADVICE = {
 class UnservedBody(msgspec.Struct, kw_only=True):
     """Fields of OpenAI and vLLM that are refused unless they are off: null, false, 0 or empty."""
 
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    documents: Any = None
-    chat_template: Any = None
-    use_beam_search: Any = None
-    best_of: Any = None
-    echo: Any = None
-    prompt_logprobs: Any = None
-    include_stop_str_in_output: Any = None
-    truncate_prompt_tokens: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    logits_processors: Any = None
-    guided_grammar: Any = None
-    guided_whitespace_pattern: Any = None
-    structural_tag: Any = None
-    return_tokens_as_token_ids: Any = None
-    add_special_tokens: Any = None
-    kv_transfer_params: Any = None
-    skip_special_tokens: Any = None
-    modalities: Any = None
+    functions: object = None
+    function_call: object = None
+    audio: object = None
+    web_search_options: object = None
+    documents: object = None
+    chat_template: object = None
+    use_beam_search: object = None
+    best_of: object = None
+    echo: object = None
+    prompt_logprobs: object = None
+    include_stop_str_in_output: object = None
+    truncate_prompt_tokens: object = None
+    bad_words: object = None
+    allowed_token_ids: object = None
+    logits_processors: object = None
+    guided_grammar: object = None
+    guided_whitespace_pattern: object = None
+    structural_tag: object = None
+    return_tokens_as_token_ids: object = None
+    add_special_tokens: object = None
+    kv_transfer_params: object = None
+    skip_special_tokens: object = None
+    modalities: object = None
 
 
 def refuse_unserved(body: UnservedBody, served: frozenset[str] = frozenset()) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +10,14 @@ import msgspec
 from triptych import __version__
 from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody
-from triptych.proxy.openai.fields.sampling import SamplingBody
-from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.proxy.openai.fields.schemas import MESSAGE
 from triptych.proxy.openai.openapi import replies
-from triptych.proxy.openai.openapi.fields import HIDDEN, LIMITS, MESSAGE, SHAPES, WORDS, Schema
 from triptych.proxy.openai.openapi.forms import FORMS, TranscriptReply
 from triptych.proxy.openai.responses.request import ResponsesBody
 from triptych.proxy.openai.tokenize.request import DetokenizeBody, TokenizeBody
 
+Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/"
-_UNSERVED = frozenset(UnservedBody.__struct_fields__)
 _PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX"
     "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
@@ -190,10 +187,10 @@ def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
     operations = (*OPERATIONS, *FORM_OPERATIONS)
     shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
     _, components = msgspec.json.schema_components(
-        [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}"
+        [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}", schema_hook=_any_json
     )
     for body in bodies:
-        _complete(components[body.__name__], body, max_choices)
+        _complete(components[body.__name__], max_choices)
     components |= {"MessageBody": MESSAGE, **FORMS}
     paths: dict[str, Any] = {}
     for op in operations:
@@ -214,33 +211,19 @@ def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
     }
 
 
-def _complete(schema: Schema, body: type[msgspec.Struct], max_choices: int) -> None:
-    """Adds what the Struct does not say."""
-    name = body.__name__
-    shapes = dict(SHAPES.get(name, {}))
-    if issubclass(body, SamplingBody):
-        shapes = SHAPES["SamplingBody"] | shapes
-    served = {"echo", "add_special_tokens"} if body is CompletionBody else set()
-    hidden = HIDDEN.get(name, frozenset())
-    if issubclass(body, UnservedBody):
-        hidden |= _UNSERVED - served
-    properties = {key: value for key, value in schema["properties"].items() if key not in hidden}
-    for field, value in properties.items():
-        if field in shapes:
-            properties[field] = copy.deepcopy(shapes[field])
-        elif field in LIMITS:
-            _limit(value, LIMITS[field])
-        if field == "n":
-            _limit(value, {"maximum": max_choices})
-        properties[field]["description"] = WORDS[field]
+def _any_json(kind: type) -> Schema:
+    """The schema of a value whose type is `object`; msgspec wants it to say something."""
+    return {"title": "Any JSON"}
+
+
+def _complete(schema: Schema, max_choices: int) -> None:
+    """Leaves out the fields without a description, which are refused or have another name here."""
+    properties = {name: field for name, field in schema["properties"].items() if "description" in field}
+    for field in properties.values():
+        field.pop("default", None)  # always null: "not given"
+    if "n" in properties:
+        properties["n"] |= {"minimum": 1, "maximum": max_choices}
     schema["properties"] = properties
-
-
-def _limit(schema: Schema, limits: Schema) -> None:
-    """Lays limits over the type that is not null."""
-    for kind in schema.get("anyOf", [schema]):
-        if kind.get("type") != "null":
-            kind.update(limits)
 
 
 def _operation(op: Operation) -> dict[str, Any]:

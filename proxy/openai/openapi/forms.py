@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from triptych.limits import Temperature
 from triptych.proxy.call.validation import MAX_SALT
 from triptych.proxy.openai.audio.request import FORMATS
 
@@ -33,9 +34,7 @@ _COMMON: dict[str, Any] = {
     "response_format": _text("The form of the reply; json by default.", enum=list(FORMATS)),
     "stream": {"type": "boolean", "description": "Send the text as server-sent events while it is made."},
     "temperature": {
-        "type": "number",
-        "minimum": 0,
-        "maximum": 2,
+        **msgspec.json.schema(Temperature),
         "description": "0 takes the likeliest token; the checkpoint's own default where none is given.",
     },
     "seed": {"type": "integer", "description": "Equal requests with equal seeds get equal answers."},

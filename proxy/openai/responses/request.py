@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from triptych.errors import InvalidRequest
+from triptych.limits import Logprobs, OutputTokens
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import ChatOptions, call_of
 from triptych.proxy.openai.chat.types import ChatBody
-from triptych.proxy.openai.fields.sampling import SamplingBody
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody
 from triptych.proxy.openai.responses.input import Conversation, FieldNames
 
 LOGPROBS = "message.output_text.logprobs"
@@ -31,28 +34,63 @@ _REFUSED = {
 class ResponsesBody(SamplingBody, kw_only=True):
     """POST /v1/responses. Items of `input` are decoded one by one, so that errors name their index."""
 
-    input: str | list[Any]
-    model: str | None = None
-    instructions: str | None = None
-    stream: bool | None = None
-    max_output_tokens: int | None = None
-    text: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    top_logprobs: int | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
+    input: Annotated[
+        str | schemas.InputItems,
+        Meta(description="A text, or items: messages, function calls and their outputs."),
+    ]
+    model: Annotated[
+        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
+    ] = None
+    instructions: Annotated[str | None, Meta(description="A system message in front of the input.")] = None
+    stream: Annotated[
+        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
+    ] = None
+    max_output_tokens: Annotated[OutputTokens | None, Meta(description="Most output tokens.")] = None
+    text: Annotated[
+        schemas.TextConfig | None, Meta(description="format: the form that the answer has to have.")
+    ] = None
+    tools: Annotated[schemas.FlatTools | None, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[
+        schemas.FlatToolChoice,
+        Meta(description="none, auto, required, or the function that has to be called."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Whether an answer may hold several calls; true by default.")
+    ] = None
+    top_logprobs: Annotated[
+        Logprobs | None, Meta(description="Likeliest tokens reported beside each chosen one.")
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        Meta(
+            description='"message.output_text.logprobs" reports log-probabilities; other values are ignored.'
+        ),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None, Meta(description="Repeated in the response, and nothing else.")
+    ] = None
+    store: Annotated[bool | None, Meta(description="Ignored: nothing is stored.")] = None
     background: bool | None = None
     previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
-    user: str | None = None
-    cache_salt: str | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    triptych_timings: bool | None = None
+    conversation: object = None
+    prompt: object = None
+    max_tokens: int | None = None
+    response_format: dict[str, object] | None = None
+    user: Annotated[str | None, Meta(description="Ignored.")] = None
+    cache_salt: Annotated[
+        CacheSalt | None,
+        Meta(
+            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
+        ),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, object] | None,
+        Meta(description="Options of the image processor; they change embeddings and their keys."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, object] | None, Meta(description="Further variables of the chat template.")
+    ] = None
+    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
 
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
@@ -105,7 +143,7 @@ def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
     logprobs = LOGPROBS in (body.include or ())
     return ChatBody(
         **shared,
-        messages=conversation.messages,
+        messages=list[object](conversation.messages),
         model=body.model,
         stream=body.stream,
         max_completion_tokens=body.max_output_tokens,
@@ -121,7 +159,7 @@ def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
     )
 
 
-def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _response_format(text: Mapping[str, object] | None) -> dict[str, object] | None:
     form = (text or {}).get("format")
     if form is None:
         return None
@@ -134,7 +172,7 @@ def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": form}
 
 
-def _tool(tool: Any) -> Any:
+def _tool(tool: object) -> object:
     """The chat API's form of a function; what is none is left to be refused there."""
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         return tool
@@ -142,11 +180,12 @@ def _tool(tool: Any) -> Any:
     return {"type": "function", "function": {name: tool[name] for name in names if name in tool}}
 
 
-def _tool_choice(choice: str | Mapping[str, Any] | None) -> Any:
+def _tool_choice(choice: object) -> object:
     if not isinstance(choice, Mapping):
         return choice
-    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        tools = [_tool_choice(tool) for tool in choice["tools"]]
+    listed = choice.get("tools")
+    if choice.get("type") == "allowed_tools" and isinstance(listed, list):
+        tools = [_tool_choice(tool) for tool in listed]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from triptych.errors import InvalidRequest
+from triptych.limits import TokenId
 from triptych.protos import pd_pb2
-from triptych.proxy.call.validation import check_text, check_token_count
+from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import call_of
 from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.openai.fields import schemas
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 
@@ -20,22 +23,41 @@ from triptych.proxy.splitter import pd_messages
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize: a text, or messages as POST /v1/chat/completions takes them."""
 
-    prompt: str | None = None
-    messages: list[Any] | None = None
-    model: str | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    prompt: Annotated[str | None, Meta(description="A text.")] = None
+    messages: Annotated[
+        schemas.Messages | None,
+        Meta(description="The conversation. Pictures are parts of a message's content."),
+    ] = None
+    model: Annotated[
+        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="Open the assistant's turn at the prompt's end; true by default.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="The last message is the beginning of the answer.")
+    ] = None
+    add_special_tokens: Annotated[
+        schemas.OnlyTrue,
+        Meta(description="Only true is served: the tokenizer's own special tokens go around a text."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, object] | None, Meta(description="Further variables of the chat template.")
+    ] = None
+    tools: Annotated[schemas.Tools | None, Meta(description="Functions that the model may call.")] = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
-    tokens: list[int]
-    model: str | None = None
+    tokens: Annotated[
+        Annotated[list[TokenId], Meta(extra_json_schema={"maxItems": MAX_TOKEN_IDS})],
+        Meta(description="Token ids."),
+    ]
+    model: Annotated[
+        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +105,4 @@ def parse_detokenize(raw: bytes) -> DetokenizeBody:
     """The token ids that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     body = decode_body(_detokenize_decoder, raw)
     check_token_count(len(body.tokens), "tokens")
-    if any(not 0 <= token < 1 << 32 for token in body.tokens):
-        raise InvalidRequest("tokens must hold token ids: integers from 0", param="tokens")
     return body

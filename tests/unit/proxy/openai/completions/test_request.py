@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.openai.completions.request import MAX_PROMPTS, CompletionRequest, parse_completion
+from triptych.proxy.openai.completions.request import CompletionRequest, parse_completion
+from triptych.proxy.openai.fields.schemas import MAX_PROMPTS
 
 
 def _parsed(**body: Any) -> CompletionRequest:
