@@ -1,4 +1,4 @@
-"""One choice's output as it is shown: content and tool calls in order, and why it ended."""
+"""One choice's output as clients see it: content and tool calls in order, and why it ended."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class ShownCall:
 Shown = str | ShownCall
 
 
-class Answer:
-    """Reads one choice. With `calls` NONE the text passes as it comes."""
+class ChoiceReader:
+    """Finds the tool calls in one choice's output. With `calls` NONE the text passes as it comes."""
 
     def __init__(self, calls: CallForm = CallForm.NONE, *, parallel: bool = True) -> None:
         self._parser = None if calls is CallForm.NONE else make_parser(calls, parallel=parallel)
         self._calls = 0
 
-    def take(self, delta: Delta) -> list[Shown]:
+    def read(self, delta: Delta) -> list[Shown]:
+        """What new output shows; text that may yet be a call is held back."""
         if self._parser is None:
             return [delta.text] if delta.text else []
         return self._shown(self._parser.feed(delta.text))

@@ -12,7 +12,7 @@ from grpc import aio
 from triptych.errors import InternalError, RequestError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
-from triptych.proxy.call.answer import Answer, Shown
+from triptych.proxy.call.answer import ChoiceReader, Shown
 from triptych.proxy.call.chat import Done, Output, Started
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.dispatcher import Dispatcher
@@ -95,7 +95,7 @@ class _Events:
 
     def __init__(self, with_ids: bool, tools: ToolUse, choices: int) -> None:
         self._with_ids = with_ids
-        self._answers = [Answer(tools.form, parallel=tools.parallel) for _ in range(choices)]
+        self._answers = [ChoiceReader(tools.form, parallel=tools.parallel) for _ in range(choices)]
         self._started: Started | None = None
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
@@ -113,7 +113,7 @@ class _Events:
             _show(event, shown)
             event.finish.CopyFrom(_finish(output, reason))
             return event
-        _show(event, answer.take(output))
+        _show(event, answer.read(output))
         event.logprobs.extend(logprobs_to_proto(position) for position in output.logprobs)
         if self._with_ids:
             event.token_ids.extend(output.token_ids)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any
 
-import msgspec
-
+from triptych.proxy.http.sse import event, to_json
 from triptych.proxy.openai.audio.request import TranscriptionRequest
 from triptych.proxy.openai.audio.transcriber import Segment, Transcript
 
 TEXT = b"text/plain; charset=utf-8"
 JSON = b"application/json"
-_json = msgspec.json.Encoder().encode
 
 
 def whole_reply(request: TranscriptionRequest, transcript: Transcript) -> tuple[bytes, bytes]:
@@ -26,28 +23,24 @@ def whole_reply(request: TranscriptionRequest, transcript: Transcript) -> tuple[
         case "vtt":
             return _vtt(transcript).encode(), TEXT
         case "verbose_json":
-            return _json(_verbose(request, transcript)), JSON
-    return _json({"text": transcript.text.strip(), "usage": usage(transcript)}), JSON
+            return to_json(_verbose(request, transcript)), JSON
+    return to_json({"text": transcript.text.strip(), "usage": usage(transcript)}), JSON
 
 
-def usage(transcript: Transcript) -> dict[str, Any]:
+def usage(transcript: Transcript) -> dict[str, object]:
     return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
 
 
 def delta_event(text: str) -> bytes:
-    return _event({"type": "transcript.text.delta", "delta": text})
+    return event({"type": "transcript.text.delta", "delta": text})
 
 
 def done_event(transcript: Transcript) -> bytes:
     done = {"type": "transcript.text.done", "text": transcript.text.strip(), "usage": usage(transcript)}
-    return _event(done)
+    return event(done)
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + _json(body) + b"\n\n"
-
-
-def _verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
+def _verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str, object]:
     temperature = request.call.sampling.temperature or 0.0
     return {
         "task": "translate" if request.translates else "transcribe",
@@ -59,7 +52,7 @@ def _verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str,
     }
 
 
-def _segment(index: int, segment: Segment, temperature: float) -> dict[str, Any]:
+def _segment(index: int, segment: Segment, temperature: float) -> dict[str, object]:
     """`no_speech_prob` is always 0: nothing here asks the model for it."""
     data = segment.text.encode()
     return {

@@ -7,9 +7,8 @@ from contextlib import aclosing
 from triptych.proxy.call.chat import ChatCall, Done
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.openai.chat.replies import SseStream, WholeReply
+from triptych.proxy.openai.chat.replies import ChatStream, WholeReply
 from triptych.proxy.openai.chat.request import ChatOptions, parse_body
-from triptych.proxy.openai.chat.rich_replies import RichReply, RichStream
 
 
 class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatOptions]]):
@@ -38,12 +37,12 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatOptions]]):
         model = self._dispatcher.resolve_model(call.model)
         async with aclosing(self._dispatcher.chat(call)) as batches:
             if not options.stream:
-                whole = (WholeReply if options.plain else RichReply)(call.label, model, options)
+                whole = WholeReply(call.label, model, options)
                 async for outputs in batches:
-                    whole.take(outputs)
+                    whole.add(outputs)
                 await reply.whole(whole.body())
                 return
-            stream = (SseStream if options.plain else RichStream)(call.label, model, options)
+            stream = ChatStream(call.label, model, options)
             pace = WritePacer()
             async for outputs in batches:
                 if part := stream.render(outputs):

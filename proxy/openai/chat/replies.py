@@ -1,31 +1,29 @@
-"""Replies in OpenAI's shapes. A stream's chunks come from a template that is rendered once."""
+"""Replies of the chat API. Chunks that carry text alone come from a template that is rendered once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.proxy.http.sse import DONE, to_json
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
+from triptych.proxy.call.chat import Delta, Done, Output, Started
+from triptych.proxy.http.sse import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatOptions
-from triptych.types import Usage
+from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body, usage_body
+from triptych.types import PositionLogprobs
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+def logprobs_body(positions: Sequence[PositionLogprobs]) -> Json:
+    return {"content": [position_logprobs(position) for position in positions], "refusal": None}
 
 
-def timings_body(timings: Timings) -> dict[str, Any]:
-    stages = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")
-    body: dict[str, Any] = {stage: round(getattr(timings, stage), 6) for stage in stages}
-    body["items"] = [{"mm_hash": item.mm_hash, "cache": item.cache} for item in timings.items]
-    return body
+def _head(request_id: str, kind: str, model: str) -> Json:
+    return {"id": f"chatcmpl-{request_id}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _call_body(call: ShownCall, arguments: str) -> Json:
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class TextChunks:
@@ -34,39 +32,48 @@ class TextChunks:
     Everything but the text is the same in each of them and rendered once.
     """
 
-    def __init__(self, head: bytes, index: int, tail: bytes) -> None:
-        self._before = head + b',"choices":[{"index":%d,"delta":{"content":' % index
-        self._after = tail
-        self._between = tail + self._before
+    def __init__(self, head: Json, usage: Json) -> None:
+        choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None}
+        before, after = event({**head, "choices": [choice], **usage}).split(b'"content":""')
+        self._before, self._after = before + b'"content":', after
+        self._between = self._after + self._before
 
     def render(self, texts: Sequence[str]) -> bytes:
         """One chunk for every text; at least one."""
         return self._before + self._between.join(map(to_json, texts)) + self._after
 
 
-class SseStream:
-    """The chunks of one streamed reply."""
+class ChoiceState:
+    """One choice on its way: what of it has been read, and what still waits to be sent."""
+
+    def __init__(self, options: ChatOptions) -> None:
+        self.reader = ChoiceReader(options.calls, parallel=options.parallel_calls)
+        self.begun = False
+        self.token_ids: list[int] = []
+        self.logprobs: list[PositionLogprobs] = []
+
+    def read(self, delta: Delta) -> list[Shown]:
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        return self.reader.read(delta)
+
+
+class ChatStream:
+    """The chunks of one streamed reply. Tokens whose text is held back go with the next chunk."""
 
     def __init__(self, request_id: str, model: str, options: ChatOptions) -> None:
         self._options = options
-        self._prompt: tuple[int, ...] = ()
-        self._begun = False
-        head = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._head = b"data: " + to_json(head)[:-1]
-        usage = b',"usage":null' if options.include_usage else b""
-        tail = b'},"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
-        self._texts = TextChunks(self._head, 0, tail)
-        #: Whether deltas are shown as text alone.
-        self._plain = not options.return_token_ids
+        self._choices = [ChoiceState(options) for _ in range(options.n)]
+        self._prompt: tuple[int, ...] | None = ()
+        self._head = _head(request_id, "chat.completion.chunk", model)
+        self._usage: Json = {"usage": None} if options.include_usage else {}
+        self._texts: TextChunks | None = None
+        if options.plain and not options.return_token_ids:
+            self._texts = TextChunks(self._head, self._usage)
 
     def render(self, outputs: Sequence[Output]) -> bytes:
         """The events of a batch; empty when it has nothing to show yet."""
-        if self._plain and self._begun and isinstance(outputs[-1], Delta):
+        if self._texts is not None and self._choices[0].begun and isinstance(outputs[-1], Delta):
             texts = [output.text for output in outputs if isinstance(output, Delta) and output.text]
             return self._texts.render(texts) if texts else b""
         return b"".join([self._one(output) for output in outputs])
@@ -75,104 +82,111 @@ class SseStream:
         if isinstance(output, Started):
             self._prompt = output.prompt_token_ids
             return b""
+        index = output.choice
+        first = b"" if self._choices[index].begun else self._first(index)
         if isinstance(output, Done):
-            return self._last(output)
-        first = b"" if self._begun else self._first()
-        if not self._plain:
-            return first + self._rich(output)
-        return first + (self._texts.render((output.text,)) if output.text else b"")
+            return first + self._last(index, output)
+        shown = self._choices[index].read(output)
+        if not shown and self._has_waiting(index):
+            shown = [""]
+        return first + b"".join([self._piece(index, piece) for piece in shown])
 
-    def _rich(self, delta: Delta) -> bytes:
-        """A chunk that holds more than text."""
-        choice: dict[str, Any] = {
-            "index": 0,
-            "delta": {"content": delta.text},
-            "token_ids": delta.token_ids,
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        return self._chunk([choice], {})
+    def _has_waiting(self, index: int) -> bool:
+        """Whether tokens were asked for that no text carries: they are reported as they come."""
+        choice = self._choices[index]
+        return bool(choice.logprobs) or (self._options.return_token_ids and bool(choice.token_ids))
 
-    def _first(self) -> bytes:
-        self._begun = True
-        extra: dict[str, Any] = {}
-        choice: dict[str, Any] = {
-            "index": 0,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+    def _first(self, index: int) -> bytes:
+        self._choices[index].begun = True
+        extra: Json = {}
+        if self._options.return_token_ids and self._prompt is not None:
+            extra["prompt_token_ids"], self._prompt = self._prompt, None
+        return self._chunk(index, {"role": "assistant", "content": ""}, extra=extra)
+
+    def _piece(self, index: int, piece: Shown) -> bytes:
+        if isinstance(piece, str):
+            return self._chunk(index, {"content": piece})
+        begun = {"index": piece.index, **_call_body(piece, "")}
+        arguments = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        return self._chunk(index, {"tool_calls": [begun]}) + self._chunk(index, {"tool_calls": [arguments]})
+
+    def _last(self, index: int, done: Done) -> bytes:
+        shown, reason = self._choices[index].reader.end(done)
+        parts = [self._piece(index, piece) for piece in shown]
+        extra: Json = {}
+        if done.final and self._options.timings:
+            extra["triptych_timings"] = timings_body(done.timings)
+        parts.append(self._chunk(index, {}, reason, extra))
+        if done.final and self._options.include_usage:
+            parts.append(self._event([], {"usage": usage_body(done.usage)}))
+        if done.final:
+            parts.append(DONE)
+        return b"".join(parts)
+
+    def _chunk(self, index: int, delta: Json, reason: str | None = None, extra: Json | None = None) -> bytes:
+        """A chunk of one choice, with the tokens that have come since the last one."""
+        state = self._choices[index]
+        choice: Json = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if state.logprobs:
+            choice["logprobs"] = logprobs_body(state.logprobs)
+            state.logprobs = []
         if self._options.return_token_ids:
-            extra["prompt_token_ids"] = self._prompt
-            choice["token_ids"] = []
-        return self._chunk([choice], extra)
+            choice["token_ids"] = state.token_ids
+        state.token_ids = []
+        return self._event([choice], extra or {})
 
-    def _last(self, done: Done) -> bytes:
-        first = b"" if self._begun else self._first()
-        choice: dict[str, Any] = {
-            "index": 0,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": done.reason.value,
-        }
-        if self._options.return_token_ids:
-            choice["token_ids"] = []
-        extra = {"triptych_timings": timings_body(done.timings)} if self._options.timings else {}
-        end = self._chunk([choice], extra)
-        if self._options.include_usage:
-            end += self._chunk([], {"usage": usage_body(done.usage)})
-        return first + end + DONE
-
-    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
-        body: dict[str, Any] = {"choices": choices}
-        if self._options.include_usage:
-            body["usage"] = None
-        body.update(extra)
-        return self._head + b"," + to_json(body)[1:] + b"\n\n"
+    def _event(self, choices: list[Json], extra: Json) -> bytes:
+        return event({**self._head, "choices": choices, **self._usage, **extra})
 
 
 class WholeReply:
-    """A reply that is sent in one piece: collects outputs until Done."""
+    """A reply that is sent in one piece: collects outputs until the last choice is done."""
 
     def __init__(self, request_id: str, model: str, options: ChatOptions) -> None:
-        self._request_id = request_id
-        self._model = model
+        self._head = _head(request_id, "chat.completion", model)
         self._options = options
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
+        self._choices = [ChoiceState(options) for _ in range(options.n)]
+        self._shown: list[list[Shown]] = [[] for _ in range(options.n)]
+        self._reasons = [""] * options.n
         self._prompt: tuple[int, ...] = ()
         self._done: Done | None = None
 
-    def take(self, outputs: Sequence[Output]) -> None:
+    def add(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Delta):
-                self._text.append(output.text)
-                self._token_ids.extend(output.token_ids)
-            elif isinstance(output, Started):
+            if isinstance(output, Started):
                 self._prompt = output.prompt_token_ids
+            elif isinstance(output, Delta):
+                self._shown[output.choice] += self._choices[output.choice].read(output)
             else:
-                self._done = output
+                rest, self._reasons[output.choice] = self._choices[output.choice].reader.end(output)
+                self._shown[output.choice] += rest
+                self._done = output if output.final else self._done
 
     def body(self) -> bytes:
-        """The JSON reply; only after Done."""
+        """The JSON reply; only after the last Done."""
         assert self._done is not None
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "".join(self._text), "refusal": None},
-            "logprobs": None,
-            "finish_reason": self._done.reason.value,
-        }
-        reply: dict[str, Any] = {
-            "id": f"chatcmpl-{self._request_id}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": self._model,
-            "choices": [choice],
-            "usage": usage_body(self._done.usage),
-        }
+        choices = [self._choice(index) for index in range(self._options.n)]
+        reply = self._head | {"choices": choices, "usage": usage_body(self._done.usage)}
         if self._options.return_token_ids:
-            choice["token_ids"] = self._token_ids
             reply["prompt_token_ids"] = self._prompt
         if self._options.timings:
             reply["triptych_timings"] = timings_body(self._done.timings)
         return to_json(reply)
+
+    def _choice(self, index: int) -> Json:
+        state, shown = self._choices[index], self._shown[index]
+        calls = [_call_body(piece, piece.arguments) for piece in shown if isinstance(piece, ShownCall)]
+        text = "".join(piece for piece in shown if isinstance(piece, str))
+        content = None if calls and not text else text
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        choice: Json = {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs_body(state.logprobs) if self._options.logprobs else None,
+            "finish_reason": self._reasons[index],
+        }
+        if self._options.return_token_ids:
+            choice["token_ids"] = state.token_ids
+        return choice

@@ -39,7 +39,7 @@ class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
             if not request.options.stream:
                 whole = CompletionReply(book)
                 async for prompt, outputs in batches:
-                    whole.take(prompt, outputs)
+                    whole.add(prompt, outputs)
                 await reply.whole(whole.body())
                 return
             stream = CompletionStream(book)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.proxy.http.sse import DONE
-from triptych.proxy.openai.chat.replies import timings_body, usage_body
+from triptych.proxy.http.sse import DONE, event, to_json
 from triptych.proxy.openai.completions.request import CompletionOptions
+from triptych.proxy.openai.fields.reply_fields import Json, finite_logprob, timings_body, usage_body
 from triptych.types import PositionLogprobs, Usage
-
-#: OpenAI's word for a token that cannot be.
-_IMPOSSIBLE = -9999.0
-_json = msgspec.json.Encoder().encode
 
 
 class CompletionBook:
@@ -29,7 +22,7 @@ class CompletionBook:
         self, request_id: str, model: str, options: CompletionOptions, echoes: Sequence[str]
     ) -> None:
         self.options = options
-        self.head = {
+        self.head: Json = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
             "created": int(time.time()),
@@ -46,10 +39,10 @@ class CompletionBook:
         """The prompt's text where it is to be repeated."""
         return self._echoes[index // self.options.n] if self.options.echo else ""
 
-    def prompt_fields(self, prompt: int) -> dict[str, Any]:
+    def prompt_fields(self, prompt: int) -> Json:
         """The prompt's token ids; of an encoder-decoder model both prompts, and their texts where given."""
         started = self.started[prompt]
-        fields: dict[str, Any] = {"prompt_token_ids": started.prompt_token_ids}
+        fields: Json = {"prompt_token_ids": started.prompt_token_ids}
         if not (self.options.encoder or started.encoder_prompt_token_ids):
             return fields
         fields["encoder_prompt_token_ids"] = started.encoder_prompt_token_ids
@@ -60,7 +53,7 @@ class CompletionBook:
             fields["encoder_prompt"] = self.options.encoder.source
         return fields | ({"decoder_prompt": given} if isinstance(given, str) else {})
 
-    def logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, index: int, delta: Delta) -> Json | None:
         """The legacy shape of a piece's log-probabilities; offsets count characters of the whole text."""
         if self.options.logprobs is None:
             return None
@@ -72,7 +65,7 @@ class CompletionBook:
         self._offsets[index] = at
         return {
             "tokens": tokens,
-            "token_logprobs": [_shown(position.chosen.logprob) for position in delta.logprobs],
+            "token_logprobs": [finite_logprob(position.chosen.logprob) for position in delta.logprobs],
             "top_logprobs": [_top(position) for position in delta.logprobs],
             "text_offset": offsets,
         }
@@ -88,7 +81,7 @@ class CompletionBook:
         self.timings = done.timings
         self.open -= 1
 
-    def timings_field(self) -> dict[str, Any]:
+    def timings_field(self) -> Json:
         """Stages of the prompt that ended last."""
         if not self.options.timings or self.timings is None:
             return {}
@@ -101,7 +94,7 @@ class CompletionStream:
     def __init__(self, book: CompletionBook) -> None:
         self._book = book
         self._begun = [False] * (len(book.options.prompts) * book.options.n)
-        self._usage = {"usage": None} if book.options.include_usage else {}
+        self._usage: Json = {"usage": None} if book.options.include_usage else {}
 
     def render(self, prompt: int, outputs: Sequence[Output]) -> bytes:
         """The events of a batch of one prompt's outputs; empty when it has nothing to show yet."""
@@ -142,15 +135,15 @@ class CompletionStream:
             end += self._event([], {"usage": usage_body(book.usage)})
         return end + (DONE if over else b"")
 
-    def _choice(self, index: int, text: str, delta: Delta, reason: str | None = None) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, delta: Delta, reason: str | None = None) -> Json:
         logprobs = self._book.logprobs(index, delta) if delta.logprobs else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice: Json = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         if self._book.options.return_token_ids:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def _event(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
-        return b"data: " + _json({**self._book.head, "choices": choices, **self._usage, **extra}) + b"\n\n"
+    def _event(self, choices: list[Json], extra: Json) -> bytes:
+        return event({**self._book.head, "choices": choices, **self._usage, **extra})
 
 
 class CompletionReply:
@@ -164,7 +157,7 @@ class CompletionReply:
         self._logprobs: list[list[PositionLogprobs]] = [[] for _ in range(count)]
         self._reasons = [""] * count
 
-    def take(self, prompt: int, outputs: Sequence[Output]) -> None:
+    def add(self, prompt: int, outputs: Sequence[Output]) -> None:
         for output in outputs:
             if isinstance(output, Started):
                 self._book.started[prompt] = output
@@ -185,11 +178,11 @@ class CompletionReply:
         assert book.open == 0
         choices = [self._choice(index) for index in range(len(self._texts))]
         usage = usage_body(book.usage)
-        return _json({**book.head, "choices": choices, "usage": usage, **book.timings_field()})
+        return to_json({**book.head, "choices": choices, "usage": usage, **book.timings_field()})
 
-    def _choice(self, index: int) -> dict[str, Any]:
+    def _choice(self, index: int) -> Json:
         book = self._book
-        choice: dict[str, Any] = {
+        choice: Json = {
             "index": index,
             "text": "".join(self._texts[index]),
             "logprobs": book.logprobs(index, Delta("", (), self._logprobs[index])),
@@ -205,9 +198,5 @@ def _top(position: PositionLogprobs) -> dict[str, float]:
     """The likeliest tokens by their text, and the chosen one; of equal texts the likelier one counts."""
     top: dict[str, float] = {}
     for token in (*position.top, position.chosen):
-        top.setdefault(token.text, _shown(token.logprob))
+        top.setdefault(token.text, finite_logprob(token.logprob))
     return top
-
-
-def _shown(logprob: float) -> float:
-    return max(logprob, _IMPOSSIBLE)

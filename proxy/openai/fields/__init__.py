@@ -1,1 +1,1 @@
-"""Request fields that several endpoints share."""
+"""Fields of requests and replies that several endpoints share."""

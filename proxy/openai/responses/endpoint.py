@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-import msgspec
-
 from triptych.errors import RequestError
 from triptych.proxy.call.chat import Done
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
+from triptych.proxy.http.sse import to_json
 from triptych.proxy.openai.responses.replies import ResponseBook, sse
 from triptych.proxy.openai.responses.request import ResponsesRequest, parse_responses
-
-_json = msgspec.json.Encoder().encode
 
 
 class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
@@ -44,7 +41,7 @@ class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
                 async for outputs in batches:
                     for _ in book.take(outputs):
                         pass
-                await reply.whole(_json(book.response))
+                await reply.whole(to_json(book.response))
                 return
             pace = WritePacer()
             async for outputs in batches:

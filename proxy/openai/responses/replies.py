@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import msgspec
 
 from triptych.errors import RequestError
-from triptych.proxy.call.answer import Answer, Shown, ShownCall
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
 from triptych.proxy.call.chat import Delta, Done, Output, Started
-from triptych.proxy.openai.chat.replies import timings_body
+from triptych.proxy.http.sse import to_json
+from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesRequest
 from triptych.types import FinishReason, PositionLogprobs, Usage
 
-_json = msgspec.json.Encoder().encode
-_IMPOSSIBLE = -9999.0
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-Event = dict[str, Any]
 
 
 class ResponseBook:
@@ -27,29 +22,29 @@ class ResponseBook:
     def __init__(self, request: ResponsesRequest, model: str) -> None:
         options, request_id = request.options, request.call.label
         self.begun = False
-        self.response = _response(request, model)
-        self._answer = Answer(options.calls, parallel=options.parallel_calls)
+        self._output: list[Json] = []
+        self.response = _response(request, model, self._output)
+        self._answer = ChoiceReader(options.calls, parallel=options.parallel_calls)
         self._timings = options.timings
         self._request_id = request_id
-        self._output: list[dict[str, Any]] = self.response["output"]
-        self._message: dict[str, Any] | None = None
+        self._message: Json | None = None
         self._texts: list[str] = []
         self._waiting: list[PositionLogprobs] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[Json] = []
         self._events = 0
 
-    def take(self, outputs: Sequence[Output]) -> Iterator[Event]:
+    def take(self, outputs: Sequence[Output]) -> Iterator[Json]:
         """What a batch changes."""
         for output in outputs:
             if isinstance(output, Started):
                 yield from self._begin()
             elif isinstance(output, Delta):
                 self._waiting += output.logprobs
-                yield from self._show(self._answer.take(output))
+                yield from self._show(self._answer.read(output))
             else:
                 yield from self._end(output)
 
-    def fail(self, error: RequestError) -> list[Event]:
+    def fail(self, error: RequestError) -> list[Json]:
         """The end of a response that has begun and cannot go on."""
         code = _ERROR_CODES.get(error.status, "server_error")
         self.response["status"] = "failed"
@@ -59,34 +54,34 @@ class ResponseBook:
             self._event("response.failed", response=self.response),
         ]
 
-    def _event(self, kind: str, **fields: Any) -> Event:
+    def _event(self, kind: str, **fields: object) -> Json:
         self._events += 1
         return {"type": kind, "sequence_number": self._events - 1, **fields}
 
-    def _begin(self) -> Iterator[Event]:
+    def _begin(self) -> Iterator[Json]:
         if not self.begun:
             self.begun = True
             yield self._event("response.created", response=self.response)
             yield self._event("response.in_progress", response=self.response)
 
-    def _show(self, shown: Sequence[Shown]) -> Iterator[Event]:
+    def _show(self, shown: Sequence[Shown]) -> Iterator[Json]:
         for piece in shown:
             if isinstance(piece, str):
                 yield from self._text(piece)
             else:
                 yield from self._call(piece)
 
-    def _text(self, text: str) -> Iterator[Event]:
+    def _text(self, text: str) -> Iterator[Json]:
         if self._message is None:
             yield from self._open_message()
-        logprobs = [_logprob(position) for position in self._waiting]
+        logprobs = [position_logprobs(position) for position in self._waiting]
         self._waiting.clear()
         self._logprobs += logprobs
         self._texts.append(text)
         short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in logprobs]
         yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=short)
 
-    def _open_message(self) -> Iterator[Event]:
+    def _open_message(self) -> Iterator[Json]:
         number = len(self._output)
         self._message = {
             "id": f"msg_{self._request_id}_{number}",
@@ -100,16 +95,16 @@ class ResponseBook:
         part = {"type": "output_text", "text": "", "annotations": []}
         yield self._event("response.content_part.added", **self._place(), part=part)
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> Json:
         """Where the open message's text stands."""
         assert self._message is not None
         return {"item_id": self._message["id"], "output_index": len(self._output) - 1, "content_index": 0}
 
-    def _close_message(self, status: str) -> Iterator[Event]:
+    def _close_message(self, status: str) -> Iterator[Json]:
         if self._message is None:
             return
         place, text = self._place(), "".join(self._texts)
-        self._logprobs += [_logprob(position) for position in self._waiting]
+        self._logprobs += [position_logprobs(position) for position in self._waiting]
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
         short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in self._logprobs]
         self._message["content"], self._message["status"] = [part], status
@@ -118,10 +113,10 @@ class ResponseBook:
         yield self._event("response.output_item.done", output_index=place["output_index"], item=self._message)
         self._message, self._texts, self._waiting, self._logprobs = None, [], [], []
 
-    def _call(self, call: ShownCall) -> Iterator[Event]:
+    def _call(self, call: ShownCall) -> Iterator[Json]:
         yield from self._close_message("completed")
         number = len(self._output)
-        item = {
+        item: Json = {
             "id": f"fc_{self._request_id}_{number}",
             "type": "function_call",
             "call_id": call.id,
@@ -139,7 +134,7 @@ class ResponseBook:
         self._output.append(item)
         yield self._event("response.output_item.done", output_index=number, item=item)
 
-    def _end(self, done: Done) -> Iterator[Event]:
+    def _end(self, done: Done) -> Iterator[Json]:
         yield from self._begin()
         rest, _ = self._answer.end(done)
         yield from self._show(rest)
@@ -157,12 +152,12 @@ class ResponseBook:
         yield self._event(f"response.{status}", response=self.response)
 
 
-def sse(event: Event) -> bytes:
+def sse(event: Json) -> bytes:
     """One event as this API streams it: named, and without a mark at the stream's end."""
-    return b"event: " + str(event["type"]).encode() + b"\ndata: " + _json(event) + b"\n\n"
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + to_json(event) + b"\n\n"
 
 
-def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
+def _response(request: ResponsesRequest, model: str, output: list[Json]) -> Json:
     body = request.body
     return {
         "id": f"resp_{request.call.label}",
@@ -174,7 +169,7 @@ def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "model": model,
-        "output": [],
+        "output": output,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "store": False,
@@ -191,7 +186,7 @@ def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -199,11 +194,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _logprob(position: PositionLogprobs) -> dict[str, Any]:
-    chosen, *top = [
-        {"token": token.text, "logprob": max(token.logprob, _IMPOSSIBLE), "bytes": list(token.utf8)}
-        for token in (position.chosen, *position.top)
-    ]
-    return {**chosen, "top_logprobs": top}

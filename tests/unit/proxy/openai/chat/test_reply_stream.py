@@ -10,7 +10,7 @@ import pytest
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http import endpoint as http_endpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
-from triptych.proxy.openai.chat.replies import SseStream
+from triptych.proxy.openai.chat.replies import ChatStream
 from triptych.proxy.openai.chat.request import ChatOptions, parse_body
 from triptych.types import FinishReason, Usage
 
@@ -31,7 +31,7 @@ def chunks(data: bytes) -> list[Any]:
 
 
 def test_a_batch_of_tokens_becomes_one_chunk_each_that_differ_in_the_text_alone() -> None:
-    stream = SseStream("id", "m", options())
+    stream = ChatStream("id", "m", options())
     stream.render([Started((1, 2)), Delta("a", [1])])
     first, second = chunks(stream.render([Delta('"\n', [2]), Delta("", [3]), Delta("ñ", [4])]))
     assert first["choices"][0]["delta"] == {"content": '"\n'}
@@ -41,13 +41,13 @@ def test_a_batch_of_tokens_becomes_one_chunk_each_that_differ_in_the_text_alone(
 
 
 def test_a_batch_without_text_shows_nothing_yet() -> None:
-    stream = SseStream("id", "m", options())
+    stream = ChatStream("id", "m", options())
     stream.render([Started((1,)), Delta("a", [1])])
     assert stream.render([Delta("", [2]), Delta("", [3])]) == b""
 
 
 def test_tokens_before_the_end_in_one_batch_come_before_it() -> None:
-    stream = SseStream("id", "m", options(b', "stream_options": {"include_usage": true}'))
+    stream = ChatStream("id", "m", options(b', "stream_options": {"include_usage": true}'))
     shown = chunks(stream.render([Started((1,)), Delta("a", [1]), Delta("b", [2]), DONE]))
     assert [chunk["choices"][0]["delta"].get("content") for chunk in shown[:-1]] == ["", "a", "b", None]
     assert [chunk["usage"] for chunk in shown[:-1]] == [None] * 4
@@ -55,7 +55,7 @@ def test_tokens_before_the_end_in_one_batch_come_before_it() -> None:
 
 
 def test_token_ids_are_shown_also_of_tokens_without_text() -> None:
-    stream = SseStream("id", "m", options(b', "return_token_ids": true'))
+    stream = ChatStream("id", "m", options(b', "return_token_ids": true'))
     stream.render([Started((1,)), Delta("a", [1])])
     shown = chunks(stream.render([Delta("", [2]), Delta("b", [3])]))
     assert [chunk["choices"][0]["token_ids"] for chunk in shown] == [[2], [3]]

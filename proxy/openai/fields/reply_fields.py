@@ -1,0 +1,39 @@
+"""Fields of replies that several endpoints share: usage, timings, log-probabilities."""
+
+from __future__ import annotations
+
+from triptych.proxy.call.chat import Timings
+from triptych.types import PositionLogprobs, TokenLogprob, Usage
+
+Json = dict[str, object]
+_STAGES = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")
+#: OpenAI's word for the log-probability of a token that cannot be.
+_IMPOSSIBLE = -9999.0
+
+
+def usage_body(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def timings_body(timings: Timings) -> Json:
+    items = [{"mm_hash": item.mm_hash, "cache": item.cache} for item in timings.items]
+    return {stage: round(getattr(timings, stage), 6) for stage in _STAGES} | {"items": items}
+
+
+def finite_logprob(logprob: float) -> float:
+    """The log-probability as JSON can have it: minus infinity becomes OpenAI's word for it."""
+    return max(logprob, _IMPOSSIBLE)
+
+
+def position_logprobs(position: PositionLogprobs) -> Json:
+    """One output position in the shape of the chat and Responses APIs."""
+    return {**_token(position.chosen), "top_logprobs": [_token(token) for token in position.top]}
+
+
+def _token(token: TokenLogprob) -> Json:
+    return {"token": token.text, "logprob": finite_logprob(token.logprob), "bytes": list(token.utf8)}
