@@ -8,16 +8,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
 from triptych.cpu.step_pacer import StepPacer
 from triptych.cpu.threads import in_short_lived_thread
-from triptych.ec_connector.base import EncoderOutput
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
-from triptych.encoder_worker.host_copy import HostCopy
-from triptych.encoder_worker.saver import Saver
+from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
+from triptych.encoder_worker.host_copy import HostCopier
 from triptych.engine_beat import EngineBeat
 from triptych.errors import InternalError, InvalidRequest
 from triptych.machine.device_fault import check_device
@@ -58,7 +59,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The tower is free. `items` of the batch went through it, in `calls` calls."""
+    """A batch's end: the tower is free. `items` of the batch went through it, in `calls` calls."""
 
     items: int
     calls: int
@@ -80,7 +81,7 @@ class Unsaved:
     reason: str
 
 
-EngineEvent = Encoded | BatchDone | Saved | Unsaved
+EngineEvent = Encoded | Saved | Unsaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,16 @@ class _SaveOrder:
     damaged_digest: str
 
 
-_Order = Sequence[TowerItem] | _SaveOrder | None
+@dataclass(frozen=True, slots=True)
+class _BatchOrder:
+    items: Sequence[TowerItem]
+    done: Future[BatchDone]
 
 
-class EncoderEngine:
+_Order = _BatchOrder | _SaveOrder | None
+
+
+class EncoderEngine(ECConnectorModelRunnerMixin):
     """Owns the tower and the saves. `emit` is called from any thread and must not block.
 
     A save that has landed is told at once, by the thread in which it landed: the item's requests need not
@@ -107,22 +114,23 @@ class EncoderEngine:
     def __init__(
         self,
         encoder: EncoderSide,
-        saver: Saver,
+        transfer: ECTransferConfig,
         outputs: OutputCache,
-        emit: Callable[[EngineEvent], None],
         pacer: StepPacer | None = None,
         *,
         thread_per_batch: bool = False,
     ) -> None:
         self.beat = EngineBeat("encoder engine")
         self._encoder = encoder
-        self._saver = saver
+        self._connector = self.ensure_ec_transfer_initialized(
+            transfer, ECConnectorRole.WORKER, self._collect
+        )
         self._outputs = outputs
-        self._emit = emit
+        self._emit: Callable[[EngineEvent], None]  # from `start` on
         self._pacer = pacer or StepPacer()
         self._thread_per_batch = thread_per_batch
         self._waited = 0.0
-        self._to_host = HostCopy(encoder.device)
+        self._to_host = HostCopier(encoder.device)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._stopping = False
         self._busy_since: float | None = None
@@ -131,30 +139,30 @@ class EncoderEngine:
             target=self.beat.run, args=(self._run,), name="encoder-engine", daemon=True
         )
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._saver.on_progress(self._collect)
+    def start(self, emit: Callable[[EngineEvent], None]) -> None:
+        """Starts the thread. `emit` is called from any thread and must not block."""
+        self._emit = emit
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread after the batch in the tower."""
+        """Ends the thread after the batch in the tower, then the connector."""
         self.beat.stop()
         self._stopping = True
         self._orders.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
+        self.shutdown_ec_transfer()
 
-    def encode(self, batch: Sequence[TowerItem]) -> None:
-        """Hands a batch over; one `Encoded` per item and then one `BatchDone` come back."""
-        self._orders.put(batch)
+    def encode(self, batch: Sequence[TowerItem]) -> Future[BatchDone]:
+        """Hands a batch over; one `Encoded` per item is emitted before the batch is done."""
+        order = _BatchOrder(batch, Future())
+        order.done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        self._orders.put(order)
+        return order.done
 
     def save(self, output: EncoderOutput, damaged_digest: str = "") -> None:
         """Saves an output (again); `Saved` or `Unsaved` comes back."""
         self._orders.put(_SaveOrder(output, damaged_digest))
-
-    def kept(self, mm_hash: str) -> EncoderOutput | None:
-        """The item's output, if it is still here from an earlier job."""
-        return self._outputs.get(mm_hash)
 
     def last_progress(self) -> float:
         """When the tower last made progress, on the monotonic clock; now while it is idle."""
@@ -170,22 +178,19 @@ class EncoderEngine:
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
             elif order is not None:
-                self._run_batch(order)
+                order.done.set_result(self._run_batch(order.items))
 
-    def _run_batch(self, batch: Sequence[TowerItem]) -> None:
+    def _run_batch(self, batch: Sequence[TowerItem]) -> BatchDone:
         """Every item is answered, and then the batch, whatever fails."""
         try:
-            if self._thread_per_batch:
-                in_short_lived_thread(self._step, batch)
-            else:
-                self._step(batch)
+            return in_short_lived_thread(self._step, batch) if self._thread_per_batch else self._step(batch)
         except Exception as error:
             check_device(error, self._encoder.device)
             logger.exception("a batch of %d items failed", len(batch))
             self._busy_since = None
             for item in batch:
                 self._tell(Encoded(item.plan.mm_hash, 0.0, error=InternalError("the encoder failed")))
-            self._tell(BatchDone(0, self._calls, 0.0))
+            return BatchDone(0, self._calls, 0.0)
 
     def _tell(self, event: EngineEvent) -> None:
         try:
@@ -193,7 +198,7 @@ class EncoderEngine:
         except Exception:
             logger.exception("an event of the engine was not taken")
 
-    def _step(self, batch: Sequence[TowerItem]) -> None:
+    def _step(self, batch: Sequence[TowerItem]) -> BatchDone:
         start = self._busy_since = time.monotonic()
         self._calls, self._waited = 0, 0.0
         fresh = [item for item in batch if item.output is None]
@@ -206,7 +211,7 @@ class EncoderEngine:
             except Exception:
                 logger.exception("an item could not be answered as it should")
                 self._tell(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
-        self._tell(BatchDone(len(fresh), self._calls, seconds))
+        return BatchDone(len(fresh), self._calls, seconds)
 
     def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
         """One output or error per item; an item that fails takes no other with it."""
@@ -259,13 +264,13 @@ class EncoderEngine:
         try:
             self._outputs.pin(key)
             self._outputs[key] = output
-            self._saver.save(self._outputs, key, damaged_digest)
+            self.maybe_save_ec_to_connector(self._outputs, key, damaged_digest)
         except Exception as error:
             logger.warning("a save could not begin", exc_info=True)
             self._landed(Unsaved(key, type(error).__name__))
 
     def _collect(self) -> None:
-        finished = self._saver.get_finished()
+        finished = self._connector.get_finished()
         for key in finished.saved:
             self._landed(Saved(key))
         for key, reason in finished.unsaved.items():

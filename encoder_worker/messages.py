@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobSpec, MediaWanted, Planned, Ready, Waits
-from triptych.encoder_worker.jobs.limits import ItemFormat
+from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaWanted, Planned, Ready, Waits
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.errors import InvalidRequest, TooLarge
 from triptych.hashing import canonical, check_mm_hash
@@ -57,7 +56,7 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
     )
 
 
-def _options(text: str) -> Mapping[str, Any]:
+def _options(text: str) -> Mapping[str, object]:
     error = InvalidRequest("processor_options: a small JSON object of options", param="processor_options")
     if len(text) > _MAX_OPTIONS_CHARS:
         raise error

@@ -1,61 +1,103 @@
-"""Which item is preprocessed, asked for again, or encoded next: decisions only, no IO, no tensors.
-
-An item's way, by events from outside (`->`) and decisions made here (`=>`):
-
-    add -> media_arrived => next_preparation -> prepared -> run => next_batch -> remove
-                 ^                                  |         |
-                 +---- media sent again <= next_media_request +   (its pixels were dropped, or never fit)
-
-Pixels of items without permission to run may be dropped at any time, the oldest first. Those of items
-with permission stay: dropping them too would let two items push each other out for ever. Permission is
-no reason to hold more than the memory, so such an item asks for its media only when there is room for it,
-in run order, and one item may always be in memory, however large.
-"""
+"""Which item is preprocessed, asked for again, or encoded next: decisions only, no IO, no tensors."""
 
 from __future__ import annotations
 
+import enum
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 
-@dataclass(slots=True)
-class _Item:
-    key: str
-    arrival: int
-    re_encode: bool
-    #: Media are here and wait for preprocessing, or are in it.
-    has_media: bool = False
-    preparing: bool = False
-    #: Sizes are known.
-    planned: bool = False
+class Stage(enum.Enum):
+    """Where an item is.
+
+        NO_MEDIA -> MEDIA -> PREPARING -> PREPARED -> ENCODING
+           ^  |       ^                      |
+           |  +-> REQUESTED                  |   asked for again, its room is kept
+           +---------------------------------+   its pixels were dropped, or never fit
+    """
+
+    NO_MEDIA = enum.auto()
+    REQUESTED = enum.auto()
+    MEDIA = enum.auto()
+    PREPARING = enum.auto()
+    PREPARED = enum.auto()
+    ENCODING = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class EncoderItem:
+    """State of one item in an encoder worker, as far as its order depends on it."""
+
+    re_encode: bool = False
+    #: Whether the store has been asked, which comes first; None: not even begun.
+    looked_up: bool | None = None
+    stage: Stage = Stage.NO_MEDIA
+    #: Bytes of the pixels, and the item's share of a batch; known once it has been preprocessed.
     nbytes: int = 0
     cost: int = 0
-    has_pixels: bool = False
-    prepared_at: int = 0
-    #: When permission came; None: there is none.
-    permit_order: int | None = None
-    #: The same once the item has one of the tower's places: only then its pixels stay.
-    run_order: int | None = None
-    #: The media have been asked for again: their room is kept.
-    awaited: bool = False
-    in_tower: bool = False
+    prepared_at: int | None = field(default=None, init=False)
+    #: When permission to run came; None: there is none.
+    permitted_at: int | None = field(default=None, init=False)
+    #: The item has one of the tower's places: only then its pixels stay.
+    placed: bool = field(default=False, init=False)
 
     @property
-    def order(self) -> tuple[bool, int]:
-        return (not self.re_encode, self.arrival if self.permit_order is None else self.permit_order)
+    def planned(self) -> bool:
+        """Its sizes are known."""
+        return self.prepared_at is not None
+
+    @property
+    def waiting(self) -> bool:
+        """It is planned, has permission, and is not in the tower."""
+        return self.planned and self.permitted_at is not None and self.stage is not Stage.ENCODING
+
+    @property
+    def has_pixels(self) -> bool:
+        return self.stage in (Stage.PREPARED, Stage.ENCODING)
 
     @property
     def pinned(self) -> bool:
-        return (self.has_pixels and self.run_order is not None) or self.awaited
+        """Its pixels stay, or their room is kept until they are back."""
+        return self.placed if self.has_pixels else self.planned and self.stage is not Stage.NO_MEDIA
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Re-encodes first, then by permission; equals by arrival."""
+        return (not self.re_encode, self.permitted_at or 0)
+
+    def drop_pixels(self) -> None:
+        """They give their memory back."""
+        self.stage = Stage.NO_MEDIA
 
 
-class EncoderScheduler:
-    """Plan queue, prepared pixels and run queue of one encoder worker.
+@dataclass(slots=True)
+class SchedulerCounts:
+    """Items by where they are: without permission, waiting for the tower, in it or being saved."""
+
+    items: int
+    planned: int = 0
+    queued: int = 0
+    encoding: int = 0
+    #: Of prepared pixels.
+    prepared_bytes: int = 0
+
+
+Item = TypeVar("Item", bound=EncoderItem)
+
+
+class EncoderScheduler(Generic[Item]):
+    """Order of one encoder worker's items, which are kept by arrival; it alone changes their stage.
 
     `prepared_memory` bounds the bytes of prepared pixels, `batch_patches` the cost of one batch,
     `preparations` the items in preprocessing at once, `tower_credit` the planned items that wait for the
     tower with their pixels: proxies divide it among themselves, but each has one at least, so more items
     may have permission. Those wait as if they had none.
+
+    Pixels of items without a place may be dropped at any time, the oldest first. Those of items with one stay:
+    dropping them too would let two items push each other out for ever. Permission is no reason to hold more
+    than the memory, so such an item asks for its media only when there is room for it, in run order, and one
+    item may always be in memory, however large.
     """
 
     def __init__(
@@ -65,179 +107,135 @@ class EncoderScheduler:
         self._memory = prepared_memory
         self._batch_patches = batch_patches
         self._preparations = preparations
-        self._items: dict[str, _Item] = {}
-        self._clock = itertools.count()
-        self._dropped: list[str] = []
+        self._items: dict[Item, None] = {}
+        self._clock = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._items
-
     @property
     def unplanned(self) -> int:
         """Items that still use plan credit."""
-        return sum(not item.planned for item in self._items.values())
+        return sum(not item.planned for item in self._items)
 
-    @property
-    def planned(self) -> int:
-        """Items that are planned and have no permission to run."""
-        return sum(item.planned and item.permit_order is None for item in self._items.values())
+    def counts(self) -> SchedulerCounts:
+        """What is held now."""
+        counts = SchedulerCounts(items=len(self._items))
+        for item in self._items:
+            counts.planned += item.planned and item.permitted_at is None
+            counts.queued += item.waiting
+            counts.encoding += item.stage is Stage.ENCODING
+            counts.prepared_bytes += item.nbytes if item.has_pixels else 0
+        return counts
 
-    @property
-    def queued(self) -> int:
-        """Items that have permission and wait for the tower."""
-        return sum(
-            item.planned and item.permit_order is not None and not item.in_tower
-            for item in self._items.values()
-        )
+    def waiting(self) -> list[Item]:
+        """Planned items with permission that are not in the tower."""
+        return [item for item in self._items if item.waiting]
 
-    @property
-    def prepared_bytes(self) -> int:
-        """Bytes of prepared pixels held."""
-        return sum(item.nbytes for item in self._items.values() if item.has_pixels)
+    def add(self, item: Item) -> None:
+        """A new item."""
+        self._items[item] = None
 
-    def add(self, key: str, *, re_encode: bool = False) -> None:
-        """A new item without media. A known one may only gain the priority of a re-encode."""
-        item = self._items.get(key)
-        if item is None:
-            self._items[key] = _Item(key, next(self._clock), re_encode)
-        else:
-            item.re_encode = item.re_encode or re_encode
-
-    def remove(self, key: str) -> None:
-        """The item is encoded, failed or cancelled: nothing of it stays."""
-        self._items.pop(key, None)
+    def remove(self, item: Item) -> None:
+        """The item is encoded, failed or cancelled."""
+        self._items.pop(item, None)
         self._fill_places()
 
-    def needs_media(self, key: str) -> bool:
+    def next_look_up(self) -> Item | None:
+        """A new item: the store is asked for it before anything else."""
+        item = next((item for item in self._items if item.looked_up is None), None)
+        if item is not None:
+            item.looked_up = False
+        return item
+
+    def needs_media(self, item: Item) -> bool:
         """Whether media that arrive now are of use."""
-        item = self._items.get(key)
-        return item is not None and not item.has_media and (not item.planned or item.awaited)
+        return item.stage is Stage.REQUESTED or (item.stage is Stage.NO_MEDIA and not item.planned)
 
-    def media_arrived(self, key: str) -> None:
+    def media_arrived(self, item: Item) -> None:
         """All media of an item that `needs_media` are here."""
-        self._items[key].has_media = True
+        item.stage = Stage.MEDIA
 
-    def media_lost(self, key: str) -> None:
-        """Media that were asked for again will not come from there: they may be asked for elsewhere."""
-        item = self._items.get(key)
-        if item is not None and not item.has_media:
-            item.awaited = False
+    def media_lost(self, item: Item) -> None:
+        """Media that were asked for again will not come: they may be asked for elsewhere."""
+        if item.stage is Stage.REQUESTED:
+            item.stage = Stage.NO_MEDIA
 
-    def run(self, key: str) -> None:
+    def permit(self, item: Item) -> None:
         """Permission to use the tower. A second one changes nothing."""
-        item = self._items[key]
-        if item.permit_order is None:
-            item.permit_order = next(self._clock)
+        if item.permitted_at is None:
+            item.permitted_at = next(self._clock)
             self._fill_places()
 
-    def withdraw(self, key: str) -> None:
+    def withdraw(self, item: Item) -> None:
         """The permission is gone with the stream that had it."""
-        item = self._items.get(key)
-        if item is not None and not item.in_tower:
-            item.permit_order = item.run_order = None
-            item.awaited = item.awaited and item.has_media
+        if item.stage is not Stage.ENCODING:
+            item.permitted_at, item.placed = None, False
+            self.media_lost(item)
             self._fill_places()
-
-    def waiting(self) -> list[str]:
-        """Planned items with permission that are not in the tower."""
-        return [
-            item.key
-            for item in self._items.values()
-            if item.planned and item.permit_order is not None and not item.in_tower
-        ]
 
     def _fill_places(self) -> None:
-        """Planned items with permission take the free places: re-encodes first, then in order."""
-        placed = (item for item in self._items.values() if item.run_order is not None and not item.in_tower)
-        free = self._tower_credit - sum(1 for _ in placed)
-        if free <= 0:
-            return
-        able = [
-            item
-            for item in self._items.values()
-            if item.planned and item.permit_order is not None and item.run_order is None
-        ]
-        for item in sorted(able, key=lambda i: i.order)[:free]:
-            item.run_order = item.permit_order
+        """Planned items with permission get the free places: re-encodes first, then in order."""
+        waiting = self.waiting()
+        free = self._tower_credit - sum(item.placed for item in waiting)
+        if free > 0:
+            able = [item for item in waiting if not item.placed]
+            for item in sorted(able, key=lambda i: i.order)[:free]:
+                item.placed = True
 
-    def next_preparation(self) -> str | None:
+    def next_preparation(self) -> Item | None:
         """The item to preprocess now: re-encodes first, then those that may run, then by arrival."""
-        if sum(item.preparing for item in self._items.values()) >= self._preparations:
+        if sum(item.stage is Stage.PREPARING for item in self._items) >= self._preparations:
             return None
-        waiting = [item for item in self._items.values() if item.has_media and not item.preparing]
+        waiting = [item for item in self._items if item.stage is Stage.MEDIA and item.looked_up]
         if not waiting:
             return None
-        item = min(waiting, key=lambda i: (not i.re_encode, i.permit_order is None, i.order))
-        item.preparing = True
-        return item.key
+        item = min(waiting, key=lambda i: (not i.re_encode, i.permitted_at is None, i.order))
+        item.stage = Stage.PREPARING
+        return item
 
-    def prepared(self, key: str, *, nbytes: int, cost: int) -> None:
-        """The item's pixels are here. `take_dropped` says whose pixels (maybe its own) go for them."""
-        item = self._items[key]
-        item.has_media = item.preparing = item.awaited = False
-        item.planned = item.has_pixels = True
+    def prepared(self, item: Item, *, nbytes: int, cost: int) -> None:
+        """The item's pixels are here; others' (or its own) are dropped for them where memory is short."""
+        item.stage = Stage.PREPARED
         item.nbytes, item.cost, item.prepared_at = nbytes, cost, next(self._clock)
         self._fill_places()
         self._make_room(item)
 
-    def take_dropped(self) -> list[str]:
-        """The keys whose pixels the caller drops now."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
-    def _make_room(self, newest: _Item) -> None:
+    def _make_room(self, newest: Item) -> None:
         """Drops pixels, oldest first and the newest's own last, until held and awaited bytes fit."""
-        holders = [item for item in self._items.values() if item.has_pixels or item.awaited]
+        holders = [item for item in self._items if item.has_pixels or item.pinned]
         over = sum(item.nbytes for item in holders) - self._memory
         others = [item for item in holders if item is not newest and not item.pinned]
-        for item in sorted(others, key=lambda i: i.prepared_at):
+        for item in sorted(others, key=lambda i: i.prepared_at or 0):
             if over <= 0:
                 return
             over -= item.nbytes
-            self._drop(item)
+            item.drop_pixels()
         alone = len(holders) - len(others) == 1
         if over > 0 and newest.has_pixels and not alone:
-            self._drop(newest)
+            newest.drop_pixels()
 
-    def _drop(self, item: _Item) -> None:
-        item.has_pixels = False
-        self._dropped.append(item.key)
-
-    def next_media_request(self) -> str | None:
+    def next_media_request(self) -> Item | None:
         """A planned item whose turn it is but whose pixels are gone: ask for its media again."""
-        lacking = [
-            item
-            for item in self._items.values()
-            if item.planned
-            and item.run_order is not None
-            and not (item.has_pixels or item.in_tower)
-            and not (item.awaited or item.has_media)
-        ]
+        lacking = [item for item in self._items if item.placed and item.stage is Stage.NO_MEDIA]
         if not lacking:
             return None
         item = min(lacking, key=lambda i: i.order)
-        held = sum(other.nbytes for other in self._items.values() if other.pinned)
+        held = sum(other.nbytes for other in self._items if other.pinned)
         if held and held + item.nbytes > self._memory:
             return None
-        item.awaited = True
+        item.stage = Stage.REQUESTED
         self._make_room(item)
-        return item.key
+        return item
 
-    def next_batch(self) -> list[str]:
-        """The keys to encode together now: re-encodes first, then run order, within the patch budget.
+    def next_batch(self) -> list[Item]:
+        """The items to encode together now: re-encodes first, then run order, within the patch budget.
 
         The first fits always: an item above the budget runs alone. No later item overtakes one that does
         not fit, so large items do not starve.
         """
-        runnable = [
-            item
-            for item in self._items.values()
-            if item.run_order is not None and item.has_pixels and not item.in_tower
-        ]
-        batch: list[_Item] = []
+        runnable = [item for item in self._items if item.placed and item.stage is Stage.PREPARED]
+        batch: list[Item] = []
         cost = 0
         for item in sorted(runnable, key=lambda i: i.order):
             if batch and cost + item.cost > self._batch_patches:
@@ -245,6 +243,6 @@ class EncoderScheduler:
             batch.append(item)
             cost += item.cost
         for item in batch:
-            item.in_tower = True
+            item.stage = Stage.ENCODING
         self._fill_places()
-        return [item.key for item in batch]
+        return batch

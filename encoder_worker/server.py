@@ -1,4 +1,4 @@
-"""The Encode stream: frames in, events out; every stream ends with ready or failed within its time."""
+"""The gRPC server's Encode streams: frames in, events out; every stream ends with ready or failed in time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobSpec, Ready, Waiter
-from triptych.encoder_worker.jobs.limits import ItemFormat
-from triptych.encoder_worker.jobs.table import JobTable
+from grpc import aio
+
+from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, Ready, Waiter
+from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
@@ -24,23 +25,27 @@ FIRST_MESSAGE_SECONDS = 10.0
 #: Seconds between two messages of a stream whose media are on their way.
 FRAME_SECONDS = 30.0
 
+Requests = AsyncIterator[encoder_pb2.EncodeRequest]
+
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Translates streams into calls of the job table, and its events into messages."""
+    """Translates streams into calls of `JobStreams`, and the jobs' events into messages."""
 
-    def __init__(self, jobs: JobTable, media: MediaBudget) -> None:
-        self._jobs = jobs
+    def __init__(self, streams: JobStreams, media: MediaBudget, format: ItemFormat) -> None:
+        self._streams = streams
         self._media = media
+        self._format = format
 
     async def Encode(
-        self, request_iterator: AsyncIterator[encoder_pb2.EncodeRequest], context: Any
+        self,
+        request_iterator: Requests,
+        context: aio.ServicerContext[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent],
     ) -> AsyncIterator[encoder_pb2.EncodeEvent]:
         """One job; see the protocol."""
         events: asyncio.Queue[JobEvent] = asyncio.Queue()
         try:
-            spec = await _first(request_iterator, self._jobs.format)
-            waiter = Waiter(spec, time.monotonic() + spec.timeout, events.put_nowait)
-            self._jobs.join(waiter)
+            spec = await _first(request_iterator, self._format)
+            waiter = self._streams.join(spec, events.put_nowait)
         except RequestError as error:
             yield event_message(Failed(error, retryable=error.status == 429 or error.status >= 500))
             return
@@ -50,7 +55,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 yield event_message(event)
         finally:
             frames.cancel()
-            self._jobs.leave(waiter)
+            if not waiter.ended:
+                self._streams.leave(waiter)
 
     async def _events(self, events: asyncio.Queue[JobEvent], waiter: Waiter) -> AsyncIterator[JobEvent]:
         """The stream's events up to its last, which comes at the deadline if not before."""
@@ -59,17 +65,17 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 async with asyncio.timeout(waiter.deadline - time.monotonic()):
                     event = await events.get()
             except TimeoutError:
-                self._jobs.fail_late(waiter)
+                self._streams.fail_late(waiter)
                 event = await events.get()
             yield event
             if isinstance(event, Ready | Failed):
                 return
 
-    async def _read(self, requests: AsyncIterator[encoder_pb2.EncodeRequest], waiter: Waiter) -> None:
+    async def _read(self, requests: Requests, waiter: Waiter) -> None:
         try:
             await self._read_frames(requests, waiter)
         except RequestError as refused:
-            self._jobs.fail(waiter, refused, retryable=refused.status >= 500)
+            self._streams.fail(waiter, refused, retryable=refused.status >= 500)
         except Exception:
             # The stream is broken, or we are: either way it must not wait for its deadline.
             spec = waiter.spec
@@ -79,46 +85,45 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 exc_info=True,
             )
             error = InternalError("the job's stream could not be read")
-            self._jobs.fail(waiter, error, retryable=True)
+            self._streams.fail(waiter, error, retryable=True)
 
-    async def _read_frames(self, requests: AsyncIterator[encoder_pb2.EncodeRequest], waiter: Waiter) -> None:
-        """Nothing is read before there is room for the media: until then they stay with the sender."""
+    async def _read_frames(self, requests: Requests, waiter: Waiter) -> None:
+        """Nothing is read before there is room for the media: until then they stay with the client.
+
+        A client whose media have room has to go on sending them.
+        """
         frames: list[bytes] = []
         missing = waiter.spec.media_bytes
-        room = await self._media.take(missing, first=waiter.spec.re_encode)
+        room = await self._media.acquire(missing, first=waiter.spec.re_encode)
+        now = asyncio.get_running_loop().time
         try:
-            while (request := await _next(requests, receiving=missing > 0)) is not None:
-                match request.WhichOneof("body"):
-                    case "media":
-                        if not missing and waiter.media_wanted:
-                            waiter.media_wanted, missing = False, waiter.spec.media_bytes
-                            room = await self._media.take(missing, first=True)
-                        missing -= _checked_frame(request.media, missing)
-                        frames.append(request.media)
-                        if not missing:
-                            whole, frames = frames, []
-                            await self._jobs.media(waiter, whole, room)
-                    case "run":
-                        self._jobs.run(waiter)
-                    case _:
-                        raise InvalidRequest("job: only the first message may carry it", param="job")
+            async with asyncio.timeout(None) as patience:
+                while True:
+                    patience.reschedule(now() + FRAME_SECONDS if missing else None)
+                    if (request := await anext(requests, None)) is None:
+                        break
+                    patience.reschedule(None)
+                    match request.WhichOneof("body"):
+                        case "media":
+                            if not missing and waiter.media_wanted:
+                                waiter.media_wanted, missing = False, waiter.spec.media_bytes
+                                room = await self._media.acquire(missing, first=True)
+                            missing -= _checked_frame(request.media, missing)
+                            frames.append(request.media)
+                            if not missing:
+                                whole, frames = frames, []
+                                await self._streams.media(waiter, whole, room)
+                        case "run":
+                            self._streams.permit(waiter)
+                        case _:
+                            raise InvalidRequest("job: only the first message may carry it", param="job")
+        except TimeoutError:
+            raise DeadlineExceeded("the job's media come too slowly") from None
         finally:
             if missing:
                 room.release()
-        self._jobs.no_more(waiter, complete=not missing)
-
-
-async def _next(
-    requests: AsyncIterator[encoder_pb2.EncodeRequest], *, receiving: bool
-) -> encoder_pb2.EncodeRequest | None:
-    """The next message; None at the end. What holds room for media has to go on sending them."""
-    if not receiving:
-        return await anext(requests, None)
-    try:
-        async with asyncio.timeout(FRAME_SECONDS):
-            return await anext(requests, None)
-    except TimeoutError:
-        raise DeadlineExceeded("the job's media come too slowly") from None
+        if not waiter.ended:
+            self._streams.close(waiter, complete=not missing)
 
 
 def _checked_frame(frame: bytes, missing: int) -> int:
@@ -129,7 +134,7 @@ def _checked_frame(frame: bytes, missing: int) -> int:
     return len(frame)
 
 
-async def _first(requests: AsyncIterator[encoder_pb2.EncodeRequest], format: ItemFormat) -> JobSpec:
+async def _first(requests: Requests, format: ItemFormat) -> JobSpec:
     try:
         async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
             request = await anext(requests, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +15,18 @@ from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
+from triptych.encoder_worker.job_spec import ItemFormat
+from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
-from triptych.encoder_worker.jobs.limits import ItemFormat, JobLimits
+from triptych.encoder_worker.jobs.loop import JobLoop
 from triptych.encoder_worker.jobs.metrics import JobMetrics
-from triptych.encoder_worker.jobs.table import JobTable
+from triptych.encoder_worker.jobs.saves import JobSaves
+from triptych.encoder_worker.jobs.single_flight import SingleFlight
+from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds
 from triptych.encoder_worker.media.audio import AudioLimits
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.preparer import Preparer
-from triptych.encoder_worker.saver import ConnectorSaver, Saver
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
 from triptych.engine_beat import EngineBeat
@@ -70,14 +73,12 @@ class EncoderWorker:
         store: EmbeddingStore,
         *,
         metrics: EncoderMetrics,
-        saver: Saver | None = None,
         lease_term: float = 5.0,
         transfer: ECTransferConfig | None = None,
         pacer: StepPacer | None = None,
         thread_per_batch: bool = False,
     ) -> None:
         transfer = transfer or transfer_config(config, identity)
-        self._own_saver = ConnectorSaver(transfer) if saver is None else None
         memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
         self._preparer = Preparer(
@@ -88,9 +89,8 @@ class EncoderWorker:
         )
         self._engine = EncoderEngine(
             encoder,
-            saver or self._saver_made(),
+            transfer,
             outputs,
-            self._emitter(),
             pacer,
             thread_per_batch=thread_per_batch,
         )
@@ -101,38 +101,38 @@ class EncoderWorker:
             last_progress=self._engine.last_progress,
             term=lease_term,
         )
-        self.jobs = JobTable(
-            format=ItemFormat(
-                identity.namespace, encoder.modality, encoder.width, str(encoder.dtype).removeprefix("torch.")
+        metrics.leases_held.set_function(lambda: self._leases.held)
+        scheduler = EncoderScheduler[EncodeJob](
+            prepared_memory=config.prepared_memory,
+            batch_patches=config.batch_patches,
+            preparations=max(1, config.decode_threads),
+            tower_credit=max(1, config.tower_credit),
+        )
+        format = ItemFormat(
+            identity.namespace, encoder.modality, encoder.width, str(encoder.dtype).removeprefix("torch.")
+        )
+        changed, job_metrics = asyncio.Event(), JobMetrics(metrics, identity.model_name)
+        bounds = JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit)
+        self.jobs = EncodeJobs(bounds, scheduler, self._leases, job_metrics, changed)
+        streams = JobStreams(self.jobs, scheduler, self._preparer, job_metrics, changed)
+        self._saves = JobSaves(self.jobs, self._engine, job_metrics)
+        self._loop = JobLoop(
+            self.jobs,
+            scheduler,
+            streams,
+            SingleFlight(
+                self.jobs, store if memory is None else memory, self._leases, identity.namespace
             ),
-            limits=JobLimits(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
-            scheduler=EncoderScheduler(
-                prepared_memory=config.prepared_memory,
-                batch_patches=config.batch_patches,
-                preparations=max(1, config.decode_threads),
-                tower_credit=max(1, config.tower_credit),
-            ),
-            preparer=self._preparer,
-            engine=self._engine,
-            store=store if memory is None else memory,
-            leases=self._leases,
-            metrics=JobMetrics(metrics, identity.model_name),
+            self._preparer,
+            self._engine,
+            outputs,
+            self._saves,
+            format=format,
+            metrics=job_metrics,
+            changed=changed,
         )
         self.media = MediaBudget(config.encoder_media_memory)
-        self.servicer = EncoderServicer(self.jobs, self.media)
-
-    def _saver_made(self) -> Saver:
-        assert self._own_saver is not None
-        return self._own_saver
-
-    def _emitter(self) -> Callable[[EngineEvent], None]:
-        loop = asyncio.get_running_loop()
-
-        def emit(event: EngineEvent) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self.jobs.on_engine, event)
-
-        return emit
+        self.servicer = EncoderServicer(streams, self.media, format)
 
     @property
     def beat(self) -> EngineBeat:
@@ -140,8 +140,15 @@ class EncoderWorker:
         return self._engine.beat
 
     def start(self) -> None:
-        """Starts the engine's thread."""
-        self._engine.start()
+        """Starts the engine's thread and the jobs' loop."""
+        loop = asyncio.get_running_loop()
+
+        def emit(event: EngineEvent) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._saves.on_engine, event)
+
+        self._engine.start(emit)
+        self._loop.start()
 
     async def drain(self, grace: float) -> None:
         """Finishes what may run, for at most `grace` seconds; new jobs are refused."""
@@ -150,11 +157,10 @@ class EncoderWorker:
     async def stop(self) -> None:
         """Ends threads and connections, gives leases back."""
         await self.jobs.drain(0)
+        await self._loop.stop()
         await self._leases.close()
         await asyncio.to_thread(self._engine.stop)
         self._preparer.close()
-        if self._own_saver is not None:
-            await asyncio.to_thread(self._own_saver.close)
 
 
 def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:

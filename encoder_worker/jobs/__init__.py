@@ -1,1 +1,1 @@
-"""Encoder jobs of this worker: state, streams to the proxies, leases."""
+"""Encoder jobs: their state, the proxies' streams, and the way of items through tower and store."""

@@ -1,35 +1,19 @@
-"""One item's job in this worker, and the streams that wait for it."""
+"""One item's job in an encoder worker, and the streams that wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from triptych.ec_connector.base import EncoderOutput
+from triptych.encoder_worker.engine import TowerItem
+from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.budget import MediaRoom
+from triptych.encoder_worker.media.preparer import VerifiedMedia
+from triptych.encoder_worker.scheduler import EncoderItem
 from triptych.errors import RequestError
 from triptych.models.base import PreparedItem
 from triptych.types import ItemPlan
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What one stream asks for; see `EncodeJob` of the protocol. `timeout` is in seconds."""
-
-    job_id: str
-    request_id: str
-    mm_hash: str
-    namespace: str
-    modality: str
-    processor_options: Mapping[str, Any]
-    salt: str
-    media_bytes: int
-    timeout: float
-    failed_lease_token: str = ""
-    damaged_digest: str = ""
-    re_encode: bool = False
-    label: str = ""
 
 
 @dataclass(slots=True)
@@ -75,7 +59,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The tower works on others; the item's turn comes."""
+    """The tower makes progress on other items; this one is still in its queue."""
 
 
 JobEvent = Planned | Ready | MediaWanted | Waits | Failed
@@ -83,16 +67,17 @@ JobEvent = Planned | Ready | MediaWanted | Waits | Failed
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """One stream's part in a job. `send` takes events in the event loop's thread and never blocks."""
+    """One stream's part in a job, from join to the last event. `send` runs in the event loop, never blocks."""
 
     spec: JobSpec
+    job: EncodeJob
     deadline: float
     send: Callable[[JobEvent], None]
-    told_plan: bool = False
-    admitted: bool = False
+    plan_sent: bool = False
+    permitted: bool = False
     #: The media were asked for again and have not begun to come.
     media_wanted: bool = False
-    #: The stream's sender has said its last word.
+    #: The client has half-closed the stream.
     closed: bool = False
     ended: bool = False
 
@@ -100,9 +85,9 @@ class Waiter:
         self.media_wanted = True
         self.send(MediaWanted())
 
-    def tell_plan(self, plan: ItemPlan) -> None:
-        if not self.told_plan and not self.ended:
-            self.told_plan = True
+    def send_plan(self, plan: ItemPlan) -> None:
+        if not self.plan_sent and not self.ended:
+            self.plan_sent = True
             self.send(Planned(plan))
 
     def end(self, event: Ready | Failed) -> None:
@@ -111,16 +96,8 @@ class Waiter:
             self.send(event)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedMedia:
-    """Media bytes whose hash is the job's key, with the options that the key was made with."""
-
-    data: bytes
-    options: Mapping[str, Any]
-
-
-@dataclass(eq=False, slots=True)
-class ItemJob:
+@dataclass(eq=False, slots=True, kw_only=True)
+class EncodeJob(EncoderItem):
     """One mm_hash in this worker, from its first stream to its end."""
 
     mm_hash: str
@@ -130,23 +107,26 @@ class ItemJob:
     #: Verified media that wait for preprocessing, and their room in the budget.
     media: VerifiedMedia | None = None
     media_room: MediaRoom | None = None
+    #: The stream that was asked to send the media again.
+    media_sender: Waiter | None = None
     prepared: PreparedItem | None = None
     #: The tower's rows on the host, from the encode on, or kept from an earlier job.
     output: EncoderOutput | None = None
-    looked_up: bool = False
-    in_tower: bool = False
-    saving: bool = False
+    queued_since: float = 0.0
     save_started: float = 0.0
     save_error: str = ""
-    #: Who was asked to send the media again.
-    asked: Waiter | None = None
-    runnable_since: float = 0.0
     timings: JobTimings = field(default_factory=JobTimings)
+    ended: bool = False
 
     @property
     def deadline(self) -> float:
         """When the last waiter gives up, on the monotonic clock; the job's start when there is none."""
         return max((w.deadline for w in self.waiters), default=self.started)
+
+    @property
+    def permitted(self) -> bool:
+        """Some stream has permission to use the tower."""
+        return any(w.permitted for w in self.waiters)
 
     @property
     def damaged_digest(self) -> str:
@@ -158,28 +138,45 @@ class ItemJob:
         """Token of a lease whose owner failed some waiter."""
         return next((w.spec.failed_lease_token for w in self.waiters if w.spec.failed_lease_token), "")
 
-    def take_media(self) -> tuple[VerifiedMedia | None, MediaRoom | None]:
+    def pop_media(self) -> tuple[VerifiedMedia | None, MediaRoom | None]:
         """The media, which are the caller's from now on, with their room."""
         media, room = self.media, self.media_room
         self.media = self.media_room = None
         return media, room
 
     def drop_media(self) -> None:
-        """Media that are not needed any more."""
-        _, room = self.take_media()
+        """Releases media that are not needed any more."""
+        _, room = self.pop_media()
         if room is not None:
             room.release()
 
-    def learn_plan(self, plan: ItemPlan) -> None:
-        """Keeps the plan and tells it to every waiter."""
+    def drop_pixels(self) -> None:
+        EncoderItem.drop_pixels(self)
+        self.prepared = self.output = None
+
+    def set_plan(self, plan: ItemPlan) -> None:
+        """Keeps the plan and sends it to every waiter."""
         self.plan = plan
         for waiter in list(self.waiters):
-            waiter.tell_plan(plan)
+            waiter.send_plan(plan)
+
+    def tower_item(self) -> TowerItem:
+        """What the engine needs of a planned job."""
+        assert self.plan is not None
+        return TowerItem(
+            self.plan, self.prepared, self.output, self.damaged_digest, lambda: bool(self.waiters)
+        )
+
+    def send_waits(self) -> None:
+        """The proxies that have given permission go on waiting."""
+        for waiter in self.waiters:
+            if waiter.permitted and not waiter.ended:
+                waiter.send(Waits())
 
     def end(self, event: Ready | Failed) -> None:
         """Answers every waiter, whether the event is an embedding, a permanent or a passing error."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if isinstance(event, Ready):
-                waiter.tell_plan(event.plan)
+                waiter.send_plan(event.plan)
             waiter.end(event)

@@ -1,4 +1,4 @@
-"""Leases of the items in this worker's tower: taken, renewed while there is progress, released."""
+"""Leases of the items in this worker's tower: acquired, renewed while there is progress, released."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LeaseKeeper:
         """Leases held."""
         return len(self._held)
 
-    async def take(
+    async def acquire(
         self, mm_hash: str, *, deadline: Callable[[], float], failed_token: str = ""
     ) -> OwnedBy | None:
         """The other live worker that has the item; None when this one may encode it.
@@ -54,10 +54,10 @@ class LeaseKeeper:
         if mm_hash in self._held:
             return None
         try:
-            answer = await self._acquire(mm_hash, failed_token)
+            answer = await self._try(mm_hash, failed_token)
             if isinstance(answer, OwnedBy) and answer.address == self._address:
                 # Left behind by this worker, or by one that stood at this address before.
-                answer = await self._acquire(mm_hash, answer.token)
+                answer = await self._try(mm_hash, answer.token)
         except StoreUnavailable:
             logger.warning("no lease for %s: the store cannot be reached", short(mm_hash))
             return None
@@ -66,7 +66,7 @@ class LeaseKeeper:
         self._held[mm_hash] = answer, asyncio.create_task(self._renew(answer, deadline))
         return None
 
-    async def _acquire(self, mm_hash: str, replace_token: str) -> Lease | OwnedBy:
+    async def _try(self, mm_hash: str, replace_token: str) -> Lease | OwnedBy:
         return await self._leases.acquire(
             mm_hash,
             address=self._address,

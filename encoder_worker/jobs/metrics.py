@@ -1,28 +1,27 @@
-"""The jobs' side of the encoder worker's metrics."""
+"""Metrics of an encoder worker's jobs."""
 
 from __future__ import annotations
 
 from triptych.encoder_worker.engine import BatchDone
-from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.encoder_worker.scheduler import SchedulerCounts
 from triptych.errors import RequestError
 from triptych.metrics import EncoderMetrics
 
 
 class JobMetrics:
-    """Sets the gauges after every event, counts batches, saves and failures."""
+    """Gauges of what is held; counts of batches, saves and failures."""
 
     def __init__(self, metrics: EncoderMetrics, model_name: str) -> None:
         self._metrics = metrics
         self._model_name = model_name
 
-    def gauges(self, *, scheduler: EncoderScheduler, jobs: int, inflight: int, leases: int) -> None:
+    def gauges(self, counts: SchedulerCounts) -> None:
         """What is held now; all zero at rest."""
-        self._metrics.queue_items.set(scheduler.queued)
-        self._metrics.planned_items.set(scheduler.planned)
-        self._metrics.prepared_bytes.set(scheduler.prepared_bytes)
-        self._metrics.inflight.set(inflight)
-        self._metrics.jobs.set(jobs)
-        self._metrics.leases_held.set(leases)
+        self._metrics.jobs.set(counts.items)
+        self._metrics.planned_items.set(counts.planned)
+        self._metrics.queue_items.set(counts.queued)
+        self._metrics.inflight.set(counts.encoding)
+        self._metrics.prepared_bytes.set(counts.prepared_bytes)
 
     def batch(self, done: BatchDone) -> None:
         """A batch has left the tower; one of kept outputs only did not use it."""

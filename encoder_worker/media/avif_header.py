@@ -21,7 +21,7 @@ class _Bits:
         self._data = data
         self._at = 0
 
-    def take(self, bits: int) -> int:
+    def read(self, bits: int) -> int:
         end = self._at + bits
         if end > 8 * len(self._data):
             raise ValueError("the header ends too early")
@@ -82,27 +82,27 @@ def _av1_items(iinf: bytes) -> set[int]:
 def _items(iloc: bytes, data: bytes, idat: bytes) -> Iterator[tuple[int, bytes]]:
     """(item id, its bytes)."""
     bits = _Bits(iloc)
-    version = bits.take(8)
+    version = bits.read(8)
     bits.skip(3)
-    sizes = [8 * bits.take(4) for _ in range(4)]
+    sizes = [8 * bits.read(4) for _ in range(4)]
     offset_bits, length_bits, base_bits, index_bits = sizes
     id_bits = 32 if version == 2 else 16
-    count, left = bits.take(id_bits), 2 * len(data)
+    count, left = bits.read(id_bits), 2 * len(data)
     if count > _MANY or version > 2:
         raise ValueError("too many items")
     for _ in range(count):
-        item = bits.take(id_bits)
-        inside = (bits.take(16) & 15) if version else 0
+        item = bits.read(id_bits)
+        inside = (bits.read(16) & 15) if version else 0
         bits.skip(2)
-        base, extents = bits.take(base_bits), bits.take(16)
+        base, extents = bits.read(base_bits), bits.read(16)
         if extents > _MANY or inside > 1:
             raise ValueError("too many extents")
         pieces = []
         for _ in range(extents):
             if version and index_bits:
-                bits.take(index_bits)
-            start = base + bits.take(offset_bits)
-            length = bits.take(length_bits)
+                bits.read(index_bits)
+            start = base + bits.read(offset_bits)
+            length = bits.read(length_bits)
             pieces.append((idat if inside else data)[start : start + length if length else None])
             left -= len(pieces[-1])
             if left < 0:
@@ -145,21 +145,21 @@ def _units(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _sequence_pixels(bits: _Bits) -> int:
     """Most pixels of one frame under this sequence header."""
-    bits.take(4)  # profile, still picture
-    reduced = bits.take(1)
+    bits.read(4)  # profile, still picture
+    reduced = bits.read(1)
     if reduced:
-        bits.take(5)  # level
+        bits.read(5)  # level
     else:
-        if bits.take(1):  # timing: films have it
+        if bits.read(1):  # timing: films have it
             raise ValueError("timing information in a picture")
-        delays = bits.take(1)
-        for _ in range(bits.take(5) + 1):
-            bits.take(12)  # operating point
-            if bits.take(5) > 7:
-                bits.take(1)  # tier
-            if delays and bits.take(1):
-                bits.take(4)
-    width_bits, height_bits = bits.take(4) + 1, bits.take(4) + 1
+        delays = bits.read(1)
+        for _ in range(bits.read(5) + 1):
+            bits.read(12)  # operating point
+            if bits.read(5) > 7:
+                bits.read(1)  # tier
+            if delays and bits.read(1):
+                bits.read(4)
+    width_bits, height_bits = bits.read(4) + 1, bits.read(4) + 1
     if reduced:
-        return (bits.take(width_bits) + 1) * (bits.take(height_bits) + 1)
+        return (bits.read(width_bits) + 1) * (bits.read(height_bits) + 1)
     return 1 << width_bits + height_bits  # a frame may say its own size

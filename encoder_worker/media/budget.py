@@ -1,4 +1,4 @@
-"""Host memory for media that are received and not yet preprocessed."""
+"""Budget of host memory for media that are received and not yet preprocessed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import deque
 
 
 class MediaBudget:
-    """At most `limit` bytes, or one item alone that is larger. Who finds no room waits, in order of arrival.
+    """A first-come-first-served semaphore over bytes: at most `limit`, or one item alone that is larger.
 
-    What holds room needs nothing but the media threads to give it back, so that every turn comes.
+    An item with room needs nothing but the media threads to give it back, so every wait ends.
     """
 
     def __init__(self, limit: int) -> None:
@@ -17,44 +17,45 @@ class MediaBudget:
         self._limit = limit
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, nbytes: int, *, first: bool = False) -> MediaRoom:
-        """Room for one item, before its first frame is read; `first` goes before all that wait."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (nbytes, turn)
+    async def acquire(self, nbytes: int, *, first: bool = False) -> MediaRoom:
+        """Room for one item, before its first frame is read; `first` goes before all other waiters."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (nbytes, granted)
         if first:
             self._waiting.appendleft(entry)
         else:
             self._waiting.append(entry)
-        self._next_turns()
+        self._serve_waiting()
         try:
-            await turn
+            await granted
         except BaseException:
-            if turn.done() and not turn.cancelled():
-                self._give_back(nbytes)
+            if granted.done() and not granted.cancelled():
+                self.release(nbytes)
             else:
                 self._waiting.remove(entry)
-                self._next_turns()
+                self._serve_waiting()
             raise
         return MediaRoom(self, nbytes)
 
-    def _next_turns(self) -> None:
+    def _serve_waiting(self) -> None:
         while self._waiting:
-            nbytes, turn = self._waiting[0]
+            nbytes, granted = self._waiting[0]
             if self.nbytes and self.nbytes + nbytes > self._limit:
                 return
-            if turn.done():
+            if granted.done():
                 return  # cancelled: it leaves the queue when it runs, and looks again
             self._waiting.popleft()
             self.nbytes += nbytes
-            turn.set_result(None)
+            granted.set_result(None)
 
-    def _give_back(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
+        """Gives room back."""
         self.nbytes -= nbytes
-        self._next_turns()
+        self._serve_waiting()
 
 
 class MediaRoom:
-    """What one item holds of the budget, until `release`."""
+    """One item's share of the budget, until `release`."""
 
     def __init__(self, budget: MediaBudget, nbytes: int) -> None:
         self._budget = budget
@@ -64,4 +65,4 @@ class MediaRoom:
         """Gives all of it back. Idempotent."""
         nbytes, self._nbytes = self._nbytes, 0
         if nbytes:
-            self._budget._give_back(nbytes)
+            self._budget.release(nbytes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+
+from PIL import Image
 
 from triptych import hashing
-from triptych.encoder_worker.jobs.job import JobSpec, VerifiedMedia
+from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.errors import InvalidRequest
@@ -18,8 +20,16 @@ from triptych.models.base import EncoderSide, PreparedItem
 INLINE_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedMedia:
+    """Media bytes whose hash is the item's key, with the options that the key was made with."""
+
+    data: bytes
+    options: Mapping[str, object]
+
+
 class Preparer:
-    """Runs media work in `threads` threads beside the event loop."""
+    """Verifies, decodes and preprocesses media, in `threads` threads beside the event loop."""
 
     def __init__(
         self,
@@ -47,7 +57,7 @@ class Preparer:
     def _prepare(self, media: VerifiedMedia) -> PreparedItem:
         return self._encoder.preprocess(self._decoded(media.data), media.options)
 
-    def _decoded(self, data: bytes) -> Any:
+    def _decoded(self, data: bytes) -> MediaAudio | bytes | Image.Image:
         """The media as the encoder's `preprocess` takes them. A sound is decoded when its features are
         not known yet; a text is read by its tokenizer."""
         modality = self._encoder.modality

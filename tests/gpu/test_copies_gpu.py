@@ -21,7 +21,7 @@ from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors import pinned_memory
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.encoder_worker import host_copy
+from triptych.encoder_worker import host_copier
 
 pytestmark = pytest.mark.gpu
 
@@ -110,7 +110,7 @@ def test_tower_outputs_larger_than_the_staging_buffer_arrive_whole(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_copy, "_STAGING_BYTES", 1 << 20)
-    copier = host_copy.HostCopy(torch.device("cuda"))
+    copier = host_copier.HostCopier(torch.device("cuda"))
     outputs = [torch.randn(rows + number, 512, device="cuda") for number in range(3)]
     for copy, output in zip(copier(outputs), outputs, strict=True):
         assert copy.device.type == "cpu" and torch.equal(copy, output.cpu())

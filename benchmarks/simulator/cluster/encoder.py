@@ -1,6 +1,6 @@
 """An encoder worker in virtual time: its real scheduler, with delays for preprocessing, tower and saves.
 
-It carries out what `encoder_worker/jobs/table.py` and `encoder_worker/engine.py` do. Simpler than there: one
+It carries out what `encoder_worker/jobs/` and `encoder_worker/engine.py` do. Simpler than there: one
 proxy, so one waiter a job and leases that are always free (their round trip counts); no job is refused for
 room, which the proxy's credit sees to; media arrive with the job's first message.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from triptych.config import MIB, EncoderConfig
-from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.requests import Item
@@ -44,17 +44,16 @@ class JobStream:
     ready: Callable[[Ready], None]
 
 
-@dataclass(slots=True)
-class _Job:
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Job(EncoderItem):
     item: Item
     stream: JobStream | None
-    looked_up: bool = False
-    media: bool = False
-    planned: bool = False
-    admitted: bool = False
-    in_tower: bool = False
     #: The output is kept from an earlier job: it only needs its save.
     kept: bool = False
+
+    def drop_pixels(self) -> None:
+        EncoderItem.drop_pixels(self)
+        self.kept = False
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class SimulatedEncoder:
         rpc: float,
         in_memory: bool = False,
     ) -> None:
-        self.scheduler = EncoderScheduler(
+        self.scheduler = EncoderScheduler[_Job](
             prepared_memory=config.prepared_memory,
             batch_patches=config.batch_patches,
             preparations=max(1, config.decode_threads),
@@ -109,23 +108,23 @@ class SimulatedEncoder:
     def open(self, stream: JobStream) -> None:
         """A try begins, its media with it."""
         key = stream.item.plan.mm_hash
-        self.scheduler.add(key, re_encode=stream.re_encode)
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = _Job(stream.item, stream)
+            job = self._jobs[key] = _Job(item=stream.item, stream=stream, looked_up=False)
+            self.scheduler.add(job)
             self._clock.after(self._trip(), self._looked_up, job)
         else:
             job.stream = stream
             if job.planned:
                 stream.planned(job.item.plan)
+        job.re_encode = job.re_encode or stream.re_encode
         self._media(job)
 
     def run(self, stream: JobStream) -> None:
         """The item may use the tower."""
         job = self._jobs.get(stream.item.plan.mm_hash)
         if job is not None and job.stream is stream:
-            job.admitted = True
-            self.scheduler.run(job.item.plan.mm_hash)
+            self.scheduler.permit(job)
             self._pump()
 
     def leave(self, stream: JobStream) -> None:
@@ -133,19 +132,15 @@ class SimulatedEncoder:
         job = self._jobs.get(stream.item.plan.mm_hash)
         if job is None or job.stream is not stream:
             return
-        job.stream, job.admitted = None, False
-        if not job.in_tower:
+        job.stream = None
+        if job.stage is not Stage.ENCODING:
             self._forget(job)
         self._pump()
 
     def _media(self, job: _Job) -> None:
-        if self._jobs.get(job.item.plan.mm_hash) is not job or job.media:
-            return
-        if self.scheduler.needs_media(job.item.plan.mm_hash):
-            job.media = True
-            if job.looked_up:
-                self.scheduler.media_arrived(job.item.plan.mm_hash)
-                self._pump()
+        if self._jobs.get(job.item.plan.mm_hash) is job and self.scheduler.needs_media(job):
+            self.scheduler.media_arrived(job)
+            self._pump()
 
     def _looked_up(self, job: _Job) -> None:
         key = job.item.plan.mm_hash
@@ -157,28 +152,20 @@ class SimulatedEncoder:
         job.looked_up = True
         if self._kept.get(key) is not None:
             job.kept = True
-            job.media = False
             self._plan(job)
-            self.scheduler.prepared(key, nbytes=job.item.plan.nbytes, cost=0)
-        elif job.media:
-            self.scheduler.media_arrived(key)
+            self.scheduler.prepared(job, nbytes=job.item.plan.nbytes, cost=0)
         self._pump()
 
     def _pump(self) -> None:
         scheduler = self.scheduler
-        while (key := scheduler.next_preparation()) is not None:
-            self._prepare(self._jobs[key])
-        while (key := scheduler.next_media_request()) is not None:
-            self._clock.after(2 * self._rpc, self._media, self._jobs[key])
-        for key in scheduler.take_dropped():
-            if key in self._jobs:
-                self._jobs[key].kept = False
+        while (job := scheduler.next_preparation()) is not None:
+            self._prepare(job)
+        while (job := scheduler.next_media_request()) is not None:
+            self._clock.after(2 * self._rpc, self._media, job)
         if not self._tower_busy and self.counts.saving_bytes <= SAVING_BYTES:
-            batch = [self._jobs[key] for key in scheduler.next_batch()]
+            batch = scheduler.next_batch()
             if batch:
                 self._tower_busy = True
-                for job in batch:
-                    job.in_tower = True
                 # One look at the store, then the leases.
                 self._clock.after(self._trip(), self._check_batch, batch)
 
@@ -191,16 +178,13 @@ class SimulatedEncoder:
         if self._jobs.get(key) is not job:
             self._pump()
             return
-        job.media = False
         self._plan(job)
-        self.scheduler.prepared(key, nbytes=job.item.prepared_bytes, cost=job.item.patches)
+        self.scheduler.prepared(job, nbytes=job.item.prepared_bytes, cost=job.item.patches)
         self._pump()
 
     def _plan(self, job: _Job) -> None:
-        if not job.planned:
-            job.planned = True
-            if job.stream is not None:
-                job.stream.planned(job.item.plan)
+        if not job.planned and job.stream is not None:
+            job.stream.planned(job.item.plan)
 
     def _check_batch(self, batch: list[_Job]) -> None:
         left = []
@@ -273,4 +257,4 @@ class SimulatedEncoder:
         key = job.item.plan.mm_hash
         if self._jobs.get(key) is job:
             del self._jobs[key]
-            self.scheduler.remove(key)
+            self.scheduler.remove(job)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from triptych import hashing
-from triptych.encoder_worker.host_copy import HostCopy
+from triptych.encoder_worker.host_copier import HostCopier
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.goodput.load.pictures import jpeg
 from triptych.goodput.load.workload import Picture
@@ -59,7 +59,7 @@ def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> l
 
 def tower_sample(encoder: EncoderSide, prepared: PreparedItem, count: int, effort: Effort) -> Sample:
     """A batch of `count` times the same picture."""
-    to_host = HostCopy(encoder.device)
+    to_host = HostCopier(encoder.device)
     items = (prepared,) * count
 
     def work() -> None:

@@ -19,9 +19,6 @@ from PIL import Image
 
 from triptych import hashing
 from triptych.config import EncoderConfig
-from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.connectors.output_cache import OutputCache
-from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity
 from triptych.metrics import EncoderMetrics
@@ -100,39 +97,18 @@ class Bench:
                 await asyncio.sleep(0.005)
 
 
-class OwnSaver:
-    """A connector of its own, where a process has several workers."""
-
-    def __init__(self, url: str) -> None:
-        self._wake: Callable[[], None] = lambda: None
-        config = ECTransferConfig(store_url=url, namespace=NAMESPACE)
-        self.connector = RedisConnectorWorker(config, lambda: self._wake())
-
-    def on_progress(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-
-    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
-        self.connector.save_caches(outputs, mm_hash, damaged_digest)
-
-    def get_finished(self) -> ECConnectorOutput:
-        return self.connector.get_finished()
-
-
 @asynccontextmanager
 async def bench(
     encoder: EncoderSide, store: EmbeddingStore, url: str, *, lease_term: float = 5.0, **flags: Any
 ) -> AsyncIterator[Bench]:
     """A worker on a free port over the store."""
-    saver = OwnSaver(url)
     server = make_server()
     port = server.add_insecure_port("127.0.0.1:0")
     address, incarnation = f"127.0.0.1:{port}", uuid.uuid4().hex
     config = EncoderConfig(store=url, **flags)
     identity = WorkerIdentity(NAMESPACE, "cd" * 32, "tiny", address, incarnation)
     metrics, tower = EncoderMetrics("tiny"), WatchedTower(encoder)
-    worker = EncoderWorker(
-        config, identity, tower, store, metrics=metrics, saver=saver, lease_term=lease_term
-    )
+    worker = EncoderWorker(config, identity, tower, store, metrics=metrics, lease_term=lease_term)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     worker.start()
     await server.start()
@@ -145,7 +121,6 @@ async def bench(
         await channel.close()
         await server.stop(None)
         await worker.stop()
-        await asyncio.to_thread(saver.connector.shutdown)
 
 
 class HasStub(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from triptych.ec_connector.base import ECConnectorOutput
+from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_transfer
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
@@ -54,45 +54,6 @@ class Tower(EncoderSide):
         return rows
 
 
-class Saver:
-    """Lands every save at once, save those of keys in `refused`."""
-
-    def __init__(self) -> None:
-        self.saves: list[tuple[str, str]] = []
-        self.refused: set[str] = set()
-        self.broken: set[str] = set()
-        self.output = ECConnectorOutput()
-        self.tell: Callable[[], None] = lambda: None
-
-    def on_progress(self, tell: Callable[[], None]) -> None:
-        self.tell = tell
-
-    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
-        if mm_hash in self.broken:
-            raise RuntimeError("no save")
-        self.saves.append((mm_hash, damaged_digest))
-        if mm_hash in self.refused:
-            self.output.unsaved[mm_hash] = "no room"
-        else:
-            self.output.saved.append(mm_hash)
-        self.tell()
-
-    def get_finished(self) -> ECConnectorOutput:
-        output, self.output = self.output, ECConnectorOutput()
-        return output
-
-
-class SlowSaver(Saver):
-    """Lands saves when it is told to."""
-
-    def save(self, outputs: OutputCache, mm_hash: str, damaged_digest: str) -> None:
-        self.saves.append((mm_hash, damaged_digest))
-
-    def land(self, mm_hash: str) -> None:
-        self.output.saved.append(mm_hash)
-        self.tell()
-
-
 class SlowTower(Tower):
     """Stays in its second batch until it is let go."""
 
@@ -109,22 +70,32 @@ class SlowTower(Tower):
 
 class Bench:
     def __init__(
-        self, tower: Tower | None = None, saver: Saver | None = None, *, thread_per_batch: bool = False
+        self, tower: Tower | None = None, connector: str = "Recording", *, thread_per_batch: bool = False
     ) -> None:
-        self.tower, self.saver, self.outputs = tower or Tower(), saver or Saver(), OutputCache(1 << 20)
-        self.events: queue.Queue[EngineEvent] = queue.Queue()
+        self.tower, self.outputs = tower or Tower(), OutputCache(1 << 20)
+        self.events: queue.Queue[EngineEvent | BatchDone] = queue.Queue()
         self.engine = EncoderEngine(
-            self.tower, self.saver, self.outputs, self.events.put, thread_per_batch=thread_per_batch
+            self.tower, fake_transfer(connector), self.outputs, thread_per_batch=thread_per_batch
         )
+        saver = self.engine.get_ec_transfer()
+        assert isinstance(saver, RecordingWorker)
+        self.saver = saver
 
-    def take(self, count: int) -> list[EngineEvent]:
+    def start(self) -> None:
+        self.engine.start(self.events.put)
+
+    def encode(self, batch: Sequence[TowerItem]) -> None:
+        """The batch's end is among the events."""
+        self.engine.encode(batch).add_done_callback(lambda done: self.events.put(done.result()))
+
+    def take(self, count: int) -> list[EngineEvent | BatchDone]:
         return [self.events.get(timeout=10) for _ in range(count)]
 
 
 @pytest.fixture
 def b() -> Iterator[Bench]:
     bench = Bench()
-    bench.engine.start()
+    bench.start()
     yield bench
     bench.engine.stop()
 
@@ -146,10 +117,10 @@ def test_each_batch_has_a_thread_that_ends_with_it() -> None:
             return super().encode(items)
 
     bench = Bench(Noting(), thread_per_batch=True)
-    bench.engine.start()
+    bench.start()
     try:
         for key in ("a", "b"):
-            bench.engine.encode([item(key)])
+            bench.encode([item(key)])
             assert {type(event) for event in bench.take(3)} == {Encoded, Saved, BatchDone}
     finally:
         bench.engine.stop()
@@ -158,7 +129,7 @@ def test_each_batch_has_a_thread_that_ends_with_it() -> None:
 
 
 def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
-    b.engine.encode([item("a"), item("b", digest="d")])
+    b.encode([item("a"), item("b", digest="d")])
     events = b.take(5)
     assert [e.mm_hash for e in events if isinstance(e, Encoded)] == ["a", "b"]
     assert [e.mm_hash for e in events if isinstance(e, Saved)] == ["a", "b"]
@@ -168,7 +139,7 @@ def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
 
 
 def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
-    b.engine.encode([item("a"), item("bad", value=float("nan")), item("c")])
+    b.encode([item("a"), item("bad", value=float("nan")), item("c")])
     events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
     assert isinstance(events["bad"].error, RuntimeError)
     assert events["a"].saving and events["c"].saving
@@ -177,7 +148,7 @@ def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf")])
 def test_rows_that_are_no_numbers_are_the_items_fault_and_reach_nobody(b: Bench, bad: float) -> None:
-    b.engine.encode([item("a"), item("bad", value=bad), item("large", value=1e38)])
+    b.encode([item("a"), item("bad", value=bad), item("large", value=1e38)])
     events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
     error = events["bad"].error
     assert isinstance(error, InvalidRequest) and error.param == "image"
@@ -187,7 +158,7 @@ def test_rows_that_are_no_numbers_are_the_items_fault_and_reach_nobody(b: Bench,
 
 
 def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
-    b.engine.encode([item("a", rows=3)])
+    b.encode([item("a", rows=3)])
     encoded, _ = b.take(2)
     assert isinstance(encoded, Encoded)
     assert isinstance(encoded.error, InternalError)
@@ -195,20 +166,20 @@ def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
 
 
 def test_what_nobody_waits_for_is_kept_but_not_saved(b: Bench) -> None:
-    b.engine.encode([item("a", wanted=False)])
+    b.encode([item("a", wanted=False)])
     encoded, _ = b.take(2)
     assert isinstance(encoded, Encoded)
     assert not encoded.saving
     assert b.saver.saves == []
-    assert b.engine.kept("a") is not None
+    assert b.outputs.get("a") is not None
 
 
 def test_a_kept_output_does_not_use_the_tower(b: Bench) -> None:
-    b.engine.encode([item("a")])
+    b.encode([item("a")])
     b.take(3)
-    kept = b.engine.kept("a")
+    kept = b.outputs.get("a")
     assert kept is not None
-    b.engine.encode([TowerItem(kept.plan, None, kept, "", lambda: True)])
+    b.encode([TowerItem(kept.plan, None, kept, "", lambda: True)])
     done = [e for e in b.take(3) if isinstance(e, BatchDone)]
     assert (done[0].items, done[0].calls) == (0, 0)
     assert b.tower.batches == [1]
@@ -218,24 +189,26 @@ def test_a_kept_output_does_not_use_the_tower(b: Bench) -> None:
 def test_a_save_that_does_not_land_is_reported_and_may_be_repeated(b: Bench) -> None:
     b.saver.refused = {"a"}
     b.saver.broken = {"b"}
-    b.engine.encode([item("a"), item("b")])
+    b.encode([item("a"), item("b")])
     unsaved = {e.mm_hash: e.reason for e in b.take(5) if isinstance(e, Unsaved)}
     assert unsaved == {"a": "no room", "b": "RuntimeError"}
     b.saver.refused = set()
-    kept = b.engine.kept("a")
+    kept = b.outputs.get("a")
     assert kept is not None
     b.engine.save(kept)
     assert b.take(1) == [Saved("a")]
 
 
 def test_a_save_that_lands_is_told_while_the_next_batch_is_in_the_tower() -> None:
-    tower, saver = SlowTower(), SlowSaver()
-    bench = Bench(tower, saver)
-    bench.engine.start()
+    tower = SlowTower()
+    bench = Bench(tower, "Slow")
+    saver = bench.saver
+    assert isinstance(saver, SlowWorker)
+    bench.start()
     try:
-        bench.engine.encode([item("a")])
+        bench.encode([item("a")])
         bench.take(2)
-        bench.engine.encode([item("b")])
+        bench.encode([item("b")])
         assert tower.in_second.wait(30)
         saver.land("a")
         assert bench.take(1) == [Saved("a")]
@@ -272,8 +245,8 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(thread_per_batch: bool
 def _dies(tower: Tower, *, thread_per_batch: bool) -> Bench:
     bench, dead = Bench(tower, thread_per_batch=thread_per_batch), threading.Event()
     bench.engine.beat.on_death(dead.set)
-    bench.engine.start()
-    bench.engine.encode([item("a"), item("b")])
+    bench.start()
+    bench.encode([item("a"), item("b")])
     assert dead.wait(30)
     assert bench.engine.beat.dead
     return bench
@@ -284,7 +257,7 @@ def test_an_item_that_cannot_be_answered_keeps_no_other_from_its_answer(b: Bench
         raise RuntimeError("nobody knows")
 
     bad = item("bad")
-    b.engine.encode([item("a"), TowerItem(bad.plan, bad.prepared, None, "", broken), item("c")])
+    b.encode([item("a"), TowerItem(bad.plan, bad.prepared, None, "", broken), item("c")])
     events = b.take(6)
     encoded = {e.mm_hash: e for e in events if isinstance(e, Encoded)}
     assert isinstance(encoded["bad"].error, InternalError)
@@ -302,12 +275,12 @@ def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(
         raise RuntimeError("no thread left")
 
     monkeypatch.setattr(b.engine, "_step", fail_once)
-    b.engine.encode([item("a"), item("b")])
+    b.encode([item("a"), item("b")])
     first, second, done = b.take(3)
     assert isinstance(first, Encoded) and isinstance(first.error, InternalError)
     assert isinstance(second, Encoded) and isinstance(second.error, InternalError)
     assert isinstance(done, BatchDone)
-    b.engine.encode([item("a")])
+    b.encode([item("a")])
     assert any(isinstance(event, Saved) for event in b.take(3))
 
 
@@ -323,7 +296,7 @@ def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(
 
     monkeypatch.setattr(b.outputs, "unpin", fail_on_a)
     b.saver.output.saved += ["a", "b"]
-    b.saver.tell()
+    b.saver.on_progress()
     assert b.take(2) == [Saved("a"), Saved("b")]
 
 
@@ -338,7 +311,7 @@ def test_an_event_that_is_not_taken_ends_no_engine(b: Bench, monkeypatch: pytest
         emit(event)
 
     monkeypatch.setattr(b.engine, "_emit", refuse_once)
-    b.engine.encode([item("a")])
+    b.encode([item("a")])
     assert [type(event) for event in b.take(2)] == [Saved, BatchDone]
 
 

@@ -142,10 +142,10 @@ async def test_media_asked_for_again_take_room_again(
 async def test_who_waits_comes_in_order_and_re_encodes_first() -> None:
     budget = MediaBudget(10)
     order: list[str] = []
-    held = await budget.take(10)
+    held = await budget.acquire(10)
 
     async def one(name: str, nbytes: int, *, first: bool = False) -> None:
-        room = await budget.take(nbytes, first=first)
+        room = await budget.acquire(nbytes, first=first)
         order.append(name)
         await asyncio.sleep(0)
         room.release()
@@ -162,8 +162,8 @@ async def test_who_waits_comes_in_order_and_re_encodes_first() -> None:
 
 async def test_a_turn_that_comes_to_a_cancelled_job_goes_on_to_the_next() -> None:
     budget = MediaBudget(10)
-    held = await budget.take(10)
-    waiting = [asyncio.create_task(budget.take(10)) for _ in range(3)]
+    held = await budget.acquire(10)
+    waiting = [asyncio.create_task(budget.acquire(10)) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     held.release()

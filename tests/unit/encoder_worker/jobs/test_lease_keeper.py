@@ -55,14 +55,14 @@ def later() -> float:
 async def test_another_live_owner_is_named() -> None:
     owner = OwnedBy("other:1", "x", "t")
     leases = FakeLeases(owner)
-    assert await keeper(leases).take("k", deadline=later, failed_token="f") == owner
+    assert await keeper(leases).acquire("k", deadline=later, failed_token="f") == owner
     assert leases.replaced == ["f"]
 
 
 async def test_a_lease_that_this_address_left_behind_is_replaced() -> None:
     leases = FakeLeases(OwnedBy("me:1", "now", "old"), Lease("k", "new"))
     held = keeper(leases)
-    assert await held.take("k", deadline=later) is None
+    assert await held.acquire("k", deadline=later) is None
     assert leases.replaced == ["", "old"]
     await held.close()
     assert leases.released == [Lease("k", "new")]
@@ -70,14 +70,14 @@ async def test_a_lease_that_this_address_left_behind_is_replaced() -> None:
 
 async def test_without_a_store_there_is_no_lease_and_no_hindrance() -> None:
     held = keeper(FakeLeases(StoreUnavailable("gone")))
-    assert await held.take("k", deadline=later) is None
+    assert await held.acquire("k", deadline=later) is None
     assert held.held == 0
 
 
 async def test_a_lease_is_renewed_while_there_is_progress() -> None:
     leases = FakeLeases(Lease("k", "t"))
     held = keeper(leases)
-    await held.take("k", deadline=later)
+    await held.acquire("k", deadline=later)
     async with asyncio.timeout(5):
         while leases.renewed < 3:
             await asyncio.sleep(TERM)
@@ -89,7 +89,7 @@ async def test_a_lease_is_renewed_while_there_is_progress() -> None:
 async def test_a_lease_is_not_renewed_after_two_terms_without_progress() -> None:
     leases = FakeLeases(Lease("k", "t"))
     held = keeper(leases, progress_age=3 * TERM)
-    await held.take("k", deadline=later)
+    await held.acquire("k", deadline=later)
     await asyncio.sleep(3 * TERM)
     assert leases.renewed == 0
     await held.close()
@@ -98,7 +98,7 @@ async def test_a_lease_is_not_renewed_after_two_terms_without_progress() -> None
 async def test_a_lease_is_not_renewed_past_its_items_deadline() -> None:
     leases = FakeLeases(Lease("k", "t"))
     held = keeper(leases)
-    await held.take("k", deadline=lambda: time.monotonic() - 1)
+    await held.acquire("k", deadline=lambda: time.monotonic() - 1)
     await asyncio.sleep(3 * TERM)
     assert leases.renewed == 0
     await held.close()

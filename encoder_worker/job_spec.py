@@ -1,7 +1,8 @@
-"""What the jobs of one worker have in common: the format of their plans, and their bounds."""
+"""What a stream asks for, and what all items of one encoder worker have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.models.base import PreparedItem
@@ -9,20 +10,22 @@ from triptych.types import ItemPlan
 
 
 @dataclass(frozen=True, slots=True)
-class JobLimits:
-    """Hard bounds of the worker; the proxy's credit keeps well below them.
+class JobSpec:
+    """A stream's request; see `EncodeJob` of the protocol. `timeout` is in seconds."""
 
-    Jobs before their plan are bounded by credit. Planned ones hold little and wait for admission, which
-    may need further plans: refusing those would leave half-planned requests waiting for each other.
-    """
-
-    unplanned_jobs: int
-    jobs: int = 16384
-    waiters_per_job: int = 256
-    #: The tower pauses while saves of this many bytes are under way.
-    saving_bytes: int = 256 << 20
-    look_up_seconds: float = 1.0
-    save_retry_seconds: float = 0.5
+    job_id: str
+    request_id: str
+    mm_hash: str
+    namespace: str
+    modality: str
+    processor_options: Mapping[str, object]
+    salt: str
+    media_bytes: int
+    timeout: float
+    failed_lease_token: str = ""
+    damaged_digest: str = ""
+    re_encode: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.encoder_worker.host_copy import HostCopy, staged
+from triptych.encoder_worker.host_copier import HostCopier, staged
 
 SHAPES = [(3, 8), (0, 8), (40, 8), (1, 4), (7, 3)]
 
@@ -52,4 +52,4 @@ def test_nothing_is_read_from_the_buffer_before_its_copies_are_waited_for() -> N
 
 def test_on_a_cpu_a_contiguous_output_is_not_copied() -> None:
     output = torch.randn(3, 4)
-    assert HostCopy(torch.device("cpu"))([output])[0].data_ptr() == output.data_ptr()
+    assert HostCopier(torch.device("cpu"))([output])[0].data_ptr() == output.data_ptr()

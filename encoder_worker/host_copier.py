@@ -12,8 +12,8 @@ from triptych.ec_connector.connectors.pinned_memory import PinnedMemory
 _STAGING_BYTES = 32 << 20
 
 
-class HostCopy:
-    """Called with the outputs of a batch, returns them on the host, contiguous and complete.
+class HostCopier:
+    """Copies the outputs of a batch to the host, contiguous and complete.
 
     On CUDA they pass through one page-locked buffer, taken at start, on a stream of their own, so that they
     do not queue behind other work of the device; what is returned is ordinary memory of exactly their size.

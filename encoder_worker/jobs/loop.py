@@ -1,0 +1,163 @@
+"""The jobs' loop: carries out the scheduler's decisions whenever something has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+
+from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.encoder_worker.engine import EncoderEngine
+from triptych.encoder_worker.job_spec import ItemFormat
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed
+from triptych.encoder_worker.jobs.metrics import JobMetrics
+from triptych.encoder_worker.jobs.saves import JobSaves
+from triptych.encoder_worker.jobs.single_flight import SingleFlight
+from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.encoder_worker.media.preparer import Preparer
+from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.errors import InternalError, RequestError
+from triptych.log import short
+
+logger = logging.getLogger(__name__)
+
+#: Least time between two `Waits` to a proxy; far below its patience.
+WAITS_SECONDS = 1.0
+#: The tower pauses while saves of more bytes are under way.
+SAVING_BYTES = 256 << 20
+
+
+class JobLoop:
+    """Looks jobs up, preprocesses their media, asks for media again, and hands batches to the engine."""
+
+    def __init__(
+        self,
+        jobs: EncodeJobs,
+        scheduler: EncoderScheduler[EncodeJob],
+        streams: JobStreams,
+        single_flight: SingleFlight,
+        preparer: Preparer,
+        engine: EncoderEngine,
+        outputs: OutputCache,
+        saves: JobSaves,
+        *,
+        format: ItemFormat,
+        metrics: JobMetrics,
+        changed: asyncio.Event,
+    ) -> None:
+        self._jobs = jobs
+        self._scheduler = scheduler
+        self._streams = streams
+        self._single_flight = single_flight
+        self._preparer = preparer
+        self._engine = engine
+        self._outputs = outputs
+        self._saves = saves
+        self._format = format
+        self._metrics = metrics
+        self._changed = changed
+        self._tower_busy = False
+        self._waits_sent = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Starts the loop."""
+        self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Cancels the loop and what it has begun."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        scheduler = self._scheduler
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                while (job := scheduler.next_look_up()) is not None:
+                    self._spawn(self._look_up(job))
+                while (job := scheduler.next_preparation()) is not None:
+                    self._spawn(self._prepare(job))
+                while (job := scheduler.next_media_request()) is not None:
+                    self._streams.request_media(job)
+                may_save = self._saves.nbytes <= SAVING_BYTES
+                if not self._tower_busy and may_save and (batch := scheduler.next_batch()):
+                    self._tower_busy = True
+                    self._spawn(self._encode(batch))
+                    self._changed.set()  # for items that have got the batch's places
+                self._metrics.gauges(scheduler.counts())
+            except Exception:
+                logger.exception("a decision of the encoder's scheduler could not be carried out")
+
+    async def _look_up(self, job: EncodeJob) -> None:
+        if not job.damaged_digest:
+            await self._single_flight.end_stored([job])
+        if job.ended:
+            return
+        job.looked_up = True
+        kept = self._outputs.get(job.mm_hash)
+        if kept is not None:
+            job.output = kept
+            job.drop_media()
+            job.set_plan(kept.plan)
+            self._scheduler.prepared(job, nbytes=kept.plan.nbytes, cost=0)
+        self._changed.set()
+
+    async def _prepare(self, job: EncodeJob) -> None:
+        media, room = job.pop_media()
+        assert media is not None
+        start = time.monotonic()
+        try:
+            prepared = await self._preparer.prepare(media)
+        except Exception as error:
+            self._jobs.end(job, self._refused(job, error))
+            return
+        finally:
+            del media
+            if room is not None:
+                room.release()
+        if job.ended:
+            return
+        job.prepared = prepared
+        job.timings.preprocess += time.monotonic() - start
+        job.set_plan(self._format.plan(job.mm_hash, prepared))
+        self._scheduler.prepared(job, nbytes=prepared.nbytes, cost=prepared.cost)
+        self._changed.set()
+
+    def _refused(self, job: EncodeJob, error: Exception) -> Failed:
+        if isinstance(error, RequestError):
+            return Failed(error, retryable=error.status >= 500)
+        logger.error("preprocessing of %s failed", short(job.mm_hash), exc_info=error)
+        modality = self._format.modality
+        return Failed(InternalError(f"{modality}: preprocessing failed", param=modality), retryable=False)
+
+    async def _encode(self, batch: Sequence[EncodeJob]) -> None:
+        for job in batch:
+            job.timings.queue = time.monotonic() - job.queued_since
+        try:
+            items = list(map(EncodeJob.tower_item, await self._single_flight.claim(batch)))
+            if items:
+                done = await asyncio.wrap_future(self._engine.encode(items))
+                self._metrics.batch(done)
+                if time.monotonic() - self._waits_sent >= WAITS_SECONDS:
+                    self._waits_sent = time.monotonic()
+                    for job in self._scheduler.waiting():
+                        job.send_waits()
+        except Exception:
+            logger.exception("a batch could not begin")
+            failed = Failed(InternalError("the encoder failed before it began"), retryable=True)
+            for job in batch:
+                self._jobs.end(job, failed)
+        finally:
+            self._tower_busy = False
+            self._changed.set()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,87 @@
+"""What the engine reports of items: outputs, whose saves begin with them, and the ends of saves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Saved
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
+from triptych.encoder_worker.jobs.metrics import JobMetrics
+from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.errors import InternalError, RequestError
+from triptych.log import short
+from triptych.types import ItemPlan
+
+logger = logging.getLogger(__name__)
+
+#: Between two tries of a save.
+RETRY_SECONDS = 0.5
+
+
+class JobSaves:
+    """Ends jobs when their embedding has landed; a save that fails is repeated while a stream waits.
+
+    Lives in the event loop.
+    """
+
+    def __init__(self, jobs: EncodeJobs, engine: EncoderEngine, metrics: JobMetrics) -> None:
+        self._jobs = jobs
+        self._engine = engine
+        self._metrics = metrics
+        self._saving: dict[str, EncodeJob] = {}
+        #: Bytes of saves that have not landed.
+        self.nbytes = 0
+
+    def on_engine(self, event: EngineEvent) -> None:
+        """Carries on with the item's job, if it has one still."""
+        if isinstance(event, Encoded):
+            if (job := self._jobs.get(event.mm_hash)) is not None:
+                self._encoded(job, event)
+        elif (job := self._saving.get(event.mm_hash)) is None:
+            logger.debug("the engine reports a save without a job")
+        elif isinstance(event, Saved):
+            self._saved(job)
+        else:
+            logger.warning("the save of %s did not land (%s)", short(job.mm_hash), event.reason)
+            job.save_error = event.reason
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save, job)
+
+    def _encoded(self, job: EncodeJob, event: Encoded) -> None:
+        job.timings.encode = event.seconds
+        job.prepared = None
+        if event.error is not None or event.output is None:
+            self._jobs.end(job, _tower_failure(event.error))
+            return
+        job.output = event.output
+        job.save_started = time.monotonic()
+        self._saving[job.mm_hash] = job
+        self.nbytes += event.output.plan.nbytes
+        if not event.saving:
+            self._save(job)
+
+    def _saved(self, job: EncodeJob) -> None:
+        plan, job.timings.save = self._end_save(job), time.monotonic() - job.save_started
+        self._metrics.saved(plan.nbytes, job.timings.save)
+        self._jobs.end(job, Ready(plan, False, job.timings))
+
+    def _save(self, job: EncodeJob) -> None:
+        """Saves while a stream waits; the streams' deadlines end it."""
+        if job.waiters and job.output is not None:
+            self._engine.save(job.output, job.damaged_digest)
+        else:
+            self._end_save(job)
+            self._jobs.forget(job)
+
+    def _end_save(self, job: EncodeJob) -> ItemPlan:
+        del self._saving[job.mm_hash]
+        assert job.output is not None
+        self.nbytes -= job.output.plan.nbytes
+        return job.output.plan
+
+
+def _tower_failure(error: Exception | None) -> Failed:
+    if isinstance(error, RequestError):
+        return Failed(error, retryable=error.status >= 500)
+    return Failed(InternalError("the tower failed on the item"), retryable=True)

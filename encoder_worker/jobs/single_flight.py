@@ -1,0 +1,78 @@
+"""Single flight: an item that is stored, or that another worker encodes, does not enter this worker's tower."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from triptych.ec_connector.registry.leases import OwnedBy
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
+from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.errors import Unavailable
+from triptych.types import ItemPlan
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the store has to answer a look-up.
+LOOK_UP_SECONDS = 1.0
+
+
+class PlanStore(Protocol):
+    """A store that outputs are saved in; see `EmbeddingStore.look_up`."""
+
+    async def look_up(self, keys_: Sequence[tuple[str, str]], /) -> list[ItemPlan | None]: ...
+
+
+class SingleFlight:
+    """Look-ups and leases before the tower.
+
+    A store that does not answer in time holds nothing up: items are encoded all the same.
+    """
+
+    def __init__(self, jobs: EncodeJobs, store: PlanStore, leases: LeaseKeeper, namespace: str) -> None:
+        self._jobs = jobs
+        self._store = store
+        self._leases = leases
+        self._namespace = namespace
+
+    async def end_stored(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
+        """Ends the jobs whose embedding is stored and forgets those without a waiter; the rest.
+
+        A damaged embedding does not count: it is encoded again.
+        """
+        keys = [(job.mm_hash, self._namespace) for job in jobs]
+        plans: list[ItemPlan | None] = [None] * len(jobs)
+        try:
+            async with asyncio.timeout(LOOK_UP_SECONDS):
+                plans = await self._store.look_up(keys)
+        except (StoreUnavailable, TimeoutError):
+            logger.warning("the store cannot be reached: going on without looking up %d items", len(jobs))
+        for job, plan in zip(jobs, plans, strict=True):
+            if plan is not None and job.waiters and not job.damaged_digest:
+                self._jobs.end(job, Ready(plan, True, job.timings))
+        return self._wanted(jobs)
+
+    async def claim(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
+        """The jobs that this worker is to encode, with their leases; the others have ended."""
+        left = await self.end_stored(jobs)
+        owners = await asyncio.gather(*map(self._lease, left))
+        for job, owner in zip(left, owners, strict=True):
+            if owner is not None and job.waiters:
+                error = Unavailable("another encoder worker is encoding the item", retry_after=1)
+                self._jobs.end(job, Failed(error, True, owner.address, owner.token))
+        return self._wanted(left)
+
+    async def _lease(self, job: EncodeJob) -> OwnedBy | None:
+        return await self._leases.acquire(
+            job.mm_hash, deadline=lambda: job.deadline, failed_token=job.failed_lease_token
+        )
+
+    def _wanted(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
+        for job in jobs:
+            if not job.waiters:
+                self._jobs.forget(job)
+        return [job for job in jobs if job.waiters]

@@ -1,0 +1,128 @@
+"""What the streams of proxies do with their jobs: join them, bring media and permission, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from triptych.encoder_worker.job_spec import JobSpec
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Waiter
+from triptych.encoder_worker.jobs.metrics import JobMetrics
+from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.encoder_worker.media.budget import MediaRoom
+from triptych.encoder_worker.media.preparer import Preparer
+from triptych.encoder_worker.scheduler import EncoderScheduler, Stage
+from triptych.errors import DeadlineExceeded, InvalidRequest, RequestError, Unavailable
+
+
+class JobStreams:
+    """The streams' side of the jobs; lives in the event loop. `changed` is set when a job may go on."""
+
+    def __init__(
+        self,
+        jobs: EncodeJobs,
+        scheduler: EncoderScheduler[EncodeJob],
+        preparer: Preparer,
+        metrics: JobMetrics,
+        changed: asyncio.Event,
+    ) -> None:
+        self._jobs = jobs
+        self._scheduler = scheduler
+        self._preparer = preparer
+        self._metrics = metrics
+        self._changed = changed
+
+    def join(self, spec: JobSpec, send: Callable[[JobEvent], None]) -> Waiter:
+        """A stream waits for its item from now on. Overloaded or Unavailable when it cannot."""
+        job = self._jobs.open(spec)
+        waiter = Waiter(spec, job, time.monotonic() + spec.timeout, send)
+        job.waiters.append(waiter)
+        if job.plan is not None:
+            waiter.send_plan(job.plan)
+        self._changed.set()
+        return waiter
+
+    async def media(self, waiter: Waiter, frames: Sequence[bytes], room: MediaRoom) -> None:
+        """All media of one stream, with their `room`, which is given back when they are preprocessed.
+
+        InvalidRequest when they are not what the stream's key was made of.
+        """
+        job = waiter.job
+        try:
+            media = None if waiter.ended else await self._preparer.verify(waiter.spec, frames)
+        except BaseException:
+            room.release()
+            raise
+        if waiter.ended or not self._scheduler.needs_media(job):
+            room.release()
+            return
+        job.media, job.media_room, job.media_sender = media, room, None
+        self._scheduler.media_arrived(job)
+        self._changed.set()
+
+    def permit(self, waiter: Waiter) -> None:
+        """The item may use the tower."""
+        if waiter.ended:
+            return
+        waiter.permitted = True
+        waiter.job.queued_since = waiter.job.queued_since or time.monotonic()
+        self._scheduler.permit(waiter.job)
+        self._changed.set()
+
+    def leave(self, waiter: Waiter) -> None:
+        """The stream is over, whatever the reason. Idempotent."""
+        waiter.ended = True
+        job = waiter.job
+        if waiter not in job.waiters:
+            return
+        job.waiters.remove(waiter)
+        if job.media_sender is waiter:
+            job.media_sender = None
+            self._scheduler.media_lost(job)
+        if job.stage is not Stage.ENCODING:
+            if not job.waiters:
+                self._jobs.forget(job)
+            elif not job.permitted:
+                job.queued_since = 0.0
+                self._scheduler.withdraw(job)
+        self._changed.set()
+
+    def request_media(self, job: EncodeJob) -> None:
+        """Asks a stream with permission to send the media again; one that is half-closed fails."""
+        waiter = job.media_sender = next(w for w in job.waiters if w.permitted)
+        waiter.want_media()
+        if waiter.closed:
+            self.close(waiter, complete=True)
+
+    def close(self, waiter: Waiter, complete: bool) -> None:
+        """The client has half-closed the stream, with or without media that are still needed."""
+        waiter.closed = True
+        if not complete:
+            self.fail(
+                waiter,
+                InvalidRequest(
+                    "media_bytes: the stream ended before all media were sent", param="media_bytes"
+                ),
+                retryable=waiter.media_wanted,
+            )
+        elif waiter.media_wanted:
+            error = Unavailable("the item's media are needed again, and the stream had ended", retry_after=1)
+            self.fail(waiter, error, retryable=True)
+        elif not waiter.permitted:
+            error = InvalidRequest("run: the stream ended without it", param="run")
+            self.fail(waiter, error, retryable=False)
+
+    def fail(self, waiter: Waiter, error: RequestError, *, retryable: bool) -> None:
+        """Ends one stream and leaves its job to the other streams."""
+        if not waiter.ended:
+            self._metrics.failed(error)
+            waiter.end(Failed(error, retryable))
+        self.leave(waiter)
+
+    def fail_late(self, waiter: Waiter) -> None:
+        """The stream's time is over."""
+        error: RequestError = DeadlineExceeded("the item was not encoded within the job's timeout")
+        if waiter.job.save_error:
+            error = Unavailable("the embedding store is unavailable: the item could not be saved")
+        self.fail(waiter, error, retryable=True)
