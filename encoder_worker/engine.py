@@ -18,7 +18,7 @@ from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
-from triptych.encoder_worker.host_copy import HostCopier
+from triptych.encoder_worker.host_copier import HostCopier
 from triptych.engine_beat import EngineBeat
 from triptych.errors import InternalError, InvalidRequest
 from triptych.machine.device_fault import check_device
@@ -122,9 +122,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
     ) -> None:
         self.beat = EngineBeat("encoder engine")
         self._encoder = encoder
-        self._connector = self.ensure_ec_transfer_initialized(
-            transfer, ECConnectorRole.WORKER, self._collect
-        )
+        self._connector = self.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, self._collect)
         self._outputs = outputs
         self._emit: Callable[[EngineEvent], None]  # from `start` on
         self._pacer = pacer or StepPacer()

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 class Stage(enum.Enum):
     """Where an item is.
 
-        NO_MEDIA -> MEDIA -> PREPARING -> PREPARED -> ENCODING
-           ^  |       ^                      |
-           |  +-> REQUESTED                  |   asked for again, its room is kept
-           +---------------------------------+   its pixels were dropped, or never fit
+    NO_MEDIA -> MEDIA -> PREPARING -> PREPARED -> ENCODING
+       ^  |       ^                      |
+       |  +-> REQUESTED                  |   asked for again, its room is kept
+       +---------------------------------+   its pixels were dropped, or never fit
     """
 
     NO_MEDIA = enum.auto()
@@ -94,10 +94,10 @@ class EncoderScheduler(Generic[Item]):
     tower with their pixels: proxies divide it among themselves, but each has one at least, so more items
     may have permission. Those wait as if they had none.
 
-    Pixels of items without a place may be dropped at any time, the oldest first. Those of items with one stay:
-    dropping them too would let two items push each other out for ever. Permission is no reason to hold more
-    than the memory, so such an item asks for its media only when there is room for it, in run order, and one
-    item may always be in memory, however large.
+    Pixels of items without a place may be dropped at any time, the oldest first. Those of items with one
+    stay: dropping them too would let two items push each other out for ever. Permission is no reason to hold
+    more than the memory, so such an item asks for its media only when there is room for it, in run order, and
+    one item may always be in memory, however large.
     """
 
     def __init__(

@@ -120,9 +120,7 @@ class EncoderWorker:
             self.jobs,
             scheduler,
             streams,
-            SingleFlight(
-                self.jobs, store if memory is None else memory, self._leases, identity.namespace
-            ),
+            SingleFlight(self.jobs, store if memory is None else memory, self._leases, identity.namespace),
             self._preparer,
             self._engine,
             outputs,

@@ -67,7 +67,7 @@ JobEvent = Planned | Ready | MediaWanted | Waits | Failed
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """One stream's part in a job, from join to the last event. `send` runs in the event loop, never blocks."""
+    """One stream's part in a job, from join to the last event. `send` must not block."""
 
     spec: JobSpec
     job: EncodeJob

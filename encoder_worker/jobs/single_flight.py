@@ -1,4 +1,4 @@
-"""Single flight: an item that is stored, or that another worker encodes, does not enter this worker's tower."""
+"""Single flight: an item that is stored, or that another worker encodes, is not encoded here."""
 
 from __future__ import annotations
 

@@ -98,14 +98,11 @@ class JobStreams:
     def close(self, waiter: Waiter, complete: bool) -> None:
         """The client has half-closed the stream, with or without media that are still needed."""
         waiter.closed = True
+        error: RequestError
         if not complete:
-            self.fail(
-                waiter,
-                InvalidRequest(
-                    "media_bytes: the stream ended before all media were sent", param="media_bytes"
-                ),
-                retryable=waiter.media_wanted,
-            )
+            text = "media_bytes: the stream ended before all media were sent"
+            error = InvalidRequest(text, param="media_bytes")
+            self.fail(waiter, error, retryable=waiter.media_wanted)
         elif waiter.media_wanted:
             error = Unavailable("the item's media are needed again, and the stream had ended", retry_after=1)
             self.fail(waiter, error, retryable=True)

@@ -109,7 +109,7 @@ def test_items_come_to_the_device_through_one_pool_that_is_locked_once(
 def test_tower_outputs_larger_than_the_staging_buffer_arrive_whole(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_copy, "_STAGING_BYTES", 1 << 20)
+    monkeypatch.setattr(host_copier, "_STAGING_BYTES", 1 << 20)
     copier = host_copier.HostCopier(torch.device("cuda"))
     outputs = [torch.randn(rows + number, 512, device="cuda") for number in range(3)]
     for copy, output in zip(copier(outputs), outputs, strict=True):

@@ -11,7 +11,8 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Job, bench, png
 from triptych.ec_connector.registry.leases import Lease, Leases
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.encoder_worker.jobs import table as jobs
+from triptych.encoder_worker.jobs import loop
+from triptych.encoder_worker.scheduler import Stage
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
 from triptych.rpc.channels import MEDIA_FRAME_BYTES
@@ -197,15 +198,15 @@ async def test_more_permissions_than_credit_wait_their_turn_and_hear_that_the_to
     encoder: EncoderSide, store: EmbeddingStore, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of many proxies, each with a credit of one at least."""
-    monkeypatch.setattr(jobs, "WAITS_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "WAITS_SECONDS", 0.0)
     async with bench(encoder, store, store_url, tower_credit=1, encoder_batch_patches=1) as b:
         b.tower.open.clear()
         streams = [await Job(b, media(60 + n)).planned() for n in range(12)]
         for stream in streams:
             await stream.run()
         await b.until("triptych_encoder_queue_items", 11)
-        scheduler = b.worker.jobs._scheduler
-        assert sum(item.pinned and not item.in_tower for item in scheduler._items.values()) == 1
+        waiting = [job for job in b.worker.jobs.open_jobs() if job.stage is not Stage.ENCODING]
+        assert sum(job.pinned for job in waiting) == 1
         b.tower.open.set()
         heard = []
         while (event := await streams[-1].event()).WhichOneof("body") != "ready":

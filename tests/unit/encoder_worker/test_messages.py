@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
-from triptych.encoder_worker.jobs.limits import ItemFormat
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.messages import MAX_TIMEOUT, event_message, parse_job
 from triptych.errors import InvalidRequest, Overloaded

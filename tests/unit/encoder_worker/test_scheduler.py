@@ -3,30 +3,111 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
-from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, SchedulerCounts, Stage
 
 
-def scheduler(
-    memory: int = 100, patches: int = 10, preparations: int = 4, credit: int = 100
-) -> EncoderScheduler:
-    return EncoderScheduler(
-        prepared_memory=memory, batch_patches=patches, preparations=preparations, tower_credit=credit
-    )
+@dataclass(eq=False, slots=True)
+class Keyed(EncoderItem):
+    key: str = ""
+    dropped: bool = False
+
+    def drop_pixels(self) -> None:
+        EncoderItem.drop_pixels(self)
+        self.dropped = True
 
 
-def plan(s: EncoderScheduler, key: str, *, nbytes: int = 10, cost: int = 1, re_encode: bool = False) -> None:
+class Keys:
+    """A scheduler whose items have names, and which notes whose pixels were dropped."""
+
+    def __init__(self, memory: int, patches: int, preparations: int, credit: int) -> None:
+        self.scheduler = EncoderScheduler[Keyed](
+            prepared_memory=memory, batch_patches=patches, preparations=preparations, tower_credit=credit
+        )
+        self.items: dict[str, Keyed] = {}
+
+    def add(self, key: str, *, re_encode: bool = False, looked_up: bool = True) -> None:
+        self.items[key] = Keyed(key=key, re_encode=re_encode, looked_up=looked_up)
+        self.scheduler.add(self.items[key])
+
+    def remove(self, key: str) -> None:
+        self.scheduler.remove(self.items.pop(key))
+
+    def needs_media(self, key: str) -> bool:
+        return self.scheduler.needs_media(self.items[key])
+
+    def media_arrived(self, key: str) -> None:
+        self.scheduler.media_arrived(self.items[key])
+
+    def media_lost(self, key: str) -> None:
+        self.scheduler.media_lost(self.items[key])
+
+    def permit(self, key: str) -> None:
+        self.scheduler.permit(self.items[key])
+
+    def withdraw(self, key: str) -> None:
+        self.scheduler.withdraw(self.items[key])
+
+    def prepared(self, key: str, *, nbytes: int, cost: int) -> None:
+        self.scheduler.prepared(self.items[key], nbytes=nbytes, cost=cost)
+
+    def next_preparation(self) -> str | None:
+        return _key(self.scheduler.next_preparation())
+
+    def next_media_request(self) -> str | None:
+        return _key(self.scheduler.next_media_request())
+
+    def next_batch(self) -> list[str]:
+        return [item.key for item in self.scheduler.next_batch()]
+
+    def waiting(self) -> list[str]:
+        return [item.key for item in self.scheduler.waiting()]
+
+    def pop_dropped(self) -> list[str]:
+        dropped = [item for item in self.items.values() if item.dropped]
+        for item in dropped:
+            item.dropped = False
+        return [item.key for item in sorted(dropped, key=lambda i: i.prepared_at or 0)]
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        return self.scheduler.counts()
+
+
+def _key(item: Keyed | None) -> str | None:
+    return None if item is None else item.key
+
+
+def scheduler(memory: int = 100, patches: int = 10, preparations: int = 4, credit: int = 100) -> Keys:
+    return Keys(memory, patches, preparations, credit)
+
+
+def plan(s: Keys, key: str, *, nbytes: int = 10, cost: int = 1, re_encode: bool = False) -> None:
     s.add(key, re_encode=re_encode)
     s.media_arrived(key)
     assert s.next_preparation() == key
     s.prepared(key, nbytes=nbytes, cost=cost)
 
 
-def run(s: EncoderScheduler, *keys: str) -> None:
+def run(s: Keys, *keys: str) -> None:
     for key in keys:
-        s.run(key)
+        s.permit(key)
+
+
+def test_a_new_item_is_looked_up_once_and_before_it_is_preprocessed() -> None:
+    s = scheduler()
+    s.add("a", looked_up=False)
+    s.items["a"].looked_up = None
+    s.media_arrived("a")
+    assert s.next_preparation() is None
+    assert _key(s.scheduler.next_look_up()) == "a"
+    assert s.scheduler.next_look_up() is None
+    assert s.next_preparation() is None
+    s.items["a"].looked_up = True
+    assert s.next_preparation() == "a"
 
 
 def test_an_item_without_permission_is_not_encoded() -> None:
@@ -105,19 +186,19 @@ def test_over_the_memory_the_oldest_pixels_without_permission_are_dropped() -> N
     plan(s, "b")
     run(s, "a")
     plan(s, "c")
-    assert s.take_dropped() == ["b"]
-    assert s.prepared_bytes == 20
+    assert s.pop_dropped() == ["b"]
+    assert s.counts.prepared_bytes == 20
 
 
 def test_dropped_pixels_are_asked_for_again_when_the_item_may_run() -> None:
     s = scheduler(memory=10)
     plan(s, "a")
     plan(s, "b")
-    assert s.take_dropped() == ["a"]
+    assert s.pop_dropped() == ["a"]
     assert s.next_media_request() is None
     run(s, "a")
     assert s.next_media_request() == "a"
-    assert s.take_dropped() == ["b"]
+    assert s.pop_dropped() == ["b"]
     assert s.next_media_request() is None
 
 
@@ -135,7 +216,7 @@ def test_media_are_asked_for_again_only_when_there_is_room() -> None:
 def test_an_item_larger_than_the_memory_is_held_alone() -> None:
     s = scheduler(memory=10)
     plan(s, "huge", nbytes=1000)
-    assert s.take_dropped() == []
+    assert s.pop_dropped() == []
     run(s, "huge")
     assert s.next_batch() == ["huge"]
 
@@ -144,7 +225,6 @@ def test_media_that_nobody_needs_are_not_taken() -> None:
     s = scheduler()
     plan(s, "a")
     assert not s.needs_media("a")
-    assert not s.needs_media("unknown")
 
 
 def test_media_lost_on_the_way_are_asked_for_again() -> None:
@@ -163,7 +243,7 @@ def test_withdrawn_permission_keeps_the_item_from_the_tower() -> None:
     run(s, "a")
     s.withdraw("a")
     assert s.next_batch() == []
-    assert s.planned == 1
+    assert s.counts.planned == 1
 
 
 def test_no_more_items_than_the_credit_hold_their_pixels_whoever_permits_them() -> None:
@@ -173,7 +253,7 @@ def test_no_more_items_than_the_credit_hold_their_pixels_whoever_permits_them() 
     run(s, *"abcd")
     assert sorted(s.waiting()) == list("abcd")
     plan(s, "new", nbytes=20)
-    assert s.take_dropped() == ["c", "d"]
+    assert s.pop_dropped() == ["c", "d"]
     assert s.next_media_request() is None
     assert s.next_batch() == ["a"]
     s.remove("a")
@@ -208,7 +288,7 @@ def test_a_place_is_free_again_when_its_item_leaves_or_loses_permission() -> Non
 def test_an_item_that_is_not_planned_takes_no_place() -> None:
     s = scheduler(credit=1)
     s.add("late")
-    s.run("late")
+    s.permit("late")
     plan(s, "here")
     run(s, "here")
     assert s.next_batch() == ["here"]
@@ -262,8 +342,8 @@ class World:
             getattr(self, action)(key)
             self.check()
         assert self.ended == set(self.sizes)
-        assert len(self.s) == 0
-        assert self.s.prepared_bytes == 0
+        assert len(self.s.scheduler) == 0
+        assert self.s.counts.prepared_bytes == 0
 
     def possible(self) -> list[tuple[str, str]]:
         actions = []
@@ -304,7 +384,7 @@ class World:
     def permit(self, key: str) -> None:
         self.planned.remove(key)
         self.running.add(key)
-        self.s.run(key)
+        self.s.permit(key)
 
     def finish_tower(self, _: str) -> None:
         for key in self.tower:
@@ -326,7 +406,7 @@ class World:
         while (key := self.s.next_media_request()) is not None:
             assert key in self.running
             self.sending.add(key)
-        self.pixels -= set(self.s.take_dropped())
+        self.pixels -= set(self.s.pop_dropped())
         if not self.tower:
             self.tower = self.s.next_batch()
             assert set(self.tower) <= self.pixels & self.running
@@ -334,9 +414,9 @@ class World:
             assert cost <= self.patches or len(self.tower) == 1
 
     def check(self) -> None:
-        waiting = [item for item in self.s._items.values() if item.pinned and not item.in_tower]
+        waiting = [item for item in self.s.items.values() if item.pinned and item.stage is not Stage.ENCODING]
         assert len(waiting) <= self.credit
-        self.pixels -= set(self.s.take_dropped())
+        self.pixels -= set(self.s.pop_dropped())
         held = sum(self.sizes[key] for key in self.pixels)
-        assert held == self.s.prepared_bytes
+        assert held == self.s.counts.prepared_bytes
         assert held <= self.memory or len(self.pixels) == 1
