@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from pathlib import Path
 
-import torch
-
-from triptych.config import EncoderConfig, check_advertise, check_bind, format_size
+from triptych.config import EncoderConfig, check_advertise, check_bind
 from triptych.cpu.step_pacer import step_pacer
 from triptych.cpu.threads import tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
-from triptych.encoder_worker.memory_profile import check_encoder_memory
+from triptych.encoder_worker.loading import activation_bytes, load, parameter_bytes
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
-from triptych.machine.device_memory import memory_of
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
-from triptych.models.checkpoint.support import check_supported, wanted_by_flags
-from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
-from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
@@ -114,44 +107,3 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
         },
         modality=identity.modality,
     )
-
-
-def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
-    """The tower, warm, and whose embeddings it makes. ConfigError for a checkpoint that cannot be served."""
-    start = time.monotonic()
-    path = Path(config.model)
-    check_supported(path, wanted_by_flags(config))
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(path, device, config.dtype)
-    encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    model = model_identity(
-        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
-    )
-    warm_up(encoder)
-    size = format_size(parameter_bytes(encoder))
-    logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
-    return encoder, model
-
-
-def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:
-    """What the largest batch takes of a GPU, by running it; ConfigError where that does not fit.
-
-    0 on a CPU, where it would take longer than it is worth.
-    """
-    if encoder.device.type == "cpu":
-        return 0
-    nbytes = check_encoder_memory(config, encoder, memory_of(encoder.device))
-    logger.info("the largest batch of the tower takes %s of %s", format_size(nbytes), encoder.device)
-    return nbytes
-
-
-def warm_up(encoder: EncoderSide) -> None:
-    """One small forward, so that the first request does not pay for lazy initialisation."""
-    item = encoder.preprocess(encoder.sample(), {})
-    with torch.inference_mode():
-        encoder.encode([item])
-
-
-def parameter_bytes(encoder: EncoderSide) -> int:
-    """Bytes of the tower's parameters."""
-    return sum(p.numel() * p.element_size() for p in encoder.module.parameters())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry
 
-from triptych.colocated.turn import Turn
+from triptych.colocated.device_lock import DeviceLock
 from triptych.config import ColocatedConfig, check_advertise, check_bind
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
@@ -16,6 +16,7 @@ from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.engine_beat import EngineBeat
@@ -65,8 +66,8 @@ async def run(config: ColocatedConfig) -> None:
 
 def load(config: ColocatedConfig) -> LoadedReplica:
     """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
-    encoder, identity = encoder_service.load(config.encoder)
-    peak = encoder_service.activation_bytes(config.encoder, encoder)
+    encoder, identity = encoder_loading.load(config.encoder)
+    peak = encoder_loading.activation_bytes(config.encoder, encoder)
     decoder = pd_loading.load_model(config.pd, other_peak=peak)
     # One device: both sides use all of its threads, each in its turn.
     use_threads(decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size))
@@ -114,7 +115,7 @@ async def _serve(
 
 
 class Replica:
-    """An EncoderWorker and a PDWorker as they are, with one turn; belongs to the running event loop."""
+    """An EncoderWorker and a PDWorker with one lock on their device; belongs to the running event loop."""
 
     def __init__(
         self, config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, address: str
@@ -125,7 +126,7 @@ class Replica:
         self.registry = CollectorRegistry()
         metrics = EncoderMetrics(model.decoder.name, self.registry)
         saving, loading = _transfers(config, self._identity, model.decoder.identity)
-        turn = Turn()
+        device = DeviceLock()
         self.encoder = encoder_worker.EncoderWorker(
             config.encoder,
             self._identity,
@@ -133,12 +134,12 @@ class Replica:
             store,
             metrics=metrics,
             transfer=saving,
-            pacer=turn,
+            pacer=device,
             thread_per_batch=model.encoder.device.type == "cpu",
         )
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
-        self.pd = pd_worker.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, pacer=turn)
-        metrics.parameter_bytes.inc(encoder_service.parameter_bytes(model.encoder))
+        self.pd = pd_worker.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, pacer=device)
+        metrics.parameter_bytes.inc(encoder_loading.parameter_bytes(model.encoder))
         before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
         if config.pd.attention_backend == "flex":

@@ -9,8 +9,8 @@ import torch
 
 from support.data.checkpoints import build_checkpoint
 from triptych.config import MIB, EncoderConfig
-from triptych.encoder_worker import service
-from triptych.encoder_worker.memory_profile import check_encoder_memory, largest_batch
+from triptych.encoder_worker import loading
+from triptych.encoder_worker.loading import check_encoder_memory, largest_batch
 from triptych.errors import ConfigError
 from triptych.machine.device_memory import CpuMemory
 from triptych.models.base import EncoderSide
@@ -83,14 +83,14 @@ def test_every_kind_of_tower_runs_its_largest_batch_on_a_cpu(family: str) -> Non
 
 
 def test_a_tower_on_a_cpu_starts_without_that(encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "check_encoder_memory", lambda *_: pytest.fail("a batch is run"))
-    assert service.activation_bytes(CONFIG, encoder) == 0
+    monkeypatch.setattr(loading, "check_encoder_memory", lambda *_: pytest.fail("a batch is run"))
+    assert loading.activation_bytes(CONFIG, encoder) == 0
 
 
 def test_a_tower_on_a_gpu_runs_it_at_the_start(encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = FakeMemory(64 * MIB, 20 * MIB)
-    monkeypatch.setattr(service, "memory_of", lambda device: memory)
+    monkeypatch.setattr(loading, "memory_of", lambda device: memory)
     # The tensors stay where they are: only what is said of them is another device's.
-    monkeypatch.setattr(service, "check_encoder_memory", lambda *given: MIB if given[2] is memory else 0)
+    monkeypatch.setattr(loading, "check_encoder_memory", lambda *given: MIB if given[2] is memory else 0)
     monkeypatch.setattr(encoder, "device", torch.device("cuda:1"))
-    assert service.activation_bytes(CONFIG, encoder) == MIB
+    assert loading.activation_bytes(CONFIG, encoder) == MIB

@@ -1,4 +1,4 @@
-"""The device that two engines of one process use in turn: an encoder step, a decoder step, and so on."""
+"""A fair lock on the device of a replica: a tower call, a decoder step, and so on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from triptych.cpu.step_pacer import StepPacer
 from triptych.errors import InternalError
 
 
-class Turn(StepPacer):
-    """Held by `with`; whoever has waited longest is next, so that two engines that both wait alternate.
+class DeviceLock(StepPacer):
+    """A first-in-first-out lock, held by `with`: two engines that both wait for it alternate.
 
     A wait of more than `patience` seconds is an InternalError: the other engine's step hangs.
     """
@@ -43,7 +43,7 @@ class Turn(StepPacer):
     ) -> None:
         with self._lock:
             if self._gates:
-                # It stays held: the turn is handed over, and nobody else can step in between.
+                # It stays held: handed over, so that no third thread can acquire it in between.
                 self._gates.popleft().release()
             else:
                 self._held = False

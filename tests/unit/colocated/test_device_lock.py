@@ -7,23 +7,23 @@ import threading
 import pytest
 
 from support.processes.cluster import wait_for
-from triptych.colocated.turn import Turn
+from triptych.colocated.device_lock import DeviceLock
 from triptych.errors import InternalError
 
 PATIENCE = 30.0
 
 
 def test_engines_that_both_want_the_device_alternate():
-    turn, taken = Turn(), []
+    lock, taken = DeviceLock(), []
     both = threading.Barrier(2)
 
     def engine(name: str) -> None:
         both.wait(PATIENCE)
         for _ in range(50):
-            with turn:
+            with lock:
                 taken.append(name)
                 # The step lasts until the other one asks for the device, as two busy engines' steps do.
-                wait_for("the other engine", lambda: turn.waiting or done.is_set(), PATIENCE)
+                wait_for("the other engine", lambda: lock.waiting or done.is_set(), PATIENCE)
         done.set()
 
     done = threading.Event()
@@ -38,30 +38,30 @@ def test_engines_that_both_want_the_device_alternate():
 
 
 def test_an_engine_alone_takes_every_turn_and_an_error_gives_it_back():
-    turn = Turn(patience=0.0)
+    lock = DeviceLock(patience=0.0)
     for _ in range(3):
-        with pytest.raises(ValueError, match="step"), turn:
+        with pytest.raises(ValueError, match="step"), lock:
             raise ValueError("step")
-    with turn:
-        assert turn.waiting == 0
+    with lock:
+        assert lock.waiting == 0
 
 
 def test_a_step_that_hangs_is_an_error_for_the_other_engine_and_nobody_is_left_waiting():
-    turn = Turn(patience=0.001)
+    lock = DeviceLock(patience=0.001)
     errors: list[Exception] = []
 
     def other() -> None:
         try:
-            with turn:
+            with lock:
                 raise AssertionError("two at once")
         except InternalError as error:
             errors.append(error)
 
-    with turn:
+    with lock:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join(PATIENCE)
     assert "not free" in str(errors[0])
-    assert turn.waiting == 0
-    with turn:
+    assert lock.waiting == 0
+    with lock:
         pass

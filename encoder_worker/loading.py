@@ -1,0 +1,93 @@
+"""A worker's tower: loaded, warmed up, and on a GPU measured by its largest batch."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from triptych.config import EncoderConfig, format_size
+from triptych.errors import ConfigError
+from triptych.machine.device_memory import DeviceMemory, memory_of
+from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
+
+logger = logging.getLogger(__name__)
+
+
+def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
+    """The tower, warm, and the identity of its model. ConfigError for a checkpoint that cannot be served."""
+    start = time.monotonic()
+    path = Path(config.model)
+    check_supported(path, wanted_by_flags(config))
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(path, device, config.dtype)
+    encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
+    model = model_identity(
+        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
+    )
+    warm_up(encoder)
+    size = format_size(parameter_bytes(encoder))
+    logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
+    return encoder, model
+
+
+def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:
+    """What the largest batch takes of a GPU, by running it; ConfigError where that does not fit.
+
+    0 on a CPU, where the run would take too long.
+    """
+    if encoder.device.type == "cpu":
+        return 0
+    nbytes = check_encoder_memory(config, encoder, memory_of(encoder.device))
+    logger.info("the largest batch of the tower takes %s of %s", format_size(nbytes), encoder.device)
+    return nbytes
+
+
+def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: DeviceMemory) -> int:
+    """What the largest batch takes of the device above the weights; ConfigError where that does not fit."""
+    batch = largest_batch(config, encoder)
+    memory.reset_peak()
+    held = memory.used()
+    budget = config.device_memory or held + int(memory.free() * memory.share)
+    with torch.inference_mode():
+        encoder.encode(batch)
+    activations = max(0, memory.peak() - held)
+    # What the run has left in the allocator is given back.
+    memory.reset_peak()
+    if held + activations > budget:
+        raise ConfigError(
+            f"the tower has {format_size(budget)} of {encoder.device} and needs {format_size(held)} for its "
+            f"weights and {format_size(activations)} for a batch of {len(batch)} items: lower "
+            "--encoder-batch-patches or --max-image-pixels, or raise --device-memory"
+        )
+    return activations
+
+
+def largest_batch(config: EncoderConfig, encoder: EncoderSide) -> Sequence[PreparedItem]:
+    """A batch of the longest items that are taken, as many as --encoder-batch-patches lets in."""
+    media = encoder.sample()
+    if encoder.modality == "image":
+        side = max(1, math.isqrt(config.max_image_pixels))
+        media = Image.new("RGB", (side, side), "grey")
+    item = encoder.preprocess(media, {})
+    return [item] * max(1, config.batch_patches // max(1, item.cost))
+
+
+def warm_up(encoder: EncoderSide) -> None:
+    """One small forward, so that the first request does not pay for lazy initialisation."""
+    item = encoder.preprocess(encoder.sample(), {})
+    with torch.inference_mode():
+        encoder.encode([item])
+
+
+def parameter_bytes(encoder: EncoderSide) -> int:
+    """Bytes of the tower's parameters."""
+    return sum(p.numel() * p.element_size() for p in encoder.module.parameters())
