@@ -1,4 +1,4 @@
-"""The tower's step loop, in a thread of its own: take a batch, encode it, save what came out."""
+"""The tower's step loop, in a thread of its own: encode a batch, save its outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST_SLEEP = 1.0
 class TowerItem:
     """One item of a batch: its prepared pixels, or its output from an earlier job.
 
-    `wanted` says, from any thread, whether anybody still waits. `damaged_digest` names the stored value
+    `wanted` says, from any thread, whether a stream still waits. `damaged_digest` names the stored value
     that the save may replace.
     """
 
@@ -100,15 +100,15 @@ _Order = _BatchOrder | _SaveOrder | None
 
 
 class EncoderEngine(ECConnectorModelRunnerMixin):
-    """Owns the tower and the saves. `emit` is called from any thread and must not block.
+    """The tower's model runner: encodes batches in its own thread, saves outputs through its EC connector.
 
-    A save that has landed is told at once, by the thread in which it landed: the item's requests need not
+    A save that has landed is reported at once, by the thread in which it landed: the item's requests need not
     wait for the batch that is in the tower by then.
 
     `pacer` is entered while the tower computes. `thread_per_batch`: each batch has a thread of its own, which
     ends with it; for a process in which another engine computes in parallel (see `in_short_lived_thread`).
 
-    `beat` is to be watched: a thread that dies, of a device that is lost for example, answers nobody.
+    `beat` is to be watched: a thread that dies, of a device that is lost for example, reports nothing.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             logger.exception("a batch of %d items failed", len(batch))
             self._busy_since = None
             for item in batch:
-                self._tell(Encoded(item.plan.mm_hash, 0.0, error=InternalError("the encoder failed")))
+                self._report(Encoded(item.plan.mm_hash, 0.0, error=InternalError("the encoder failed")))
             return BatchDone(0, self._calls, 0.0)
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _report(self, event: EngineEvent) -> None:
         try:
             self._emit(event)
         except Exception:
-            logger.exception("an event of the engine was not taken")
+            logger.exception("an event of the engine was not handled")
 
     def _step(self, batch: Sequence[TowerItem]) -> BatchDone:
         start = self._busy_since = time.monotonic()
@@ -208,7 +208,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
             except Exception:
                 logger.exception("an item could not be answered as it should")
-                self._tell(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
+                self._report(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
         return BatchDone(len(fresh), self._calls, seconds)
 
     def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
@@ -249,11 +249,11 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
     def _finish(self, item: TowerItem, result: EncoderOutput | Exception | None, seconds: float) -> None:
         key = item.plan.mm_hash
         if isinstance(result, Exception) or result is None:
-            self._tell(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
+            self._report(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
             return
         self._outputs[key] = result
         saving = item.wanted()
-        self._tell(Encoded(key, seconds, output=result, saving=saving))
+        self._report(Encoded(key, seconds, output=result, saving=saving))
         if saving:
             self._start_save(result, item.damaged_digest)
 
@@ -275,25 +275,25 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self._landed(Unsaved(key, reason))
 
     def _landed(self, event: Saved | Unsaved) -> None:
-        """One save's end; whatever fails, those after it are told too."""
+        """Reports one save's end; a failure here does not keep the next from being reported."""
         try:
             self._outputs.unpin(event.mm_hash)
         except Exception:
-            logger.exception("an output stays held")
-        self._tell(event)
+            logger.exception("an output stays pinned")
+        self._report(event)
 
 
 def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
-    """The output; an error where it holds what is no number: that would spread to other requests' answers.
+    """The output; an error where it holds NaN or infinity, which would spread to other requests' answers.
 
     A KV block is not emptied before its next use, and a weight of zero times NaN is NaN.
     """
     if tuple(data.shape) != (plan.rows, plan.width):
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
-    # The sum is cheaper than a mask of all elements; only where it is no number is it worth a closer look.
+    # The sum is cheaper than a mask of all elements; only a sum of NaN or infinity is worth a closer look.
     if not math.isfinite(float(data.sum(dtype=torch.float32))) and not bool(torch.isfinite(data).all()):
         logger.warning(
-            "an item is refused, its rows are no numbers: where %s overflows often, try another --dtype",
+            "an item is refused, it has NaN or infinity: where %s overflows often, try another --dtype",
             plan.dtype,
         )
         return InvalidRequest(

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 FIRST_MESSAGE_SECONDS = 10.0
 #: Seconds between two messages of a stream whose media are on their way.
 FRAME_SECONDS = 30.0
+#: Seconds that the client of a ready item has for closing the stream.
+CLOSING_SECONDS = 1.0
 
 Requests = AsyncIterator[encoder_pb2.EncodeRequest]
 
@@ -53,6 +55,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         try:
             async for event in self._events(events, waiter):
                 yield event_message(event)
+                if isinstance(event, Ready):
+                    # Closed by both sides a stream frees itself; closed by the server alone, gRPC's message
+                    # receiver is a cycle that waits for the garbage collector.
+                    await asyncio.wait([frames], timeout=CLOSING_SECONDS)
         finally:
             frames.cancel()
             if not waiter.ended:

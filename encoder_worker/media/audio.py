@@ -56,7 +56,7 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
     sample and for damaged ones. The texts never repeat the decoder's words.
     """
     if not is_audio(data):
-        raise _refused(f"no {_NAMES} file; send one of these formats")
+        raise _refused(f"not a {_NAMES} file; send one of these formats")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check(file, limits)
@@ -68,11 +68,11 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
         raise _refused("the file is truncated or damaged and cannot be decoded") from None
     waveform = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
     if not len(waveform):
-        raise _refused("the file has no sound in it, not a single sample")
+        raise _refused("the file has no samples; send one with sound in it")
     if not np.isfinite(waveform).all():
-        raise _refused("the file has samples that are no numbers")
+        raise _refused("the file has samples that are NaN or infinite; send a sound of finite samples")
     if np.abs(waveform).max() > _LOUDEST:
-        raise _refused("the file has samples far beyond full scale, which is 1")
+        raise _refused("the file has samples far beyond full scale, which is 1; scale them down")
     return waveform
 
 
@@ -110,7 +110,7 @@ def _decode(file: soundfile.SoundFile, rate: int, limits: AudioLimits) -> list[n
 def _check(file: soundfile.SoundFile, limits: AudioLimits) -> None:
     """From the header, before anything is decoded."""
     if file.format not in FORMATS:
-        raise _refused(f"no {_NAMES} file; send one of these formats")
+        raise _refused(f"not a {_NAMES} file; send one of these formats")
     if not 1 <= file.channels <= _CHANNELS:
         raise _refused(f"{file.channels} channels; send at most {_CHANNELS}")
     if not _RATES[0] <= file.samplerate <= _RATES[1]:

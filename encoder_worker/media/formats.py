@@ -1,4 +1,4 @@
-"""Image bytes to RGB pictures: known formats only, size checked before anything is decoded."""
+"""Decoding of images to RGB: known formats only, size checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF" if "AVIF" in FORMATS else "PNG, JPE
 MAX_MEDIA_BYTES = 64 << 20
 
 # Our own limit is checked from the header before any decoding; Pillow's second one would only overrule
-# an operator who raised it.
+# the operator's where that is higher.
 Image.MAX_IMAGE_PIXELS = None
 # Pillow would start a thread for every core, whatever a quota leaves of them.
 AvifImagePlugin.DEFAULT_MAX_THREADS = usable_cpus()
@@ -42,7 +42,9 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        raise InvalidRequest(f"image: no {_NAMES} file; send one of these formats", param="image") from None
+        raise InvalidRequest(
+            f"image: not a {_NAMES} file; send one of these formats", param="image"
+        ) from None
     except Exception as error:
         raise _damaged(error) from None
     with picture:
@@ -60,7 +62,7 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise InvalidRequest("image: it has no pixels", param="image")
+        raise InvalidRequest("image: it has no pixels; send one with width and height above 0", param="image")
     if width * height > max_pixels:
         raise TooLarge(
             f"image: {width}x{height} is more than the {max_pixels} pixels allowed; send a smaller picture",
@@ -74,7 +76,7 @@ def _check_avif(data: bytes, max_pixels: int) -> None:
         pixels = coded_pixels(data)
     except ValueError:
         raise InvalidRequest(
-            f"image: no {_NAMES} file, or an animated or damaged AVIF; send one of these formats",
+            f"image: not a {_NAMES} file, or an animated or damaged AVIF; send one of these formats",
             param="image",
         ) from None
     if pixels > 2 * max_pixels:
