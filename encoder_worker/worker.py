@@ -1,4 +1,4 @@
-"""One encoder worker, wired: engine, leases, jobs and the servicer over one store and one tower."""
+"""Wiring of one encoder worker: engine, leases, jobs and the servicer over one store and one tower."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from triptych.models.identity import ModelIdentity
 
 #: Latest outputs kept on the host.
 OUTPUT_CACHE_BYTES = 64 * MIB
-#: Jobs before their plan that are taken, in units of the plan credit.
+#: Jobs before their plan that are accepted, in units of the plan credit.
 CREDIT_SLACK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who this worker is: what it encodes for, and where it is reached."""
+    """Identity of one worker process: its model and namespace, its address and incarnation."""
 
     namespace: str
     model_key: str
@@ -53,13 +53,13 @@ class WorkerIdentity:
 
 
 def worker_identity(config: EncoderConfig, model: ModelIdentity, address: str) -> WorkerIdentity:
-    """Who a worker of this checkpoint is from now on, at `address`."""
+    """A new identity for a worker of this checkpoint at `address`."""
     name = config.served_model_name or Path(config.model).resolve().name
     return WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex, model.modality)
 
 
 class EncoderWorker:
-    """Everything between the gRPC server and the store; belongs to the running event loop.
+    """An encoder worker without its process: all between the gRPC server and the store, in the running loop.
 
     `transfer` says where outputs are saved, in the store by default: in a memory store they are looked up
     too, and it takes the place of the output cache. `pacer` is entered while the tower computes.
@@ -87,13 +87,7 @@ class EncoderWorker:
             audio=AudioLimits(config.max_audio_seconds),
             threads=max(1, config.decode_threads),
         )
-        self._engine = EncoderEngine(
-            encoder,
-            transfer,
-            outputs,
-            pacer,
-            thread_per_batch=thread_per_batch,
-        )
+        self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
         self._leases = LeaseKeeper(
             Leases(store),
             address=identity.address,
@@ -102,15 +96,7 @@ class EncoderWorker:
             term=lease_term,
         )
         metrics.leases_held.set_function(lambda: self._leases.held)
-        scheduler = EncoderScheduler[EncodeJob](
-            prepared_memory=config.prepared_memory,
-            batch_patches=config.batch_patches,
-            preparations=max(1, config.decode_threads),
-            tower_credit=max(1, config.tower_credit),
-        )
-        format = ItemFormat(
-            identity.namespace, encoder.modality, encoder.width, str(encoder.dtype).removeprefix("torch.")
-        )
+        scheduler, format = _scheduler(config), _item_format(identity, encoder)
         changed, job_metrics = asyncio.Event(), JobMetrics(metrics, identity.model_name)
         bounds = JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit)
         self.jobs = EncodeJobs(bounds, scheduler, self._leases, job_metrics, changed)
@@ -159,6 +145,20 @@ class EncoderWorker:
         await self._leases.close()
         await asyncio.to_thread(self._engine.stop)
         self._preparer.close()
+
+
+def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
+    return EncoderScheduler(
+        prepared_memory=config.prepared_memory,
+        batch_patches=config.batch_patches,
+        preparations=max(1, config.decode_threads),
+        tower_credit=max(1, config.tower_credit),
+    )
+
+
+def _item_format(identity: WorkerIdentity, encoder: EncoderSide) -> ItemFormat:
+    dtype = str(encoder.dtype).removeprefix("torch.")
+    return ItemFormat(identity.namespace, encoder.modality, encoder.width, dtype)
 
 
 def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:

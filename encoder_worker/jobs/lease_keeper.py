@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Holds the leases of one worker; lives in the event loop.
+    """The leases that one worker holds; lives in the event loop.
 
     `term` is in seconds. A lease is renewed neither past its item's deadline nor after two terms without
     progress of the tower (`last_progress`, on the monotonic clock): a hung worker loses its items.
@@ -54,10 +54,10 @@ class LeaseKeeper:
         if mm_hash in self._held:
             return None
         try:
-            answer = await self._try(mm_hash, failed_token)
+            answer = await self._acquire(mm_hash, failed_token)
             if isinstance(answer, OwnedBy) and answer.address == self._address:
                 # Left behind by this worker, or by one that stood at this address before.
-                answer = await self._try(mm_hash, answer.token)
+                answer = await self._acquire(mm_hash, answer.token)
         except StoreUnavailable:
             logger.warning("no lease for %s: the store cannot be reached", short(mm_hash))
             return None
@@ -66,7 +66,7 @@ class LeaseKeeper:
         self._held[mm_hash] = answer, asyncio.create_task(self._renew(answer, deadline))
         return None
 
-    async def _try(self, mm_hash: str, replace_token: str) -> Lease | OwnedBy:
+    async def _acquire(self, mm_hash: str, replace_token: str) -> Lease | OwnedBy:
         return await self._leases.acquire(
             mm_hash,
             address=self._address,
