@@ -52,30 +52,24 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             yield event_message(Failed(error, retryable=error.status == 429 or error.status >= 500))
             return
         frames = asyncio.create_task(self._read(request_iterator, waiter))
+        event: JobEvent | None = None
         try:
-            async for event in self._events(events, waiter):
+            while not isinstance(event, Ready | Failed):
+                try:
+                    async with asyncio.timeout(waiter.deadline - time.monotonic()):
+                        event = await events.get()
+                except TimeoutError:
+                    self._streams.fail_late(waiter)
+                    event = await events.get()
                 yield event_message(event)
-                if isinstance(event, Ready):
-                    # Closed by both sides a stream frees itself; closed by the server alone, gRPC's message
-                    # receiver is a cycle that waits for the garbage collector.
-                    await asyncio.wait([frames], timeout=CLOSING_SECONDS)
+            if isinstance(event, Ready):
+                # Closed by both sides a stream frees itself; closed by the server alone, gRPC's message
+                # receiver is a cycle that waits for the garbage collector.
+                await asyncio.wait([frames], timeout=CLOSING_SECONDS)
         finally:
             frames.cancel()
             if not waiter.ended:
                 self._streams.leave(waiter)
-
-    async def _events(self, events: asyncio.Queue[JobEvent], waiter: Waiter) -> AsyncIterator[JobEvent]:
-        """The stream's events up to its last, which comes at the deadline if not before."""
-        while True:
-            try:
-                async with asyncio.timeout(waiter.deadline - time.monotonic()):
-                    event = await events.get()
-            except TimeoutError:
-                self._streams.fail_late(waiter)
-                event = await events.get()
-            yield event
-            if isinstance(event, Ready | Failed):
-                return
 
     async def _read(self, requests: Requests, waiter: Waiter) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
@@ -16,6 +16,7 @@ from triptych.encoder_worker.jobs.saves import JobSaves
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.encoder_worker.jobs.tasks import BackgroundTasks
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.errors import InternalError, RequestError
@@ -60,18 +61,15 @@ class JobLoop:
         self._changed = changed
         self._tower_busy = False
         self._waits_sent = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         """Starts the loop."""
-        self._spawn(self._run())
+        self._tasks.start(self._run())
 
     async def stop(self) -> None:
         """Cancels the loop and what it has begun."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _run(self) -> None:
         scheduler = self._scheduler
@@ -80,15 +78,15 @@ class JobLoop:
             self._changed.clear()
             try:
                 while (job := scheduler.next_look_up()) is not None:
-                    self._spawn(self._look_up(job))
+                    self._tasks.start(self._look_up(job))
                 while (job := scheduler.next_preparation()) is not None:
-                    self._spawn(self._prepare(job))
+                    self._tasks.start(self._prepare(job))
                 while (job := scheduler.next_media_request()) is not None:
                     self._streams.request_media(job)
                 may_save = self._saves.nbytes <= SAVING_BYTES
                 if not self._tower_busy and may_save and (batch := scheduler.next_batch()):
                     self._tower_busy = True
-                    self._spawn(self._encode(batch))
+                    self._tasks.start(self._encode(batch))
                     self._changed.set()  # for items that have got the batch's places
                 self._metrics.gauges(scheduler.counts())
             except Exception:
@@ -156,8 +154,3 @@ class JobLoop:
         finally:
             self._tower_busy = False
             self._changed.set()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
