@@ -69,27 +69,30 @@ class PDWorker:
             model_name=model.name,
             pacer=pacer,
         )
-        input_processor = InputProcessor(
+        most = MAX_WAITING + config.max_num_seqs
+        self._incarnation = uuid.uuid4().hex
+        self.servicer = PDServicer(
+            self.engine,
+            self._input_processor(),
+            self.streams,
+            self._pool,
+            self._queries,
+            max_requests=most,
+            incarnation=self._incarnation,
+        )
+
+    def _input_processor(self) -> InputProcessor:
+        model = self._model
+        return InputProcessor(
             model_key=model.identity.model_key,
             prompts=model.prompts,
             tokenizer=model.tokenizer,
             decoder=model.decoder,
             defaults=model.defaults,
             max_model_len=self.engine.max_model_len,
-            encoder_cache_bytes=config.embedding_memory,
+            encoder_cache_bytes=self._config.embedding_memory,
             grammars=GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
             two_prompts=self._two_prompts(),
-        )
-        most = MAX_WAITING + config.max_num_seqs
-        self._incarnation = uuid.uuid4().hex
-        self.servicer = PDServicer(
-            self.engine,
-            input_processor,
-            self.streams,
-            self._pool,
-            self._queries,
-            max_requests=most,
-            incarnation=self._incarnation,
         )
 
     def _two_prompts(self) -> EncDecPrompts | None:

@@ -48,8 +48,8 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim].
 
-    A module with `is_cross` attends to the cross tables; its key and value are not looked at.
-    NotImplementedError for anything that a model asks for and this function would have to ignore.
+    A module with `is_cross` attends to the cross tables; its key and value are ignored.
+    NotImplementedError for options of the model that are not supported.
     """
     _refuse_unsupported(attention_mask, dropout, attn_metadata, kwargs)
     assert attn_metadata is not None
@@ -66,11 +66,7 @@ def paged_attention(
     if meta.cross is not None and getattr(module, "is_cross", False):
         if flex is not None:
             return flex.cross_attention()[None], None
-        if decodes:
-            out[:decodes] = _cross_decode(q, keys, values, meta, options)
-        for index, span in enumerate(meta.prefills):
-            part = q[:, span.first : span.last]
-            out[span.first : span.last] = _cross_prefill(part, keys, values, meta, index, options)
+        _cross(q, keys, values, meta, options, out)
         return out[None], None
     if kwargs.get("is_causal") is False:
         raise NotImplementedError(f"{ATTENTION_NAME} is causal")
@@ -144,6 +140,23 @@ def _part_of(mask: torch.Tensor | None, group: GatherGroup, keys: torch.Tensor) 
     return None if mask is None else mask[group.first : group.last, ..., : keys.shape[2]]
 
 
+def _cross(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    options: _Options,
+    out: torch.Tensor,
+) -> None:
+    """Cross-attention of the batch, into `out` [T, heads, dim]."""
+    assert meta.cross is not None
+    if meta.num_decodes:
+        out[: meta.num_decodes] = _cross_decode(q, keys, values, meta, options)
+    for span, encoded in zip(meta.prefills, meta.cross.prefills, strict=True):
+        part = q[:, span.first : span.last]
+        out[span.first : span.last] = _cross_span(part, keys, values, encoded, options, meta)
+
+
 def _cross_decode(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: AttentionMetadata, options: _Options
 ) -> torch.Tensor:
@@ -202,19 +215,6 @@ def _prefill(
     mask = meta.prefill_mask(index, options.window)
     bias = None if meta.bias is None else _bound_bias(module, meta, index, None)
     return _attend(q[None], k, v, mask, options, meta, bias, causal=mask is None)[0].transpose(0, 1)
-
-
-def _cross_prefill(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    meta: AttentionMetadata,
-    index: int,
-    options: _Options,
-) -> torch.Tensor:
-    """[chunk, heads, dim]: every query over all rows of its own encoder output."""
-    assert meta.cross is not None
-    return _cross_span(q, keys, values, meta.cross.prefills[index], options, meta)
 
 
 def _cross_span(

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECConnectorScheduler, Presence
 from triptych.errors import InvalidRequest, RequestError, Unavailable
+from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, ItemMissing
+from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
 from triptych.pd_worker.core.stats import ItemStats
 from triptych.types import ItemPlan, MMFeature
 
@@ -253,6 +254,11 @@ class ItemTracker:
                 end = max(start, placement.offset)
         return end
 
+    def begin(self, state: RequestState) -> list[EngineEvent]:
+        """Releases items that the prefix cache covers; ItemLoaded events as `report_resident`."""
+        self.consume(state)
+        return self.report_resident(state)
+
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""
         if len(state.consumed) == len(state.features):
@@ -372,7 +378,7 @@ class ItemTracker:
             state.loaded.discard(key)
             if key not in state.lost:
                 state.lost.add(key)
-                yield ItemMissing(**state.request.names(), mm_hash=key, damaged_digest=digest)
+                yield request_events.item_missing(state, key, digest)
         if missing:
             self._stats.missing += 1
             self.connector.item_missing_reported(key)
@@ -380,4 +386,4 @@ class ItemTracker:
     def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:
         state.loaded.add(key)
         state.lost.discard(key)
-        return ItemLoaded(**state.request.names(), mm_hash=key, seconds=seconds)
+        return request_events.item_loaded(state, key, seconds)

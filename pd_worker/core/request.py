@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol
 
 from triptych.errors import RequestError
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.types import FinishReason, MMFeature, PDTimings, TimestampTokens
+from triptych.types import FinishReason, MMFeature, TimestampTokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,14 +49,6 @@ class TokenMask(Protocol):
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
         """Which token ids may come next, bool [vocabulary of the tokenizer]; None after an error."""
         ...
-
-
-class Names(TypedDict):
-    """The fields of an event that identify its request."""
-
-    request_id: str
-    attempt: int
-    proxy_id: str
 
 
 @dataclass(eq=False, slots=True)
@@ -125,10 +117,6 @@ class EngineRequest:
     def cross(self) -> MMFeature | None:
         """The item that an encoder-decoder model attends to."""
         return next((feature for feature in self.features if feature.placement.length == 0), None)
-
-    def names(self) -> Names:
-        """The fields that every event of this attempt carries."""
-        return {"request_id": self.request_id, "attempt": self.attempt, "proxy_id": self.proxy_id}
 
 
 class RequestStatus(enum.Enum):
@@ -213,16 +201,3 @@ class RequestState:
         request = self.request
         output = len(request.output_token_ids)
         return output > 0 and len(request.prompt_token_ids) + output - self.num_computed_tokens == 1
-
-    def timings(self) -> PDTimings:
-        """Seconds of each stage; 0 for those it never reached."""
-
-        def span(start: float | None, end: float | None) -> float:
-            return 0.0 if start is None or end is None else max(0.0, end - start)
-
-        return PDTimings(
-            queue=span(self.request.arrival, self.first_scheduled_at),
-            load=span(self.admitted_at, self.items_at),
-            prefill=span(self.first_scheduled_at, self.first_token_at),
-            decode=span(self.first_token_at, self.last_token_at),
-        )

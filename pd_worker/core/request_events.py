@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import msgspec
 
@@ -64,16 +65,34 @@ class RequestFinished(EngineEvent, frozen=True, kw_only=True):
     error: RequestError | None = None
 
 
+class _Names(TypedDict):
+    request_id: str
+    attempt: int
+    proxy_id: str
+
+
+def _names(request: EngineRequest) -> _Names:
+    return {"request_id": request.request_id, "attempt": request.attempt, "proxy_id": request.proxy_id}
+
+
 def admitted(state: RequestState) -> RequestAdmitted:
     """The event of a request whose items' bytes have been reserved."""
     request = state.request
     return RequestAdmitted(
-        **request.names(),
+        **_names(request),
         prompt_token_ids=tuple(request.prompt_token_ids),
         placements=tuple(feature.placement for feature in request.features),
         encoder_prompt_token_ids=request.encoder_prompt_token_ids,
         timestamps=request.timestamps,
     )
+
+
+def item_loaded(state: RequestState, mm_hash: str, seconds: float) -> ItemLoaded:
+    return ItemLoaded(**_names(state.request), mm_hash=mm_hash, seconds=seconds)
+
+
+def item_missing(state: RequestState, mm_hash: str, damaged_digest: str) -> ItemMissing:
+    return ItemMissing(**_names(state.request), mm_hash=mm_hash, damaged_digest=damaged_digest)
 
 
 def new_tokens(
@@ -95,15 +114,35 @@ def new_tokens(
 def finished(state: RequestState, reason: FinishReason, error: RequestError | None) -> RequestFinished:
     """The last event of a request, with its usage and timings."""
     request = state.request
-    usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), state.num_cached_tokens)
-    return RequestFinished(
-        **request.names(), reason=reason, error=error, usage=usage, timings=state.timings()
-    )
+    return _finished(request, reason, error, state.num_cached_tokens, _timings(state))
 
 
 def refused(request: EngineRequest, error: RequestError) -> RequestFinished:
     """The only event of a request that the scheduler does not hold."""
-    usage = Usage(request.num_prompt_tokens, len(request.output_token_ids), 0)
+    return _finished(request, FinishReason.ERROR, error, 0, PDTimings())
+
+
+def _finished(
+    request: EngineRequest, reason: FinishReason, error: RequestError | None, cached: int, timings: PDTimings
+) -> RequestFinished:
     return RequestFinished(
-        **request.names(), reason=FinishReason.ERROR, error=error, usage=usage, timings=PDTimings()
+        **_names(request),
+        reason=reason,
+        usage=Usage(len(request.prompt_token_ids), len(request.output_token_ids), cached),
+        timings=timings,
+        error=error,
+    )
+
+
+def _timings(state: RequestState) -> PDTimings:
+    """Seconds of each stage; 0 for those it never reached."""
+
+    def span(start: float | None, end: float | None) -> float:
+        return 0.0 if start is None or end is None else max(0.0, end - start)
+
+    return PDTimings(
+        queue=span(state.request.arrival, state.first_scheduled_at),
+        load=span(state.admitted_at, state.items_at),
+        prefill=span(state.first_scheduled_at, state.first_token_at),
+        decode=span(state.first_token_at, state.last_token_at),
     )

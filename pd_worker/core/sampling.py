@@ -84,16 +84,7 @@ def resolve(
 
     Everything is checked: the message may come from any process that can reach the port.
     """
-    room = max_model_len - prompt_len
-    if room < 1:
-        remedy = "shorten it"
-        if prompt_field != "prompt":
-            remedy = f"shorten {prompt_field} or send fewer or smaller images"
-        raise ContextTooLong(
-            f"the prompt has {prompt_len} tokens, but the model takes {max_model_len} with the output: "
-            f"{remedy}",
-            param=prompt_field,
-        )
+    room = _room(prompt_len, max_model_len, prompt_field)
     max_tokens = _max_tokens(params, defaults, room, prompt_len)
     if params.min_tokens < 0 or params.min_tokens > max_tokens:
         raise InvalidRequest(
@@ -124,6 +115,21 @@ def resolve(
         logprobs=_logprobs(params),
         formed=params.output_format is not None,
     )
+
+
+def _room(prompt_len: int, max_model_len: int, prompt_field: str) -> int:
+    """Tokens left for the output."""
+    room = max_model_len - prompt_len
+    if room < 1:
+        remedy = "shorten it"
+        if prompt_field != "prompt":
+            remedy = f"shorten {prompt_field} or send fewer or smaller images"
+        raise ContextTooLong(
+            f"the prompt has {prompt_len} tokens, but the model takes {max_model_len} with the output: "
+            f"{remedy}",
+            param=prompt_field,
+        )
+    return room
 
 
 def _max_tokens(params: SamplingParams, defaults: GenerationDefaults, room: int, prompt_len: int) -> int:

@@ -313,7 +313,7 @@ class Scheduler:
                 continue
             prefix, num_computed = self._item_stage.known_prefix(state)
             # Only this request is skipped: one that waits for an encoder does not block the queue.
-            if self.items.ensure_loading(state, num_computed, now) is not Readiness.READY:
+            if state.features and self.items.ensure_loading(state, num_computed, now) is not Readiness.READY:
                 self._waiting.unready(state)
                 continue
             if state.cross is not None and not self._can_attend(state):
@@ -360,8 +360,7 @@ class Scheduler:
                 output.prefix_queried += state.request.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
         if state.features:
-            self.items.consume(state)
-            self._events += self.items.report_resident(state)
+            self._events += self.items.begin(state)
         if state.items_at is None:
             state.items_at = now
 

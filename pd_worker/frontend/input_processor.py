@@ -56,7 +56,7 @@ class InputProcessor:
         self._prompts = prompts
         self._tokenizer = tokenizer
         #: Detokenizes output tokens.
-        self._decoder_text = (
+        self._detokenizer = (
             tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
         )
         self._decoder = decoder
@@ -82,14 +82,8 @@ class InputProcessor:
             self._decoder.geometry.vocab_size,
         )
         received = list(resume.output_token_ids) if resume else []
-        if len(prompt.token_ids) + len(received) > self._max_model_len:
-            raise ContextTooLong(
-                f"prompt and output have {len(prompt.token_ids) + len(received)} tokens, but the model takes "
-                f"{self._max_model_len}",
-                param="resume",
-            )
-        self._check_tokens(received, "output_token_ids", "resume")
-        output = OutputText(self._decoder_text, sampling, received, resume.text_sent_chars if resume else 0)
+        self._check_received(received, len(prompt.token_ids))
+        output = OutputText(self._detokenizer, sampling, received, resume.text_sent_chars if resume else 0)
         positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
         options = {} if two is None else two.options
         return EngineRequest(
@@ -136,7 +130,7 @@ class InputProcessor:
     def detokenize(self, message: pd_pb2.DetokenizeRequest) -> pd_pb2.DetokenizeReply:
         """The text of the ids, special tokens included unless they are unwanted. RequestError."""
         self._check_tokens(message.token_ids, "tokens", "tokens")
-        text = self._decoder_text.decode(
+        text = self._detokenizer.decode(
             list(message.token_ids), skip_special_tokens=message.skip_special_tokens
         )
         return pd_pb2.DetokenizeReply(text=text)
@@ -216,6 +210,15 @@ class InputProcessor:
         if prompt.WhichOneof("body") == "token_ids":
             return self._prompts.build_token_ids(prompt.token_ids.ids)
         return self._prompts.build_text(prompt.text)
+
+    def _check_received(self, received: Sequence[int], prompt_len: int) -> None:
+        if prompt_len + len(received) > self._max_model_len:
+            raise ContextTooLong(
+                f"prompt and output have {prompt_len + len(received)} tokens, but the model takes "
+                f"{self._max_model_len}",
+                param="resume",
+            )
+        self._check_tokens(received, "output_token_ids", "resume")
 
     def _check_tokens(self, token_ids: Sequence[int], name: str, param: str) -> None:
         vocab_size = self._decoder.geometry.vocab_size

@@ -118,7 +118,7 @@ class StepBench:
         self._kept: defaultdict[int, list[list[int]]] = defaultdict(list)
         self._count = 0
         self._loop = LoopThread("events")
-        self._streams, stream = self._loop.submit(_open_outbox()).result()
+        self._streams, stream = self._loop.submit(_open_streams()).result()
         self._reader = self._loop.submit(_read(stream))
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ def step_bench(
         bench.close()
 
 
-async def _open_outbox() -> tuple[EventStreams, EventStream]:
+async def _open_streams() -> tuple[EventStreams, EventStream]:
     streams = EventStreams(lambda request_ids, proxy_id: None)
     return streams, streams.attach(_PROXY, [])
 

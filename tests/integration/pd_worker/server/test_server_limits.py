@@ -83,7 +83,8 @@ class InputProcessor:
 
 def _finished(request):
     usage, timings = Usage(3, 1, 0), PDTimings()
-    return RequestFinished(reason=FinishReason.STOP, usage=usage, timings=timings, **request.names())
+    names = {"request_id": request.request_id, "attempt": request.attempt, "proxy_id": request.proxy_id}
+    return RequestFinished(reason=FinishReason.STOP, usage=usage, timings=timings, **names)
 
 
 @dataclass
