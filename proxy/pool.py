@@ -17,7 +17,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from triptych.ec_connector.registry.registry import RegistryLook
+from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.errors import TriptychError
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.rpc.channels import make_channel
@@ -43,7 +43,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 class RegistryView(Protocol):
     """The registry's part that the pool reads."""
 
-    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook: ...
+    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot: ...
 
 
 @dataclass(slots=True)
@@ -119,13 +119,13 @@ class WorkerPool(KnownWorkers):
             try:
                 await self.poll()
             except Exception:
-                logger.exception("a look at the registry failed; the next one follows")
+                logger.exception("the registry could not be read; the next poll follows")
 
     async def poll(self) -> None:
         """One look at the registry. Never raises: a store that is down leaves the workers as they are."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT):
-                look = await self._registry.look(self._proxy_id, PROXY_TERM, mark=self._mark)
+                snapshot = await self._registry.poll(self._proxy_id, PROXY_TERM, mark=self._mark)
         except (TriptychError, TimeoutError) as error:
             if self.store_ok:
                 logger.warning("the store does not answer: %s", error)
@@ -136,12 +136,12 @@ class WorkerPool(KnownWorkers):
         if not self.store_ok:
             logger.info("the store answers")
         self.store_ok = True
-        self.epoch = look.epoch
-        changed = self.proxies != (proxies := max(look.proxies, 1))
+        self.epoch = snapshot.epoch
+        changed = self.proxies != (proxies := max(snapshot.proxies, 1))
         self.proxies = proxies
-        if look.workers is not None:
-            changed |= self._update(look.workers)
-        self._mark = look.mark
+        if snapshot.workers is not None:
+            changed |= self._update(snapshot.workers)
+        self._mark = snapshot.mark
         for worker in [worker for worker in self._unregistered.values() if not worker.alive]:
             self._remove(worker)
             changed = True

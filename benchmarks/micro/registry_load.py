@@ -59,7 +59,7 @@ async def beat(registry: Registry, held: Sequence[WorkerInfo], index: int) -> No
 
 
 async def look_again(registry: Registry, mark: str, _: int) -> None:
-    found = await registry.look("proxy", 3600.0, mark=mark)
+    found = await registry.poll("proxy", 3600.0, mark=mark)
     assert found.workers is None, "nothing has changed"
 
 
@@ -85,9 +85,9 @@ async def measure(url: str, repeats: int) -> Costs:
                 for index in range(len(held), count):
                     held.append(worker(index))
                     await registry.register(held[index], 3600.0)
-                found = await cpu_of(store, lambda _: registry.look("proxy", 3600.0), LOOKS)
+                found = await cpu_of(store, lambda _: registry.poll("proxy", 3600.0), LOOKS)
                 taken.setdefault(f"look {count}", []).append(found)
-                again = partial(look_again, registry, (await registry.look("proxy", 3600.0)).mark)
+                again = partial(look_again, registry, (await registry.poll("proxy", 3600.0)).mark)
                 taken.setdefault(f"again {count}", []).append(await cpu_of(store, again, LOOKS))
             found = await cpu_of(store, partial(beat, registry, held), BEATS)
             taken.setdefault("beat", []).append(found)

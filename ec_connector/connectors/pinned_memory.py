@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -30,7 +30,7 @@ class PinnedMemory:
                     f"{nbytes} bytes of host memory cannot be page-locked (CUDA error {status}): lower "
                     "--encoder-cache-memory or --swap-memory"
                 )
-            # It is unlocked before it is freed, whoever forgets to close it; a process that ends need not.
+            # It is unlocked before it is freed, even without `close`; a process that ends need not.
             unlock = weakref.finalize(self, _unlock, self.bytes)
             unlock.atexit = False
             self._unlock = unlock
@@ -50,12 +50,13 @@ def _unlock(memory: torch.Tensor) -> None:
         raise RuntimeError(f"host memory cannot be unlocked (CUDA error {status})")
 
 
-def _driver() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+def _driver() -> ModuleType:
+    driver: ModuleType = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return driver
 
 
 class PinnedPool:
-    """Parts of one memory. A part may be in several pieces, so that what is free can all be used."""
+    """An allocator over one memory. An allocation may be in several pieces, so that all free bytes serve."""
 
     def __init__(self, memory: PinnedMemory) -> None:
         self._memory = memory

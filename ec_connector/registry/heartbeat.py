@@ -1,4 +1,4 @@
-"""A worker's heartbeat: registers it again and again, through the store's absence and return."""
+"""A worker's heartbeat in the registry, which goes on through an outage of the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Registers `info` every `interval` seconds until stopped. Belongs to one event loop.
+    """A task that registers `info` every `interval` seconds until stopped, in one event loop.
 
     While the worker is not `healthy` its registration is not renewed, and lapses.
     """

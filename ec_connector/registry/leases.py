@@ -1,4 +1,4 @@
-"""Leases: which encoder has an item in its tower. Several owners are harmless; saves are SET NX.
+"""Leases: which encoder computes an item. Several owners are harmless, since saves are SET NX.
 
 One hash holds {token, incarnation, address} of every lease by mm_hash, a sorted set their deadlines in ms of
 the server's clock. Neither has a TTL: keys with a TTL are the first to be evicted, long before it ends.
@@ -14,7 +14,7 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.server_clock import NOW
 from triptych.hashing import check_mm_hash
 
-#: Leases that one command of the collection deletes: the server serves nobody else meanwhile.
+#: Leases that one command of the collection deletes: the server does nothing else meanwhile.
 _AT_ONCE = 1000
 
 # A lease also goes over when its owner's process has been restarted: the old one holds nothing any more.
@@ -78,7 +78,7 @@ _KEYS = [keys.LEASES, keys.LEASE_DEADLINES]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ours until its term ends."""
+    """A lease that this worker holds until its term ends."""
 
     mm_hash: str
     token: str
@@ -86,7 +86,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """Another encoder has the item in its tower; `token` names its lease."""
+    """The encoder that computes the item now; `token` names its lease."""
 
     address: str
     incarnation: str
@@ -94,7 +94,7 @@ class OwnedBy:
 
 
 class Leases:
-    """Every method raises StoreUnavailable when the store is down."""
+    """The leases in the store. Every method raises StoreUnavailable when the store is down."""
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._control = store.control
@@ -128,7 +128,7 @@ class Leases:
         return bool(await self._control.script(_RENEW, _KEYS, *held, _milliseconds(term)))
 
     async def release(self, lease: Lease) -> bool:
-        """Gives the lease back; False when it was not ours any more, and then leaves it alone."""
+        """Deletes the lease; False when it is not ours any more, and then it stays."""
         return bool(await self._control.script(_RELEASE, _KEYS, lease.mm_hash, lease.token))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:

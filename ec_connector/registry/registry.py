@@ -1,4 +1,4 @@
-"""The registry: which workers and proxies live. The only way in which processes find each other.
+"""The registry of live workers and proxies: the only way in which processes find each other.
 
 A hash of the workers and sorted sets of deadlines in ms of the server's clock, without a TTL (see `keys`). A
 worker's value is its incarnation, a line end, and the WorkerInfo as msgpack.
@@ -10,14 +10,13 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import msgpack
 
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.server_clock import NOW
-from triptych.types import WorkerInfo
+from triptych.types import JsonObject, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +98,10 @@ _WORKER_KEYS = [keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION]
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryLook:
-    """What one look at the registry has shown.
+class RegistrySnapshot:
+    """A snapshot of the registry.
 
-    `workers` is None when they are those of the last look, whose `mark` was given. `epoch` is another one
+    `workers` is None when they are those of the last snapshot, whose `mark` was given. `epoch` is another one
     after a flush or restart of the store.
     """
 
@@ -113,7 +112,7 @@ class RegistryLook:
 
 
 class Registry:
-    """Every method raises StoreUnavailable when the store is down."""
+    """The registry in the store. Every method raises StoreUnavailable when the store is down."""
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._control = store.control
@@ -130,8 +129,8 @@ class Registry:
         """The live workers, by pool and address."""
         return _infos(await self._control.script(_WORKERS, _WORKER_KEYS))
 
-    async def look(self, proxy_id: str, term: float = TERM, *, mark: str = "") -> RegistryLook:
-        """All that a proxy asks again and again, in one command, which also declares the proxy for `term` s.
+    async def poll(self, proxy_id: str, term: float = TERM, *, mark: str = "") -> RegistrySnapshot:
+        """A snapshot for a proxy, by one command that also declares the proxy for `term` seconds.
 
         What it costs does not depend on the number of workers unless they have changed since `mark`.
         """
@@ -144,7 +143,7 @@ class Registry:
             mark,
         )
         workers = _infos(found[3]) if len(found) > 3 else None
-        return RegistryLook(found[0].decode(), found[1].decode(), int(found[2]), workers)
+        return RegistrySnapshot(found[0].decode(), found[1].decode(), int(found[2]), workers)
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
         """The proxy lives for `term` seconds from now."""
@@ -178,9 +177,9 @@ def _pack(info: WorkerInfo) -> bytes:
 
 
 def _unpack(raw: bytes) -> WorkerInfo | None:
-    """None, with a log line, for a registration that no version of ours has written."""
+    """A registration's WorkerInfo; None, with a log line, for one that Triptych has not written."""
     try:
-        fields: Any = msgpack.unpackb(
+        fields: JsonObject = msgpack.unpackb(
             raw.partition(b"\n")[2], strict_map_key=True, max_ext_len=0, max_bin_len=0
         )
         info = WorkerInfo(**{**fields, "namespaces": tuple(fields["namespaces"])})

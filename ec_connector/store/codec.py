@@ -21,13 +21,13 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TypeGuard
 
 import msgpack
 import xxhash
 
 from triptych.errors import InvalidRequest
-from triptych.types import DTYPE_BYTES, ItemPlan
+from triptych.types import DTYPE_BYTES, ItemPlan, JsonObject
 
 MAGIC = b"3EC\x93"
 LAYOUT_VERSION = 1
@@ -65,7 +65,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the first bytes of a value say. `raw` are these bytes, up to the body."""
+    """The decoded head of a value. `raw` are its bytes, up to the body."""
 
     plan: ItemPlan
     write_id: str
@@ -81,7 +81,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Why bytes are no usable value; for logs."""
+    """The reason why bytes are no usable value, for logs."""
 
     reason: str
 
@@ -167,7 +167,7 @@ def _digest(pieces: Iterable[Buffer]) -> bytes:
 
 
 def _pack_header(plan: ItemPlan) -> bytes:
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "mm_hash": plan.mm_hash,
         "namespace": plan.namespace,
         "modality": plan.modality,
@@ -218,8 +218,8 @@ def _plan_of(header: bytes) -> ItemPlan | Damage:
     )
 
 
-def _check(fields: dict[str, Any]) -> Damage | None:
-    """What is wrong with a header's fields, each taken as foreign."""
+def _check(fields: JsonObject) -> Damage | None:
+    """What is wrong with a header's fields, each of which may be anything."""
     if not all(isinstance(fields[name], str) for name in ("mm_hash", "namespace", "modality", "dtype")):
         return Damage("a name is no text")
     if fields["dtype"] not in DTYPE_BYTES:
@@ -238,7 +238,7 @@ def _check(fields: dict[str, Any]) -> Damage | None:
     return _check_runs(fields["runs"], rows=fields["rows"], length=fields["length"])
 
 
-def _check_runs(flat: Any, *, rows: int, length: int) -> Damage | None:
+def _check_runs(flat: object, *, rows: int, length: int) -> Damage | None:
     if flat is None:
         # A cross-attention item has rows but no span.
         return None if length in (0, rows) else Damage(f"{length} placeholders for {rows} rows")
@@ -254,9 +254,9 @@ def _check_runs(flat: Any, *, rows: int, length: int) -> Damage | None:
     return None
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= _MAX_COUNT
 
 
-def _are_counts(values: Any) -> bool:
+def _are_counts(values: object) -> TypeGuard[Sequence[int]]:
     return isinstance(values, (list, tuple)) and all(_is_count(value) for value in values)

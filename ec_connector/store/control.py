@@ -1,4 +1,4 @@
-"""Small commands and scripts through redis-py: every one has a deadline, every failure is one error."""
+"""Small commands and scripts over redis-py: each has a deadline, and all failures are one error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnect
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.typing import EncodableT
 
 from triptych.ec_connector.store.address import StoreAddress
 from triptych.errors import TriptychError
@@ -26,7 +27,7 @@ class StoreFull(StoreUnavailable):
 
 
 class Control:
-    """One server's commands. Values come back as bytes."""
+    """A client for small commands to one server. Values come back as bytes."""
 
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self._label = address.label
@@ -49,15 +50,15 @@ class Control:
         pool = BlockingConnectionPool(max_connections=_CONNECTIONS, timeout=timeout, **options)
         self._redis: Redis = Redis.from_pool(pool)
 
-    async def execute(self, *words: Any) -> Any:
+    async def execute(self, *words: EncodableT) -> Any:
         """One command's reply. StoreUnavailable when there is none in time, or it is an error."""
         return (await self.execute_all([words]))[0]
 
-    async def script(self, text: str, keys: Sequence[str], *args: Any) -> Any:
+    async def script(self, text: str, keys: Sequence[str], *args: EncodableT) -> Any:
         """One script's reply; the server keeps scripts it has seen compiled."""
         return await self.execute("EVAL", text, len(keys), *keys, *args)
 
-    async def execute_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
         """All replies, from one round trip."""
         pipeline = self._redis.pipeline(transaction=False)
         for words in commands:

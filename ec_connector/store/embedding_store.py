@@ -1,4 +1,4 @@
-"""The embedding store: whole items under their mm_hash, each written once and verified when read."""
+"""The embedding store: encoder outputs by mm_hash, each written once and verified when read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from triptych.ec_connector.store import codec, keys, scripts
 from triptych.ec_connector.store.address import StoreAddress, parse_store_url
@@ -22,7 +22,7 @@ from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scatter
 from triptych.ec_connector.store.server_clock import ServerClock
 from triptych.errors import ConfigError
 from triptych.log import short
-from triptych.types import ItemPlan
+from triptych.types import ItemPlan, JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _POLICY = "volatile-lru"
 
 
 class EmbeddingStore:
-    """One Redis or Valkey server, from one event loop. Made by `connect`."""
+    """A client of one Redis or Valkey server, for one event loop. Made by `connect`."""
 
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self.address = address
@@ -65,7 +65,7 @@ class EmbeddingStore:
         try:
             policy = (await self.memory()).policy
         except StoreUnavailable:
-            logger.info("store %s does not tell its memory policy", self.address.label)
+            logger.info("store %s does not report its memory policy", self.address.label)
             return
         if policy != _POLICY:
             logger.warning(
@@ -233,8 +233,8 @@ class EmbeddingStore:
         return codec.damage_digest(raw) if raw else ""
 
     async def memory(self) -> StoreMemory:
-        """The server's byte budget. StoreUnavailable when it does not tell."""
-        raw: bytes | dict[str, Any] = await self.control.execute("INFO", "memory")
+        """The server's byte budget. StoreUnavailable when it does not report it."""
+        raw: bytes | JsonObject = await self.control.execute("INFO", "memory")
         info = raw if isinstance(raw, dict) else _parse_info(raw)
         return StoreMemory(
             max_bytes=int(info.get("maxmemory", 0)),
@@ -243,7 +243,7 @@ class EmbeddingStore:
         )
 
     async def epoch(self) -> str:
-        """A word that stays while the store keeps its contents; another one: it was flushed or restarted."""
+        """The store's epoch: a random word that changes when it is flushed or restarted."""
         sent = time.monotonic()
         word, seconds, micros = await self.control.script(scripts.EPOCH, [keys.EPOCH], uuid.uuid4().hex)
         self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())

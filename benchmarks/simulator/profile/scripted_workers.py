@@ -11,7 +11,7 @@ from typing import Any
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.ec_connector.registry.registry import RegistryLook
+from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.types import ItemPlan, WorkerInfo
@@ -48,8 +48,8 @@ class FixedRegistry:
                 WorkerInfo(encoder_address, "encoder", "i", MODEL_KEY, MODEL, (NAMESPACE,), credit)
             )
 
-    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
-        return RegistryLook("fixed", "epoch", 1, None if mark else list(self.infos))
+    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
+        return RegistrySnapshot("fixed", "epoch", 1, None if mark else list(self.infos))
 
 
 @dataclass(slots=True)

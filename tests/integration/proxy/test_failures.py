@@ -10,7 +10,7 @@ from openai import APIStatusError
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry, RegistryLook
+from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
@@ -338,9 +338,9 @@ class BrokenStore:
         self.registry = Registry(store)
         self.down = False
 
-    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
         self._check()
-        return await self.registry.look(proxy_id, term, mark=mark)
+        return await self.registry.poll(proxy_id, term, mark=mark)
 
     async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
         self._check()

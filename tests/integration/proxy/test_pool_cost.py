@@ -7,7 +7,7 @@ import pytest
 from support.fakes.proxy_fakes import FakeCluster
 from support.store_commands import commands
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry, RegistryLook
+from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
@@ -59,10 +59,10 @@ class SwitchedRegistry:
         self._registry = Registry(store)
         self.down = False
 
-    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
         if self.down:
             raise StoreUnavailable("switched off")
-        return await self._registry.look(proxy_id, term, mark=mark)
+        return await self._registry.poll(proxy_id, term, mark=mark)
 
 
 async def test_all_workers_are_checked_at_once_when_the_store_goes_away(

@@ -7,7 +7,7 @@ import pytest
 from support.fakes.fake_workers import user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry, RegistryLook
+from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
 
@@ -19,11 +19,11 @@ class FaultyRegistry:
         self._registry = Registry(store)
         self.faults = 0
 
-    async def look(self, proxy_id: str, term: float, *, mark: str) -> RegistryLook:
+    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
         if self.faults:
             self.faults -= 1
             raise ZeroDivisionError("nobody expects this")
-        return await self._registry.look(proxy_id, term, mark=mark)
+        return await self._registry.poll(proxy_id, term, mark=mark)
 
 
 async def test_a_look_at_the_registry_that_fails_is_followed_by_others(
@@ -37,7 +37,7 @@ async def test_a_look_at_the_registry_that_fails_is_followed_by_others(
         await cluster.registry.withdraw(gone.info)
         await gone.kill()
         await until(lambda: ("encoder", gone.address) not in cluster.pool.workers, "the worker's going")
-    assert "a look at the registry failed" in caplog.text
+    assert "the registry could not be read" in caplog.text
 
 
 async def test_a_health_check_that_fails_by_itself_is_followed_by_others(

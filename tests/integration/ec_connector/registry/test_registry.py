@@ -88,10 +88,10 @@ async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_ma
 ) -> None:
     registry = Registry(store)
     await registry.register(ENCODER)
-    first = await registry.look("p")
+    first = await registry.poll("p")
     assert (first.workers, first.proxies) == ([ENCODER], 1)
     await registry.register(ENCODER)
-    same = await registry.look("p", mark=first.mark)
+    same = await registry.poll("p", mark=first.mark)
     assert (same.workers, same.mark, same.epoch) == (None, first.mark, first.epoch)
     changes: list[tuple[Callable[[], Awaitable[object]], list[WorkerInfo]]] = [
         (lambda: registry.register(PD), [ENCODER, PD]),
@@ -106,18 +106,18 @@ async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_ma
     mark = same.mark
     for change, expected in changes:
         await change()
-        look = await registry.look("p", mark=mark)
+        look = await registry.poll("p", mark=mark)
         assert look.workers == expected
         mark = look.mark
-        assert (await registry.look("p", mark=mark)).workers is None
+        assert (await registry.poll("p", mark=mark)).workers is None
 
 
 async def test_a_look_tells_of_a_flush_by_another_epoch(store: EmbeddingStore) -> None:
     registry = Registry(store)
-    first = await registry.look("p")
+    first = await registry.poll("p")
     assert first.epoch == await store.epoch()
     await store.control.execute("FLUSHALL")
-    assert (await registry.look("p", mark=first.mark)).epoch != first.epoch
+    assert (await registry.poll("p", mark=first.mark)).epoch != first.epoch
 
 
 async def test_a_look_at_unchanged_workers_costs_the_store_as_much_for_two_as_for_two_hundred(
@@ -128,9 +128,9 @@ async def test_a_look_at_unchanged_workers_costs_the_store_as_much_for_two_as_fo
     for count in (2, 200):
         for n in range(count):
             await registry.register(dataclasses.replace(ENCODER, address=f"10.0.0.2:{n}"))
-        mark = (await registry.look("p")).mark
+        mark = (await registry.poll("p")).mark
         before = await commands(store)
-        look = await registry.look("p", mark=mark)
+        look = await registry.poll("p", mark=mark)
         spent = await commands(store) - before
         costs.append(sum(calls for name, calls in spent.items() if name != "info"))
         sizes.append(look.workers)
