@@ -20,15 +20,15 @@ from triptych.client.answers import (
     transcript_of,
 )
 from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
-from triptych.client.options import (
-    ChatOptions,
-    CompletionOptions,
+from triptych.client.fields import (
+    ChatFields,
+    CompletionFields,
     File,
     JsonObject,
     Messages,
     Prompt,
-    SpeechOptions,
-    TranscriptOptions,
+    SpeechFields,
+    TranscriptFields,
 )
 from triptych.client.wire import (
     CHAT,
@@ -66,7 +66,7 @@ class AsyncClient:
         await self._http.aclose()
 
     async def ask(
-        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatOptions]
+        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatFields]
     ) -> str:
         """The answer's text to a question about files: paths, bytes or URLs."""
         return (await self.chat(question, files=files, model=model, **options)).text
@@ -77,7 +77,7 @@ class AsyncClient:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> Answer:
         """The whole answer. Files are read in a thread."""
         body = await asyncio.to_thread(chat_body, messages, files, model, options)
@@ -89,7 +89,7 @@ class AsyncClient:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> AsyncGenerator[Chunk, None]:
         """The answer in pieces as they come. Closing the generator cancels the request."""
         body = await asyncio.to_thread(chat_body, messages, files, model, options, stream=True)
@@ -112,7 +112,7 @@ class AsyncClient:
         audio: File | None = None,
         image: File | None = None,
         model: str = "",
-        **options: Unpack[CompletionOptions],
+        **options: Unpack[CompletionFields],
     ) -> Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
@@ -125,14 +125,14 @@ class AsyncClient:
         return completion_of(await self._call(COMPLETIONS, body))
 
     async def transcribe(
-        self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]
+        self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
         form = await asyncio.to_thread(audio_form, file, model, options)
         return transcript_of(await self._call(TRANSCRIPTIONS, form))
 
     async def translate(
-        self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]
+        self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file transcribed into English."""
         form = await asyncio.to_thread(audio_form, file, model, options)
@@ -145,7 +145,7 @@ class AsyncClient:
         *,
         translate: bool = False,
         model: str = "",
-        **options: Unpack[SpeechOptions],
+        **options: Unpack[SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
         body = await asyncio.to_thread(audio_form, file, model, options, form)

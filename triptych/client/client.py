@@ -20,15 +20,15 @@ from triptych.client.answers import (
     transcript_of,
 )
 from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
-from triptych.client.options import (
-    ChatOptions,
-    CompletionOptions,
+from triptych.client.fields import (
+    ChatFields,
+    CompletionFields,
     File,
     JsonObject,
     Messages,
     Prompt,
-    SpeechOptions,
-    TranscriptOptions,
+    SpeechFields,
+    TranscriptFields,
 )
 from triptych.client.wire import (
     CHAT,
@@ -73,7 +73,7 @@ class Client:
         self._http.close()
 
     def ask(
-        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatOptions]
+        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatFields]
     ) -> str:
         """The answer's text to a question about files: paths, bytes or URLs."""
         return self.chat(question, files=files, model=model, **options).text
@@ -84,7 +84,7 @@ class Client:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> Answer:
         """The whole answer."""
         return answer_of(self._call(CHAT, chat_body(messages, files, model, options)))
@@ -95,7 +95,7 @@ class Client:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> Generator[Chunk, None, None]:
         """The answer in pieces as they come. Closing the generator cancels the request."""
         body = chat_body(messages, files, model, options, stream=True)
@@ -118,7 +118,7 @@ class Client:
         audio: File | None = None,
         image: File | None = None,
         model: str = "",
-        **options: Unpack[CompletionOptions],
+        **options: Unpack[CompletionFields],
     ) -> Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
@@ -128,12 +128,12 @@ class Client:
         body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
         return completion_of(self._call(COMPLETIONS, body))
 
-    def transcribe(self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]) -> Transcript:
+    def transcribe(self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
         form = audio_form(file, model, options)
         return transcript_of(self._call(TRANSCRIPTIONS, form))
 
-    def translate(self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]) -> Transcript:
+    def translate(self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]) -> Transcript:
         """An audio file transcribed into English."""
         form = audio_form(file, model, options)
         return transcript_of(self._call(TRANSLATIONS, form))
@@ -145,7 +145,7 @@ class Client:
         *,
         translate: bool = False,
         model: str = "",
-        **options: Unpack[SpeechOptions],
+        **options: Unpack[SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
         body = audio_form(file, model, options, form)
