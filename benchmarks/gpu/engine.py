@@ -23,9 +23,10 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.micro.engine_decode import chip, engine_round, make_engine, make_requests, synchronize
+from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, synchronize
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, MIB
+from triptych.goodput.report.machine import chip
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.attention.backends import BACKENDS
 from triptych.pd_worker.engine import Engine

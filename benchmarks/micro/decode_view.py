@@ -31,12 +31,15 @@ _Times = tuple[float, float, bool]
 
 def make_pair(path: Path, tokens: int) -> tuple[Engine, Engine]:
     """With the view, and without it."""
-    flags = {"max_model_len": max(length for _, length in SHAPES) + tokens + 1, "kv_memory": GIB}
-    engines = tuple(
-        make_engine(path, "cpu", torch.float32, max_num_batched_tokens=2048, **flags) for _ in range(2)
+    longest = max(length for _, length in SHAPES) + tokens + 1
+    viewing, gathering = (
+        make_engine(
+            path, "cpu", torch.float32, max_model_len=longest, kv_memory=GIB, max_num_batched_tokens=2048
+        )
+        for _ in range(2)
     )
-    engines[1].runner.use_view(0)
-    return engines
+    gathering.runner.use_view(0)
+    return viewing, gathering
 
 
 def step_times(engines: tuple[Engine, Engine], count: int, length: int, tokens: int, rounds: int) -> _Times:

@@ -191,7 +191,7 @@ def measure(
     rows = engine.runner.position_rows
     rng = random.Random(0)
     vocabulary = model.config.text_config.vocab_size // 2
-    results = {}
+    results: dict[int, tuple[DecodeSpeed, DecodeSpeed, int]] = {}
     for batch in BATCHES:
         prompts = [[rng.randrange(vocabulary) for _ in range(prompt_len)] for _ in range(batch)]
         pairs = []
@@ -202,7 +202,8 @@ def measure(
             theirs, outputs = generate_round(model, prompts, tokens)
             pairs.append((ours, theirs))
             equal = sum(r.output_token_ids == o for r, o in zip(requests, outputs, strict=True))
-        results[batch] = (*(_median([pair[side] for pair in pairs[1:]]) for side in (0, 1)), equal)
+        ours, theirs = (_median([pair[side] for pair in pairs[1:]]) for side in (0, 1))
+        results[batch] = (ours, theirs, equal)
     return results
 
 

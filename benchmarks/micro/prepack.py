@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,7 +38,11 @@ PICTURES = (160, 320, 640)
 def steps(path: Path, dtype: torch.dtype, tokens: int, rounds: int) -> list[str]:
     """A row for every number of sequences."""
     plain = family_of(path).decoder.load(path, device=CPU, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    flags = {"max_model_len": PROMPT + tokens + 1, "kv_memory": GIB, "max_num_batched_tokens": 2048}
+    flags: dict[str, Any] = {
+        "max_model_len": PROMPT + tokens + 1,
+        "kv_memory": GIB,
+        "max_num_batched_tokens": 2048,
+    }
     engines = (make_engine(path, "cpu", dtype, **flags), make_engine(path, "cpu", dtype, plain, **flags))
     rows = []
     for count in COUNTS:

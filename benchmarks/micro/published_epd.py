@@ -236,9 +236,7 @@ def main() -> int:
     for figure in FIGURES:
         for system in systems():
             key = (figure.text, figure.images, system.name)
-            cells[key] = sustained(
-                system, figure, options.seconds, lambda line: sys.stderr.write(f"{line}\n") and None
-            )
+            cells[key] = sustained(system, figure, options.seconds, lambda line: print(line, file=sys.stderr))
     text = report(cells, options.seconds, load_before, EXPLAINED)
     publish(text, RESULT, write=options.write)
     return 0

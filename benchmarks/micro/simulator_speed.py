@@ -70,9 +70,9 @@ def window(
 
 
 def measure(case: tuple[str, ClusterShape, Workload, float], count: int, repeats: int) -> TimedRun:
-    name, *load = case
-    runs = [window(*load, count, LIMITS) for _ in range(repeats)]
-    slow, _ = window(*load, max(count // 4, 1), replace(LIMITS, jumps=False))
+    name, shape, load, rate = case
+    runs = [window(shape, load, rate, count, LIMITS) for _ in range(repeats)]
+    slow, _ = window(shape, load, rate, max(count // 4, 1), replace(LIMITS, jumps=False))
     return TimedRun(name, [rate for rate, _ in runs], slow, runs[0][1])
 
 

@@ -282,7 +282,7 @@ def _measure(cells: Sequence[Cell], windows: Windows, options: argparse.Namespac
 
 
 def _loaded(found: dict[str, Any]) -> bool:
-    return found["load_before"] > LOADED_SHARE * len(os.sched_getaffinity(0))
+    return float(found["load_before"]) > LOADED_SHARE * len(os.sched_getaffinity(0))
 
 
 def _say(line: str) -> None:

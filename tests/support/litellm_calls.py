@@ -29,7 +29,7 @@ def main(url: str, model: str) -> None:
     try:
         complete(hello, temperature=9)
         refusal = ""
-    except litellm.BadRequestError as error:
+    except litellm.exceptions.BadRequestError as error:
         refusal = str(error)
     got = {
         "whole": complete(asked["look"]).choices[0].message.content,

@@ -8,7 +8,7 @@ from triptych.cli.app import app
 from triptych.errors import ConfigError
 from triptych.launch.secrets.credentials import receive_secrets
 
-#: Exit code of a command that could not start as it was told.
+#: Exit code of a command that cannot work as configured.
 CONFIG_EXIT = 2
 
 

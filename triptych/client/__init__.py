@@ -3,7 +3,7 @@
 from triptych.client.answers import Answer, Chunk, Completion, Segment, ToolCall, Transcript
 from triptych.client.async_client import AsyncClient
 from triptych.client.client import Client
-from triptych.client.options import File
+from triptych.client.fields import File
 
 __all__ = [
     "Answer",

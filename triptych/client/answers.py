@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.client.options import JsonObject
+from triptych.client.fields import JsonObject
 from triptych.errors import InternalError
 from triptych.types import Usage
 

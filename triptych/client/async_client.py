@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Self, Unpack
 
 import httpx2
@@ -20,15 +20,15 @@ from triptych.client.answers import (
     transcript_of,
 )
 from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
-from triptych.client.options import (
-    ChatOptions,
-    CompletionOptions,
+from triptych.client.fields import (
+    ChatFields,
+    CompletionFields,
     File,
     JsonObject,
     Messages,
     Prompt,
-    SpeechOptions,
-    TranscriptOptions,
+    SpeechFields,
+    TranscriptFields,
 )
 from triptych.client.wire import (
     CHAT,
@@ -66,7 +66,7 @@ class AsyncClient:
         await self._http.aclose()
 
     async def ask(
-        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatOptions]
+        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatFields]
     ) -> str:
         """The answer's text to a question about files: paths, bytes or URLs."""
         return (await self.chat(question, files=files, model=model, **options)).text
@@ -77,11 +77,11 @@ class AsyncClient:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> Answer:
         """The whole answer. Files are read in a thread."""
         body = await asyncio.to_thread(chat_body, messages, files, model, options)
-        return answer_of(await self._call("POST", CHAT, body))
+        return answer_of(await self._call(CHAT, body))
 
     async def stream(
         self,
@@ -89,12 +89,12 @@ class AsyncClient:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> AsyncGenerator[Chunk, None]:
         """The answer in pieces as they come. Closing the generator cancels the request."""
         body = await asyncio.to_thread(chat_body, messages, files, model, options, stream=True)
         events = EventLines()
-        async with self._open_stream(body) as reply:
+        async with aclosing(await self._reply(CHAT, body, stream=True)) as reply:
             try:
                 async for line in reply.aiter_lines():
                     if (event := events.parse(line)) is not None:
@@ -112,7 +112,7 @@ class AsyncClient:
         audio: File | None = None,
         image: File | None = None,
         model: str = "",
-        **options: Unpack[CompletionOptions],
+        **options: Unpack[CompletionFields],
     ) -> Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
@@ -122,21 +122,21 @@ class AsyncClient:
         body = await asyncio.to_thread(
             completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
         )
-        return completion_of(await self._call("POST", COMPLETIONS, body))
+        return completion_of(await self._call(COMPLETIONS, body))
 
     async def transcribe(
-        self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]
+        self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
         form = await asyncio.to_thread(audio_form, file, model, options)
-        return transcript_of(await self._call("POST", TRANSCRIPTIONS, form))
+        return transcript_of(await self._call(TRANSCRIPTIONS, form))
 
     async def translate(
-        self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]
+        self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file transcribed into English."""
         form = await asyncio.to_thread(audio_form, file, model, options)
-        return transcript_of(await self._call("POST", TRANSLATIONS, form))
+        return transcript_of(await self._call(TRANSLATIONS, form))
 
     async def transcribe_to(
         self,
@@ -145,75 +145,45 @@ class AsyncClient:
         *,
         translate: bool = False,
         model: str = "",
-        **options: Unpack[SpeechOptions],
+        **options: Unpack[SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
         body = await asyncio.to_thread(audio_form, file, model, options, form)
-        return (await self._reply("POST", TRANSLATIONS if translate else TRANSCRIPTIONS, body)).text
+        return (await self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body)).text
 
     async def models(self) -> list[str]:
         """Names that `model` takes."""
-        return [model["id"] for model in field_of(await self._call("GET", "/v1/models"), "data")]
+        return [model["id"] for model in field_of(await self._call("/v1/models"), "data")]
 
     async def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
         """The token ids of a text, or of messages as the chat template renders them."""
-        return list(field_of(await self._call("POST", "/tokenize", tokenize_body(prompt, model)), "tokens"))
+        return list(field_of(await self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))
 
     async def detokenize(self, tokens: Sequence[int], *, model: str = "") -> str:
         """The text of token ids."""
-        return str(
-            field_of(await self._call("POST", "/detokenize", detokenize_body(tokens, model)), "prompt")
-        )
+        return str(field_of(await self._call("/detokenize", detokenize_body(tokens, model)), "prompt"))
 
-    async def _call(self, method: str, path: str, body: Body = None) -> JsonObject:
-        return json_object(await self._reply(method, path, body))
+    async def _call(self, path: str, body: Body = None) -> JsonObject:
+        return json_object(await self._reply(path, body))
 
-    async def _reply(self, method: str, path: str, body: Body) -> httpx2.Response:
-        """The first successful reply; a full or unreachable cluster is tried again."""
+    async def _reply(self, path: str, body: Body, *, stream: bool = False) -> httpx2.Response:
+        """The first successful reply, open with `stream`; a full or unreachable cluster is tried again."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return checked(await self._send(method, path, body))
+                return await self._send(path, body, stream)
             except RequestError as error:
-                await self._wait(error, attempt)
+                if (seconds := pause(error, attempt, self._retries)) is None:
+                    raise
+                await asyncio.sleep(seconds)
 
-    async def _send(self, method: str, path: str, body: Body) -> httpx2.Response:
+    async def _send(self, path: str, body: Body, stream: bool) -> httpx2.Response:
+        request = self._http.build_request("GET" if body is None else "POST", path, **content_of(body))
         try:
-            return await self._http.request(method, path, **content_of(body))
-        except httpx2.TransportError as error:
-            raise self._endpoint.error_of(error) from error
-
-    @asynccontextmanager
-    async def _open_stream(self, body: JsonObject) -> AsyncIterator[httpx2.Response]:
-        """The open reply to a chat request; tried again as `_reply` does."""
-        attempt = 0
-        while True:
-            attempt += 1
-            request = self._http.build_request("POST", CHAT, json=body)
-            try:
-                reply = await self._send_stream(request)
-                break
-            except RequestError as error:
-                await self._wait(error, attempt)
-        try:
-            yield reply
-        finally:
-            await reply.aclose()
-
-    async def _send_stream(self, request: httpx2.Request) -> httpx2.Response:
-        try:
-            reply = await self._http.send(request, stream=True)
+            reply = await self._http.send(request, stream=stream)
             if reply.status_code >= 400:
                 await reply.aread()
         except httpx2.TransportError as error:
             raise self._endpoint.error_of(error) from error
-        checked(reply)
-        return reply
-
-    async def _wait(self, error: RequestError, attempt: int) -> None:
-        """Sleeps before the next try, or raises the error."""
-        seconds = pause(error, attempt, self._retries)
-        if seconds is None:
-            raise error
-        await asyncio.sleep(seconds)
+        return checked(reply)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Self, Unpack
 
 import httpx2
@@ -20,15 +20,15 @@ from triptych.client.answers import (
     transcript_of,
 )
 from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
-from triptych.client.options import (
-    ChatOptions,
-    CompletionOptions,
+from triptych.client.fields import (
+    ChatFields,
+    CompletionFields,
     File,
     JsonObject,
     Messages,
     Prompt,
-    SpeechOptions,
-    TranscriptOptions,
+    SpeechFields,
+    TranscriptFields,
 )
 from triptych.client.wire import (
     CHAT,
@@ -73,7 +73,7 @@ class Client:
         self._http.close()
 
     def ask(
-        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatOptions]
+        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatFields]
     ) -> str:
         """The answer's text to a question about files: paths, bytes or URLs."""
         return self.chat(question, files=files, model=model, **options).text
@@ -84,10 +84,10 @@ class Client:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> Answer:
         """The whole answer."""
-        return answer_of(self._call("POST", CHAT, chat_body(messages, files, model, options)))
+        return answer_of(self._call(CHAT, chat_body(messages, files, model, options)))
 
     def stream(
         self,
@@ -95,12 +95,12 @@ class Client:
         *,
         files: Iterable[File] = (),
         model: str = "",
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatFields],
     ) -> Generator[Chunk, None, None]:
         """The answer in pieces as they come. Closing the generator cancels the request."""
         body = chat_body(messages, files, model, options, stream=True)
         events = EventLines()
-        with self._open_stream(body) as reply:
+        with closing(self._reply(CHAT, body, stream=True)) as reply:
             try:
                 for line in reply.iter_lines():
                     if (event := events.parse(line)) is not None:
@@ -118,7 +118,7 @@ class Client:
         audio: File | None = None,
         image: File | None = None,
         model: str = "",
-        **options: Unpack[CompletionOptions],
+        **options: Unpack[CompletionFields],
     ) -> Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
@@ -126,17 +126,17 @@ class Client:
         or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
         body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
-        return completion_of(self._call("POST", COMPLETIONS, body))
+        return completion_of(self._call(COMPLETIONS, body))
 
-    def transcribe(self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]) -> Transcript:
+    def transcribe(self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
         form = audio_form(file, model, options)
-        return transcript_of(self._call("POST", TRANSCRIPTIONS, form))
+        return transcript_of(self._call(TRANSCRIPTIONS, form))
 
-    def translate(self, file: File, *, model: str = "", **options: Unpack[TranscriptOptions]) -> Transcript:
+    def translate(self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]) -> Transcript:
         """An audio file transcribed into English."""
         form = audio_form(file, model, options)
-        return transcript_of(self._call("POST", TRANSLATIONS, form))
+        return transcript_of(self._call(TRANSLATIONS, form))
 
     def transcribe_to(
         self,
@@ -145,73 +145,45 @@ class Client:
         *,
         translate: bool = False,
         model: str = "",
-        **options: Unpack[SpeechOptions],
+        **options: Unpack[SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
         body = audio_form(file, model, options, form)
-        return self._reply("POST", TRANSLATIONS if translate else TRANSCRIPTIONS, body).text
+        return self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body).text
 
     def models(self) -> list[str]:
         """Names that `model` takes."""
-        return [model["id"] for model in field_of(self._call("GET", "/v1/models"), "data")]
+        return [model["id"] for model in field_of(self._call("/v1/models"), "data")]
 
     def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
         """The token ids of a text, or of messages as the chat template renders them."""
-        return list(field_of(self._call("POST", "/tokenize", tokenize_body(prompt, model)), "tokens"))
+        return list(field_of(self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))
 
     def detokenize(self, tokens: Sequence[int], *, model: str = "") -> str:
         """The text of token ids."""
-        return str(field_of(self._call("POST", "/detokenize", detokenize_body(tokens, model)), "prompt"))
+        return str(field_of(self._call("/detokenize", detokenize_body(tokens, model)), "prompt"))
 
-    def _call(self, method: str, path: str, body: Body = None) -> JsonObject:
-        return json_object(self._reply(method, path, body))
+    def _call(self, path: str, body: Body = None) -> JsonObject:
+        return json_object(self._reply(path, body))
 
-    def _reply(self, method: str, path: str, body: Body) -> httpx2.Response:
-        """The first successful reply; a full or unreachable cluster is tried again."""
+    def _reply(self, path: str, body: Body, *, stream: bool = False) -> httpx2.Response:
+        """The first successful reply, open with `stream`; a full or unreachable cluster is tried again."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return checked(self._send(method, path, body))
+                return self._send(path, body, stream)
             except RequestError as error:
-                self._wait(error, attempt)
+                if (seconds := pause(error, attempt, self._retries)) is None:
+                    raise
+                time.sleep(seconds)
 
-    def _send(self, method: str, path: str, body: Body) -> httpx2.Response:
+    def _send(self, path: str, body: Body, stream: bool) -> httpx2.Response:
+        request = self._http.build_request("GET" if body is None else "POST", path, **content_of(body))
         try:
-            return self._http.request(method, path, **content_of(body))
-        except httpx2.TransportError as error:
-            raise self._endpoint.error_of(error) from error
-
-    @contextmanager
-    def _open_stream(self, body: JsonObject) -> Iterator[httpx2.Response]:
-        """The open reply to a chat request; tried again as `_reply` does."""
-        attempt = 0
-        while True:
-            attempt += 1
-            request = self._http.build_request("POST", CHAT, json=body)
-            try:
-                reply = self._send_stream(request)
-                break
-            except RequestError as error:
-                self._wait(error, attempt)
-        try:
-            yield reply
-        finally:
-            reply.close()
-
-    def _send_stream(self, request: httpx2.Request) -> httpx2.Response:
-        try:
-            reply = self._http.send(request, stream=True)
+            reply = self._http.send(request, stream=stream)
             if reply.status_code >= 400:
                 reply.read()
         except httpx2.TransportError as error:
             raise self._endpoint.error_of(error) from error
-        checked(reply)
-        return reply
-
-    def _wait(self, error: RequestError, attempt: int) -> None:
-        """Sleeps before the next try, or raises the error."""
-        seconds = pause(error, attempt, self._retries)
-        if seconds is None:
-            raise error
-        time.sleep(seconds)
+        return checked(reply)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from triptych.client.options import JsonObject
+from triptych.client.fields import JsonObject
 from triptych.client.wire import AudioForm, error_of
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
 

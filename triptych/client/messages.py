@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
-from triptych.client.options import File, JsonObject, Messages
+from triptych.client.fields import File, JsonObject, Messages
 from triptych.errors import InvalidRequest
 
 _URL_SCHEMES = ("http://", "https://", "data:", "file://")

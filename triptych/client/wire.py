@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych.client.fields import File, JsonObject, Messages, Prompt
 from triptych.client.messages import conversation, file_bytes, image_part
-from triptych.client.options import File, JsonObject, Messages, Prompt
 from triptych.errors import (
     DeadlineExceeded,
     InternalError,

@@ -1,4 +1,4 @@
-"""Checks of the flags that decide who may connect: addresses, the internal token, API keys."""
+"""Checks of the flags that decide which clients may connect: addresses, the internal token, API keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) -> None:
-    """ConfigError when everybody could use the cluster and nobody has said that they may."""
+    """ConfigError when the cluster is open to other machines without API keys or --no-auth."""
     if not auth and (api_key or api_key_file):
         raise ConfigError("--no-auth and API keys contradict each other: leave one of them out")
     if auth and not is_loopback(host) and not api_key and not api_key_file:
@@ -27,7 +27,7 @@ def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) 
 
 
 def read_internal_token(token: str, path: str) -> str:
-    """The cluster's token, from the flag or from the file. ConfigError when it cannot be told."""
+    """The cluster's token, from the flag or from the file. ConfigError when the file cannot be used."""
     if not path:
         return _long_enough(token, "--internal-token")
     if token:
@@ -59,9 +59,9 @@ def check_bind(host: str, internal_token: str) -> None:
 
 
 def check_advertise(advertise: str) -> None:
-    """ConfigError when nobody could reach the advertised address."""
+    """ConfigError for an advertised address that no other machine can reach."""
     if advertise.rsplit(":", 1)[0] in ("0.0.0.0", "[::]", "::", ""):
         raise ConfigError(
-            f"--advertise {advertise!r} is no address that others can reach: "
+            f"--advertise {advertise!r} is no address that proxies can reach: "
             "name this host, like 10.0.0.7:50051"
         )

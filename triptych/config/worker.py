@@ -18,7 +18,7 @@ class WorkerConfig(ServiceConfig):
     model_revision: str = flag("", "names the weights in cache keys; their digest by default")
     host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
     port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
-    advertise: str = flag("", "address that others reach this worker at, host:port; the bound one by default")
+    advertise: str = flag("", "host:port that proxies reach this worker at; the bound one by default")
     device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
     device_memory: int = flag(
         0,

@@ -1,4 +1,4 @@
-"""A supervised process ends with its supervisor, however that ends."""
+"""Process lifetimes: a supervised process ends with its supervisor, even one that was killed."""
 
 from __future__ import annotations
 

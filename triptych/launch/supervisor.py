@@ -121,7 +121,7 @@ class Supervisor:
             await store.close()
 
     def _changed(self) -> None:
-        """A child has started or ended. Nobody's start waits for a file."""
+        """Called when a child has started or ended; no start waits for the file."""
         try:
             self._write_processes()
         except OSError as error:
@@ -137,7 +137,7 @@ class Supervisor:
         target = self._plan.run_dir / "cluster.json"
         text = json.dumps({"store": redacted(self._plan.store_url), "processes": processes})
         if not target.exists() or target.read_text() != text:
-            # A new file of mode 0600: nobody else's is written to, and nobody else reads ours.
+            # A new file of mode 0600: other users neither own it nor read it.
             descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix="cluster-")
             with os.fdopen(descriptor, "w") as file:
                 file.write(text)

@@ -82,7 +82,9 @@ class Clients:
 
     async def _ask(self, client: openai.AsyncOpenAI, number: int) -> None:
         """Half of the requests repeat what is cached, half are new to the cluster."""
-        salt = {"cache_salt": f"{self._random.random()}"} if self._random.random() < 0.5 else {}
+        salt: dict[str, Any] = {}
+        if self._random.random() < 0.5:
+            salt["cache_salt"] = f"{self._random.random()}"
         began = time.monotonic()
         for _ in range(MOST_RETRIES):
             try:

@@ -83,8 +83,8 @@ def _cache() -> Path:
     """One folder per state of this code and of the libraries that decide the content."""
     key = hashlib.sha256()
     modules = (encdec_checkpoints, encdec_tokenizers, styles, sys.modules[__name__])
-    for file in (*(module.__file__ or "" for module in modules), styles.PIECES_FILE):
-        key.update(Path(file).read_bytes())
+    for file in (*(Path(str(module.__file__)) for module in modules), styles.PIECES_FILE):
+        key.update(file.read_bytes())
     for version in (torch.__version__, transformers.__version__, tokenizers.__version__):
         key.update(version.encode())
     return Path(tempfile.gettempdir()) / f"triptych-checkpoints-{os.getuid()}-{key.hexdigest()[:16]}"
@@ -123,7 +123,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _config(model: PreTrainedModel, family: str, traits: frozenset[str]) -> dict[str, Any]:
-    config = model.config.to_dict()
+    config: dict[str, Any] = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
     if "hub" in traits and family == "qwen2_5_vl":
         text = config.pop("text_config")

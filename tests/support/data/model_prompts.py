@@ -37,6 +37,7 @@ def model_prompt(
     """`token_ids` already hold the placeholders; images meet them in order."""
     items = [encoder.preprocess(image, {}) for image in images]
     features, offset = [], 0
+    assert decoder.image_token_id is not None
     for item in items:
         offset = list(token_ids).index(decoder.image_token_id, offset)
         plan = plan_of(item, encoder.width)

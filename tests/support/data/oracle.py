@@ -144,8 +144,9 @@ def teacher_forced_logits(
     model = checkpoint.model
     model.model.rope_deltas = None
     prefill = model(**_prepare(path, messages, images), use_cache=True, logits_to_keep=1)
+    first: torch.Tensor = prefill.logits[0]
     if not token_ids:
-        return prefill.logits[0]
+        return first
     given = torch.tensor([list(token_ids)])
     rest = model(input_ids=given, past_key_values=prefill.past_key_values, use_cache=True)
     return torch.cat([prefill.logits[0], rest.logits[0]])

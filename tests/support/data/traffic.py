@@ -123,7 +123,7 @@ async def ask_with(
 async def _stream(
     client: AsyncOpenAI, case: Case, tokens: int, model: str, answer: Answer, extra: dict[str, Any]
 ) -> None:
-    stream = await client.chat.completions.create(
+    stream = await client.chat.completions.create(  # type: ignore[call-overload]
         model=model,
         messages=case.client_messages(),  # type: ignore[arg-type]
         max_tokens=tokens,

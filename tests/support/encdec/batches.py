@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ def answers_in_batches(
     if backend == "flex":
         prepare(checkpoint.path, checkpoint.decoder, PDConfig().block_size)
     inputs, expected = zip(*varied(checkpoint, family, max(counts)), strict=True)
-    flags = {"max_model_len": 128, "kv_memory": 32 << 20, "prefix_caching": False}
+    flags: dict[str, Any] = {"max_model_len": 128, "kv_memory": 32 << 20, "prefix_caching": False}
     with engine_cell(checkpoint, attention_backend=backend, **flags) as cell:
         for count in counts:
             batch = [(count + index) % len(inputs) for index in range(count)]

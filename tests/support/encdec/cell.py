@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ class EncDecCheckpoint:
 
     @classmethod
     def open(cls, path: Path, dtype: torch.dtype = torch.float32, *, device: str = "cpu") -> EncDecCheckpoint:
-        options = {"device": torch.device(device), "dtype": dtype}
+        options: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
         return cls(path, load_decoder(path, **options, attn_implementation=ATTENTION_NAME))
 
     def output(self, inputs: Inputs) -> EncoderOutput:

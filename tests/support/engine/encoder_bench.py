@@ -55,7 +55,7 @@ class WatchedTower(EncoderSide):
         self.poison: set[int] = set()
 
     @classmethod
-    def load(cls, path: Any, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
+    def load(cls, path: Any, **options: Any) -> EncoderSide:
         raise NotImplementedError
 
     def preprocess(self, media: Any, options: Mapping[str, Any]) -> PreparedItem:

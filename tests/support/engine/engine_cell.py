@@ -70,7 +70,7 @@ class Checkpoint:
     @classmethod
     def open(cls, family: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Checkpoint:
         path = build_checkpoint(family)
-        options = {"device": torch.device(device), "dtype": dtype}
+        options: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
         return cls(
             path,
             load_encoder(path, **options),
@@ -80,6 +80,7 @@ class Checkpoint:
     def features(self, token_ids: Sequence[int], prompt: Prompt) -> list[MMFeature]:
         """Where the prompt's pictures stand in `token_ids`, in which placeholders are expanded."""
         features, offset = [], 0
+        assert self.decoder.image_token_id is not None
         for drawn in prompt.pictures:
             plan = self._plan(drawn)
             offset = list(token_ids).index(self.decoder.image_token_id, offset)
@@ -105,7 +106,7 @@ class Checkpoint:
         """The encoder output of a picture that some prompt has named."""
         return self._rows[mm_hash]
 
-    def publish(self, store: dict[str, EncoderOutput], features: Sequence[MMFeature]) -> None:
+    def publish(self, store: MemoryStore, features: Sequence[MMFeature]) -> None:
         for feature in features:
             store[feature.mm_hash] = EncoderOutput(feature.plan, self._rows[feature.mm_hash])
 
@@ -117,7 +118,7 @@ class EngineCell:
     checkpoint: Checkpoint
     engine: Engine
     metrics: PDMetrics
-    store: dict[str, EncoderOutput]
+    store: MemoryStore
     events: list[EngineEvent] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
     _count: int = 0
@@ -204,9 +205,12 @@ class EngineCell:
 
 @contextmanager
 def engine_cell(
-    checkpoint: Checkpoint, url: str = "", connector: str = "memory", **flags: Any
+    checkpoint: Any, url: str = "", connector: str = "memory", **flags: Any
 ) -> Iterator[EngineCell]:
-    """A running engine; with the "memory" connector it has a store of its own."""
+    """A running engine; with the "memory" connector it has a store of its own.
+
+    `checkpoint` is a Checkpoint, or anything else with a `path` and a `decoder`.
+    """
     values: dict[str, Any] = {
         "max_model_len": 512, "kv_memory": 4 * MIB, "encoder_cache_memory": 8 * MIB, **flags
     }  # fmt: skip

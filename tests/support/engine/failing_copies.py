@@ -11,6 +11,7 @@ import pytest
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.pd_worker.runner import model_runner
 from triptych.pd_worker.runner.capacity import block_bytes
+from triptych.pd_worker.runner.host_kv_cache import copy_blocks
 
 Answers = Callable[[EngineCell], list[list[int]]]
 
@@ -21,7 +22,7 @@ class FailingCopies:
     def __init__(self, n: int) -> None:
         self.n = n
         self.calls = 0
-        self._copy = model_runner.copy_blocks
+        self._copy = copy_blocks
 
     def __call__(self, source: Any, target: Any, copies: Any) -> None:
         if not copies:

@@ -152,7 +152,7 @@ class TightEngine(ModellessEngine):
         super().assert_at_rest()
         self.step()
         self.turn(20)
-        assert self.worker.host_bytes == 0
+        assert self.worker.host_bytes == 0  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self.worker.shutdown()
@@ -170,7 +170,8 @@ def tight_requests(rng: random.Random, rows: int, count: int) -> list[EngineRequ
     """Requests of which most fill a cache of `rows` rows alone, to the last byte; some share items."""
     requests = []
     for number in range(count):
-        features, offset = [], rng.randint(0, 2)
+        features: list[MMFeature] = []
+        offset = rng.randint(0, 2)
         left = rows if rng.random() < 0.7 else rng.randint(1, rows // 2)
         while left and len(features) < 4:
             size = rng.randint(1, left) if rng.random() < 0.6 else left

@@ -214,9 +214,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
                     pd_pb2.RequestEvent(request_id=item.request_id, attempt=item.attempt, lost=lost)
                 )
                 continue
-            for event in held.events:
-                if not event.HasField("tokens") or event.tokens.position >= item.position:
-                    queue.put_nowait(event)
+            for past in held.events:
+                if not past.HasField("tokens") or past.tokens.position >= item.position:
+                    queue.put_nowait(past)
         while (event := await queue.get()) is not None:
             if isinstance(event, pd_pb2.Beat):
                 yield pd_pb2.StepEvents(beat=event)

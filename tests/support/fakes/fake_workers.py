@@ -58,7 +58,7 @@ def choice_text(choice: int, index: int) -> str:
     return token_text(index) if choice == 0 else f"c{choice}-{token_text(index)}"
 
 
-class StallingHealth(health.aio.HealthServicer):
+class StallingHealth(health.aio.HealthServicer):  # type: ignore[misc]
     """Health checks that get no answer while `answers` is cleared, as those of a stopped process."""
 
     def __init__(self) -> None:

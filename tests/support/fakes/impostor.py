@@ -40,7 +40,7 @@ def passed_on(target: WorkerInfo, *, as_meant_for_it: bool) -> Answer:
         if as_meant_for_it:
             challenge = identity_of(target) + challenge[SIZE:]
         async with make_channel(target.address) as channel:
-            call = channel.unary_unary(AUTHENTICATE)
+            call: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(AUTHENTICATE)
             return bytes(await call(b"", metadata=((CHALLENGE_HEADER, challenge),), timeout=10))
 
     return answer
@@ -85,7 +85,8 @@ class Impostor(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def call(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             if method == AUTHENTICATE:
                 try:
-                    yield await self._answer(dict(metadata).get(CHALLENGE_HEADER, b""))
+                    challenge = dict(metadata).get(CHALLENGE_HEADER, b"")
+                    yield await self._answer(challenge if isinstance(challenge, bytes) else b"")
                 except aio.AioRpcError as error:
                     await context.abort(error.code(), error.details())
                 return

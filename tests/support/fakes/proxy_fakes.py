@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from openai import AsyncOpenAI
+from starlette.types import ASGIApp
 
 from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_pd import FakePD
@@ -98,7 +99,7 @@ class FakeCluster:
         self.dispatcher = Dispatcher(
             self.pool, view, self.metrics, transport, proxy_id="proxy-test", media=media, **options
         )
-        app = make_app(
+        app: ASGIApp = make_app(
             self.dispatcher,
             self.pool,
             self.metrics.registry,
@@ -152,15 +153,15 @@ class FakeCluster:
         """Output tokens that the proxy has of the requests in flight."""
         return sum(len(request.lifecycle.output_token_ids) for request in self.dispatcher._requests.values())
 
-    async def ask(self, messages: list[dict[str, Any]], **extra: Any) -> Any:
+    async def ask(self, messages: Any, **extra: Any) -> Any:
         """A reply in one piece."""
-        options = {"max_tokens": 8, **extra}
+        options: dict[str, Any] = {"max_tokens": 8, **extra}
         return await self.client.chat.completions.create(model=MODEL, messages=messages, **options)
 
-    async def stream(self, messages: list[dict[str, Any]], **extra: Any) -> str:
+    async def stream(self, messages: Any, **extra: Any) -> str:
         """A streamed reply's text."""
-        options = {"max_tokens": 8, **extra}
-        chunks = await self.client.chat.completions.create(
+        options: dict[str, Any] = {"max_tokens": 8, **extra}
+        chunks: Any = await self.client.chat.completions.create(
             model=MODEL, messages=messages, stream=True, **options
         )
         return "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices])

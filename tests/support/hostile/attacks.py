@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import socket
@@ -100,8 +101,11 @@ class Target:
         assert {name: self.cluster.pid(name) for name in PROCESSES} == self.pids
         assert_at_rest(self.cluster)
         for name in PROCESSES:
-            most = self.files[name] + SLACK
-            wait_for(f"{name} to close its files", lambda name=name, most=most: self.open_files(name) <= most)
+            few = functools.partial(self._few_files, name)
+            wait_for(f"{name} to close its files", few)
+
+    def _few_files(self, name: str) -> bool:
+        return self.open_files(name) <= self.files[name] + SLACK
 
 
 def statuses(raw: bytes) -> list[int]:

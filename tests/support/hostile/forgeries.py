@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,9 +23,9 @@ from triptych.types import ItemPlan
 FAMILY = "qwen3_vl"
 PICTURES = (picture(1, 64, 48), picture(2, 48, 96))
 QUESTION = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
-GREEDY = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
+GREEDY: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
 
-Forge = Callable[[pd_pb2.SubmitRequest], None]
+Forge = Callable[[pd_pb2.SubmitRequest], object]
 
 
 @functools.cache
@@ -51,11 +52,11 @@ def stored_items() -> list[tuple[ItemPlan, bytes]]:
 def slot(plan: ItemPlan, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY) -> pd_pb2.ItemSlot:
     fields = ("mm_hash", "namespace", "modality", "rows", "width", "dtype", "length", "grid_thw")
     runs = [common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()]
-    values = {name: getattr(plan, name) for name in fields}
+    values: dict[str, Any] = {name: getattr(plan, name) for name in fields}
     return pd_pb2.ItemSlot(plan=common_pb2.ItemPlan(runs=runs, **values), state=state)
 
 
-def honest(client: PDClient, request_id: str, **sampling: object) -> pd_pb2.SubmitRequest:
+def honest(client: PDClient, request_id: str, **sampling: Any) -> pd_pb2.SubmitRequest:
     """A question about two stored pictures."""
     slots = [slot(plan) for plan, _ in stored_items()]
     return client.message(request_id, QUESTION, items=slots, **(GREEDY | sampling))
@@ -70,7 +71,7 @@ class Forgery:
     param: str
 
 
-def _plan(**values: object) -> Forge:
+def _plan(**values: Any) -> Forge:
     def forge(message: pd_pb2.SubmitRequest) -> None:
         plan = message.items[0].plan
         for name, value in values.items():
@@ -93,7 +94,7 @@ def _field(**values: object) -> Forge:
     return forge
 
 
-def _sampling(**values: object) -> Forge:
+def _sampling(**values: Any) -> Forge:
     def forge(message: pd_pb2.SubmitRequest) -> None:
         message.sampling.MergeFrom(common_pb2.SamplingParams(**values))
 
@@ -104,12 +105,13 @@ def _same_hash(message: pd_pb2.SubmitRequest) -> None:
     message.items[1].plan.mm_hash = message.items[0].plan.mm_hash
 
 
-def _resume(change: Callable[[pd_pb2.Resume], None]) -> Forge:
+def _resume(change: Callable[[pd_pb2.Resume], object]) -> Forge:
     """A resume with the right prompt and places, then changed."""
 
     def forge(message: pd_pb2.SubmitRequest) -> None:
         [first, second] = (plan for plan, _ in stored_items())
         image = model().decoder.image_token_id
+        assert image is not None
         resume = message.resume
         resume.prompt_token_ids.extend([5, *[image] * first.length, 6, *[image] * second.length, 7])
         resume.placements.add(offset=1, length=first.length)

@@ -149,7 +149,8 @@ def messages(kind: type[M], known: Known | None = None) -> st.SearchStrategy[M]:
 
 def random_message(kind: type[M], rng: random.Random, known: Known) -> M:
     message = kind()
-    for field in kind.DESCRIPTOR.fields:
+    fields: Sequence[Any] = kind.DESCRIPTOR.fields
+    for field in fields:
         chosen = known.get(field.name)
         if rng.random() < (0.9 if chosen else 0.4):
             count = rng.randrange(4) if field.is_repeated else 1
@@ -161,7 +162,7 @@ def random_message(kind: type[M], rng: random.Random, known: Known) -> M:
     return message
 
 
-def _value(field: FieldDescriptor, rng: random.Random, known: Known) -> Any:
+def _value(field: Any, rng: random.Random, known: Known) -> Any:
     chosen = known.get(field.name)
     if chosen and rng.random() < 0.8:
         return rng.choice(chosen)

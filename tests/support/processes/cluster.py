@@ -146,10 +146,10 @@ class Cluster:
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as reply:
-                return json.loads(reply.read()) | {"status": reply.status}
+                return {**json.loads(reply.read()), "status": reply.status}
         except urllib.error.HTTPError as error:
             with error:
-                return json.loads(error.read()) | {"status": error.code}
+                return {**json.loads(error.read()), "status": error.code}
 
     def add_worker(self, *words: str) -> subprocess.Popen[bytes]:
         """A service alone beside the cluster, with its token: `add_worker("encoder", "/folder")`."""

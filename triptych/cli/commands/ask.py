@@ -17,7 +17,7 @@ from triptych.errors import RequestError, Unavailable
 
 if TYPE_CHECKING:
     from triptych.client import Client
-    from triptych.client.options import SpeechOptions
+    from triptych.client.fields import SpeechFields
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 #: Longest silence in seconds: nothing comes before the whole file is transcribed.
@@ -78,7 +78,7 @@ def ask(options: AskOptions) -> None:
 @configured(TranscribeOptions)
 def transcribe(options: TranscribeOptions) -> None:
     """Writes the audio FILE (WAV, FLAC, MP3 or Ogg) down with a running cluster's speech model."""
-    words: SpeechOptions = {}
+    words: SpeechFields = {}
     if options.language:
         words["language"] = options.language
     if options.prompt:

@@ -110,7 +110,7 @@ def _with_model(config: W) -> W:
     if config.advertise:
         check_advertise(config.advertise)
     elif config.host in ("0.0.0.0", "::"):
-        raise ConfigError(f"--host {config.host} needs --advertise with an address that others can reach")
+        raise ConfigError(f"--host {config.host} needs --advertise with an address that proxies can reach")
     path = resolve_model(config.model)
     return replace(config, model=str(path), served_model_name=config.served_model_name or model_name(path))
 

@@ -84,7 +84,7 @@ class ForkServer:
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Starts the process; it imports while others start."""
+        """Starts the process; it imports while the store and the workers start."""
         adopt_orphans()
         ours, theirs = socket.socketpair()
         with theirs:

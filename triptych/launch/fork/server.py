@@ -67,7 +67,7 @@ def import_all(model: Path) -> None:
 
 
 def serve_requests(control: socket.socket) -> ForkRequest:
-    """Forks a worker per request; returns in the workers only. Exits when the supervisor hangs up."""
+    """Forks a worker per request; returns in the workers only. Exits when the socket is closed."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1 or "grpc" in sys.modules:
         raise RuntimeError(f"cannot be forked: {threads} threads, gRPC imported: {'grpc' in sys.modules}")

@@ -1,6 +1,6 @@
 """`python -m triptych.launch.plan.device_probe`: the GPUs that torch sees and their free memory, as JSON.
 
-In a process of its own: who asks a GPU keeps a part of its memory until it ends.
+A process of its own, since one that opens a GPU holds a part of its memory until it ends.
 """
 
 from __future__ import annotations

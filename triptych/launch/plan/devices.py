@@ -17,7 +17,7 @@ _PROBE = (sys.executable, "-m", "triptych.launch.plan.device_probe")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Gpu:
     """A GPU by its torch name, and its bytes that are free before any worker starts."""
 
     name: str
@@ -47,11 +47,11 @@ class Share:
     nbytes: int
 
 
-def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Device]:
+def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
     """The devices that a --device of `cuda` or `cuda:N` means; ConfigError where there are none such."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
-        found = [Device(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
+        found = [Gpu(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--device {flag}: the GPUs cannot be asked ({type(error).__name__})") from error
     wanted = [device for device in found if flag in ("cuda", device.name)]
@@ -63,7 +63,7 @@ def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Device]:
     return wanted
 
 
-def place_workers(devices: Sequence[Device], needs: Sequence[Need]) -> list[Share]:
+def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:
     """A device and a share of its memory for each of `needs`, in their order.
 
     Workers with a KV cache go first, each to the device with the fewest of them; then the others, each to the
@@ -89,7 +89,7 @@ def place_workers(devices: Sequence[Device], needs: Sequence[Need]) -> list[Shar
     return [shares[need.worker] for need in needs]
 
 
-def share_table(devices: Sequence[Device], shares: Sequence[Share]) -> str:
+def share_table(devices: Sequence[Gpu], shares: Sequence[Share]) -> str:
     """One line per device and worker, for people."""
     lines: list[str] = []
     for device in devices:
@@ -101,20 +101,20 @@ def share_table(devices: Sequence[Device], shares: Sequence[Share]) -> str:
     return "\n".join(lines)
 
 
-def _rank(device: Device, there: Sequence[Need], need: Need) -> tuple[int, int]:
+def _rank(device: Gpu, there: Sequence[Need], need: Need) -> tuple[int, int]:
     alike = [other for other in there if other.grows or not need.grows]
     return len(alike), -_left(device, there)
 
 
-def _left(device: Device, there: Sequence[Need]) -> int:
+def _left(device: Gpu, there: Sequence[Need]) -> int:
     return device.usable - sum(need.least for need in there)
 
 
-def _extra(device: Device, there: Sequence[Need], need: Need) -> int:
+def _extra(device: Gpu, there: Sequence[Need], need: Need) -> int:
     takers = [other for other in there if other.grows] or there
     return _left(device, there) // len(takers) if need in takers else 0
 
 
-def _table(devices: Sequence[Device], placed: dict[str, list[Need]]) -> str:
+def _table(devices: Sequence[Gpu], placed: dict[str, list[Need]]) -> str:
     shares = [Share(need.worker, name, need.least) for name, there in placed.items() for need in there]
     return share_table(devices, shares)

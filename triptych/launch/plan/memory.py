@@ -53,7 +53,7 @@ def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
     With "auto" as `dtype` they stay as the files have them.
 
     With `int8` every matrix counts as 8 bits that is no embedding or head by its name; with `int8-decoder`
-    none, since names do not tell whose side it is: an upper bound.
+    none, since a name does not show its side: an upper bound.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from triptych.config import CUDA_CONTEXT_BYTES, GIB, MIB, ServeConfig
-from triptych.launch.plan.devices import Device, Need, Share, find_devices, place_workers, share_table
+from triptych.launch.plan.devices import Gpu, Need, Share, find_devices, place_workers, share_table
 from triptych.launch.plan.memory import (
     WORKER_BASE_BYTES,
     check_fits,
@@ -45,7 +45,7 @@ def check_memory(config: ServeConfig) -> dict[str, Share]:
 
 
 def place_on_gpus(
-    config: ServeConfig, find: Callable[[str], Sequence[Device]] = find_devices
+    config: ServeConfig, find: Callable[[str], Sequence[Gpu]] = find_devices
 ) -> dict[str, Share]:
     """The device and memory of each worker, by name; ConfigError where the GPUs have no room for one."""
     if not config.pd.device.startswith("cuda"):

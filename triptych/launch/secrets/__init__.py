@@ -1,1 +1,1 @@
-"""Secrets handed to child processes, hidden from others."""
+"""Secrets: handed to child processes, and hidden from all other processes."""

@@ -9,7 +9,7 @@ from triptych.config import ProxyConfig
 from triptych.config.flags import flags_of
 from triptych.ec_connector.store.address import with_password
 from triptych.errors import ConfigError
-from triptych.launch.secrets.handed_down import take_over
+from triptych.launch.secrets.handed_down import receive
 from triptych.launch.secrets.hidden import hide
 
 _SECRETS = [flag for flag in flags_of(ProxyConfig) if flag.secret]
@@ -17,7 +17,7 @@ _SECRETS = [flag for flag in flags_of(ProxyConfig) if flag.secret]
 
 def receive_secrets() -> None:
     """Call before the command line is read: makes secrets of the supervisor variables, hides typed ones."""
-    take_over()
+    receive()
     hide({flag.option for flag in _SECRETS}, {flag.variable for flag in _SECRETS})
 
 

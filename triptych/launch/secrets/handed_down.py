@@ -1,4 +1,4 @@
-"""Secrets for a process that we start: in an inherited file without a name, never in words or variables."""
+"""Secrets for a child process: in an inherited anonymous file, never on a command line or in variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-#: Names the descriptor.
+#: The variable with the file's descriptor.
 VARIABLE = "TRIPTYCH_SECRETS_FD"
 
 
@@ -21,8 +21,8 @@ def hand_down(secrets: Mapping[str, str]) -> Iterator[int]:
         yield file.fileno()
 
 
-def take_over() -> None:
-    """Makes what was handed down variables of this process, which no other one sees. Once."""
+def receive() -> None:
+    """Makes the secrets handed down to this process its variables, which no other process sees. Once."""
     descriptor = os.environ.pop(VARIABLE, "")
     if descriptor:
         with os.fdopen(int(descriptor), "rb") as file:

@@ -18,7 +18,7 @@ _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)
 
 
 def hide(options: Collection[str], variables: Collection[str]) -> None:
-    """Overwrites the values of these options and variables where others see them.
+    """Overwrites the values of these options and variables where other processes see them.
 
     They are still in `sys.argv` and `os.environ`.
     """
@@ -30,7 +30,7 @@ def hide(options: Collection[str], variables: Collection[str]) -> None:
             ctypes.memset(begin + len(name) + 1, ord("*"), len(value))
         elif follows.decode(errors="replace") in options:
             ctypes.memset(begin, ord("*"), len(word))
-    # A copy elsewhere first: what is overwritten must be nobody's variable any more.
+    # A copy elsewhere first: the overwritten memory must not hold a variable any more.
     for variable in variables:
         if variable in os.environ:
             os.environ[variable] = os.environ[variable]

@@ -10,11 +10,11 @@ import pytest
 
 from triptych.config import GIB
 from triptych.errors import ConfigError
-from triptych.launch.plan.devices import Device, Need, Share, find_devices, place_workers, share_table
+from triptych.launch.plan.devices import Gpu, Need, Share, find_devices, place_workers, share_table
 
 
-def _gpus(*gib: float) -> list[Device]:
-    return [Device(f"cuda:{index}", int(size * GIB / 0.9) + 1) for index, size in enumerate(gib)]
+def _gpus(*gib: float) -> list[Gpu]:
+    return [Gpu(f"cuda:{index}", int(size * GIB / 0.9) + 1) for index, size in enumerate(gib)]
 
 
 def _needs(pd: int, encoders: int, *, decoder: int = 10, tower: int = 4) -> list[Need]:
@@ -84,8 +84,8 @@ def _saying(words: str) -> tuple[str, ...]:
 def test_the_devices_are_those_that_another_process_finds():
     found = json.dumps([{"name": "cuda:0", "free": 5}, {"name": "cuda:1", "free": 7}])
     command = _saying(f"print({found!r})")
-    assert find_devices("cuda", command) == [Device("cuda:0", 5), Device("cuda:1", 7)]
-    assert find_devices("cuda:1", command) == [Device("cuda:1", 7)]
+    assert find_devices("cuda", command) == [Gpu("cuda:0", 5), Gpu("cuda:1", 7)]
+    assert find_devices("cuda:1", command) == [Gpu("cuda:1", 7)]
     with pytest.raises(ConfigError, match="--device cuda:2: this torch finds cuda:0, cuda:1"):
         find_devices("cuda:2", command)
 

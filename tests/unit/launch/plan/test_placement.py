@@ -14,7 +14,7 @@ from triptych.errors import ConfigError
 from triptych.launch.plan import placement
 from triptych.launch.plan.cluster import plan_cluster
 from triptych.launch.plan.cores import share_cores
-from triptych.launch.plan.devices import Device
+from triptych.launch.plan.devices import Gpu
 from triptych.launch.plan.placement import check_memory, gpu_needs, place_on_gpus
 
 
@@ -66,7 +66,7 @@ def test_replicas_get_a_share_each():
 
 def test_serve_on_gpus_gives_each_worker_its_device_and_its_share(tmp_path: Path):
     config = _config("--device", "cuda", "--pd-workers", "4", "--encoders", "2")
-    gpus = [Device(f"cuda:{index}", 80 * GIB) for index in range(3)]
+    gpus = [Gpu(f"cuda:{index}", 80 * GIB) for index in range(3)]
     memory = place_on_gpus(config, lambda flag: gpus)
     plan = plan_cluster(config, tmp_path, memory)
     flags = {
@@ -90,7 +90,7 @@ def test_serve_on_gpus_gives_each_worker_its_device_and_its_share(tmp_path: Path
 def test_a_gpu_that_cannot_hold_them_is_refused_before_anything_starts():
     config = _config("--device", "cuda", "--pd-workers", "4", "--encoders", "2", "--kv-memory", "20GiB")
     with pytest.raises(ConfigError, match="start fewer workers, or give more GPUs or a smaller --kv-memory"):
-        place_on_gpus(config, lambda flag: [Device("cuda:0", 80 * GIB)])
+        place_on_gpus(config, lambda flag: [Gpu("cuda:0", 80 * GIB)])
 
 
 def test_on_a_cpu_no_gpu_is_asked():

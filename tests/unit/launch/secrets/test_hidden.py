@@ -16,9 +16,9 @@ from triptych.launch.secrets.handed_down import VARIABLE, hand_down
 _SHOW = """
 import json, os, subprocess, sys
 from pathlib import Path
-from triptych.launch.secrets.handed_down import take_over
+from triptych.launch.secrets.handed_down import receive
 from triptych.launch.secrets.hidden import hide
-take_over()
+receive()
 hide({"--store", "--key"}, {"TRIPTYCH_STORE"})
 seen = [Path(f"/proc/self/{name}").read_bytes().decode().split("\\0") for name in ("cmdline", "environ")]
 inherited = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout

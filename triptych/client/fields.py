@@ -16,7 +16,7 @@ Messages = str | Sequence[JsonObject]
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | JsonObject
 
 
-class SamplingOptions(TypedDict, total=False):
+class SamplingFields(TypedDict, total=False):
     """How tokens are chosen: the fields that chat and completions share."""
 
     max_tokens: int
@@ -46,7 +46,7 @@ class SamplingOptions(TypedDict, total=False):
     user: str
 
 
-class ChatOptions(SamplingOptions, total=False):
+class ChatFields(SamplingFields, total=False):
     """The further fields of /v1/chat/completions."""
 
     max_completion_tokens: int
@@ -61,7 +61,7 @@ class ChatOptions(SamplingOptions, total=False):
     stream_options: JsonObject
 
 
-class CompletionOptions(SamplingOptions, total=False):
+class CompletionFields(SamplingFields, total=False):
     """The further fields of /v1/completions."""
 
     logprobs: int
@@ -71,7 +71,7 @@ class CompletionOptions(SamplingOptions, total=False):
     add_special_tokens: bool
 
 
-class SpeechOptions(TypedDict, total=False):
+class SpeechFields(TypedDict, total=False):
     """The fields of the audio endpoints that say what is heard."""
 
     language: str
@@ -79,7 +79,7 @@ class SpeechOptions(TypedDict, total=False):
     temperature: float
 
 
-class TranscriptOptions(SpeechOptions, total=False):
+class TranscriptFields(SpeechFields, total=False):
     """The further fields that choose the reply: a form that is JSON, and its timestamps."""
 
     response_format: Literal["json", "verbose_json"]
