@@ -12,28 +12,30 @@ import asyncio
 import contextlib
 import datetime
 import json
-import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from benchmarks.new_user import free_port
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych.config import WorkerCounts
-from triptych.goodput.launch import launched
 from triptych.goodput.report.machine import describe, load_average
+from triptych.launch.parent import supervised
 
 RESULT = RESULTS / "endpoint_latency.md"
 CLIENTS = 100
 #: Seconds that the clients have asked for before chats are timed, and that one chat may take.
-WARM_SECONDS, MOST_SECONDS = 1.0, 60.0
-_TEXT = "the quick brown fox jumps over the lazy dog " * 3000
+WARM_SECONDS, MOST_SECONDS = 1.0, 10.0
+#: Seconds that a cluster may take to start.
+START_SECONDS = 120.0
+_TEXT = "the quick brown fox jumps over the lazy dog " * 1000
 _CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 16, "ignore_eos": True}
 #: Bodies by path; None: GET.
 ENDPOINTS: dict[str, dict[str, Any] | None] = {
@@ -116,7 +118,9 @@ async def measure(urls: Mapping[str, str], rounds: int, count: int) -> Seconds:
             for tree, url in urls.items():
                 with clients_of(url, path):
                     await asyncio.sleep(0 if path == ALONE else WARM_SECONDS)
-                    found[tree][path].append(await chats(url, count))
+                    taken = await chats(url, count)
+                found[tree][path].append(taken)
+                sys.stderr.write(f"{tree} {path}: {statistics.median(taken):.3f} s\n")
     return found
 
 
@@ -136,28 +140,37 @@ def longest(found: Mapping[str, list[list[float]]], path: str) -> float:
 def clusters(trees: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     """The URL of one cluster for each tree."""
     with contextlib.ExitStack() as stack:
-        urls: dict[str, str] = {}
-        for tree, folder in trees.items():
-            # Without the second one the folder that this runs in would come before the first.
-            with _environment(PYTHONPATH=str(folder), PYTHONSAFEPATH="1"):
-                shape = WorkerCounts(encoders=1, pd_workers=1)
-                urls[tree] = stack.enter_context(launched(shape, "", ["--max-queue", "512"])).url
-        yield urls
+        yield {tree: stack.enter_context(cluster(folder)) for tree, folder in trees.items()}
 
 
 @contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Variables of processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def cluster(tree: Path) -> Iterator[str]:
+    """The URL of a cluster of the tree's code, known by its /ready alone: registrations differ by version."""
+    port, grpc_port = free_port(), free_port()
+    words = ["--port", str(port), "--grpc-port", str(grpc_port), "--max-queue", "512"]
+    words += ["--log-level", "warning"]
+    command, environment = supervised([sys.executable, "-m", "triptych.cli", "serve", *words])
+    # Without the second one the folder that this runs in would come before the first.
+    environment |= {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
-        yield
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+        while not answers(f"{url}/ready"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the cluster of {tree} is not ready within {START_SECONDS:.0f} s")
+            time.sleep(0.1)
+        yield url
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        process.terminate()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
 
 
 def report(found: Seconds, options: argparse.Namespace, load_before: float) -> str:
@@ -200,7 +213,7 @@ def report(found: Seconds, options: argparse.Namespace, load_before: float) -> s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--chats", type=int, default=5, help="chats of one measurement")
     parser.add_argument("--before", type=Path, help="another checkout, to compare with")
     parser.add_argument("--load", nargs=2, metavar=("URL", "PATH"), help=argparse.SUPPRESS)
