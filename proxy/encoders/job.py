@@ -108,7 +108,7 @@ class EncoderJob:
     losses: int = 0
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
-    waiters: set[str] = field(default_factory=set)
+    waiters: dict[str, None] = field(default_factory=dict)
     admitted: AdmittedWaiters = field(default_factory=AdmittedWaiters)
     #: An encoder that holds the item's lease: the next try joins it there.
     owner_address: str = ""
