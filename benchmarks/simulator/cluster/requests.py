@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from triptych.goodput.load.workload import Picture, PlannedRequest
+from triptych.hashing import mm_hash
 from triptych.simulator.costs.costs import ModelShape
 from triptych.types import ItemPlan, MMFeature, Placement
 
@@ -21,9 +21,13 @@ _FIRST_TEXT_TOKEN = 3
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A picture: what encoders and the store need to know of it. `pixels` before its resize."""
+    """A picture: what encoders and the store need to know of it. `pixels` before its resize.
+
+    `media` stands for its file's `media_bytes`: the proxy hashes it.
+    """
 
     plan: ItemPlan
+    media: bytes
     patches: int
     pixels: int
     prepared_bytes: int
@@ -41,8 +45,8 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     features: tuple[MMFeature, ...]
     items: dict[str, Item]
-    #: Text and pictures as a prefix: what the routing by prefix goes by.
-    chain: tuple[str, ...]
+    #: Stands for the text in the proxy's messages: no two texts have a common beginning.
+    text: str
     output_token: int
 
     @property
@@ -56,7 +60,9 @@ class RequestMaker:
     def __init__(self, shape: ModelShape, seed: int) -> None:
         self._shape = shape
         self._seed = seed
-        self._items: dict[Picture, Item] = {}
+        #: Those made until now, by mm_hash.
+        self.items: dict[str, Item] = {}
+        self._by_picture: dict[Picture, Item] = {}
 
     def make(self, index: int, planned: PlannedRequest) -> Request:
         shape = self._shape
@@ -81,22 +87,24 @@ class RequestMaker:
             prompt_token_ids=tuple(tokens),
             features=tuple(features),
             items=items,
-            chain=(" ".join([str(planned.seed), *items]),),
+            text=str(planned.seed),
             output_token=text + 1,
         )
 
     def item(self, picture: Picture) -> Item:
         """Equal pictures are one item."""
-        found = self._items.get(picture)
+        found = self._by_picture.get(picture)
         if found is None:
-            found = self._items[picture] = self._make_item(picture)
+            found = self._by_picture[picture] = self._make_item(picture)
+            self.items[found.plan.mm_hash] = found
         return found
 
     def _make_item(self, picture: Picture) -> Item:
         patches, rows = self._shape.plan(picture.width, picture.height)
         pixels = picture.width * picture.height
+        media = f"{self._seed} {picture}".encode()
         plan = ItemPlan(
-            mm_hash=hashlib.sha256(f"{self._seed} {picture}".encode()).hexdigest(),
+            mm_hash=mm_hash(media, namespace=NAMESPACE, modality=MODALITY),
             namespace=NAMESPACE,
             modality=MODALITY,
             rows=rows,
@@ -106,4 +114,5 @@ class RequestMaker:
             grid_thw=(1, 1, patches),
         )
         media_bytes = round(JPEG_BYTES[picture.content] * pixels)
-        return Item(plan, patches, pixels, patches * self._shape.patch**2 * _PREPARED_BYTES, media_bytes)
+        prepared_bytes = patches * self._shape.patch**2 * _PREPARED_BYTES
+        return Item(plan, media, patches, pixels, prepared_bytes, media_bytes)
