@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.simulator.cluster.cluster import Cluster
+from triptych.simulator.cluster.cluster import SimulatedCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Simulation:
     leftovers: Mapping[str, int]
 
 
-def count(cluster: Cluster, records: tuple[RequestRecord, ...], seconds: float) -> Counters:
+def count(cluster: SimulatedCluster, records: tuple[RequestRecord, ...], seconds: float) -> Counters:
     """The counters of a cluster after `seconds`."""
     encoders, workers = cluster.encoders.values(), cluster.workers.values()
     proxy, store = cluster.proxy, cluster.store
@@ -89,7 +89,7 @@ def count(cluster: Cluster, records: tuple[RequestRecord, ...], seconds: float) 
     )
 
 
-def _utilisation(cluster: Cluster, seconds: float) -> dict[str, float]:
+def _utilisation(cluster: SimulatedCluster, seconds: float) -> dict[str, float]:
     encoders, workers = cluster.encoders.values(), cluster.workers.values()
     relay = cluster.transport.tokens * cluster.transport.token_seconds
     busy = {

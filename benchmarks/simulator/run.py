@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
-from triptych.simulator.cluster.cluster import Cluster
+from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
@@ -101,7 +101,7 @@ class _Run:
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._cluster = self._loop.call(
-            lambda: Cluster(self._loop, shape, costs, model, limits, self._maker.items, self._ended)
+            lambda: SimulatedCluster(self._loop, shape, costs, model, limits, self._maker.items, self._ended)
         )
 
     def result(self) -> Simulation:

@@ -11,7 +11,7 @@ from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.pd import SimulatedPD
 from triptych.simulator.cluster.proxy import MODEL, SimulatedProxy
-from triptych.simulator.cluster.requests import NAMESPACE, Item
+from triptych.simulator.cluster.requests import NAMESPACE, SimulatedItem
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.cluster.transport import SimulatedTransport
@@ -21,7 +21,7 @@ from triptych.types import WorkerInfo
 MODEL_KEY = "1" * 64
 
 
-class Cluster:
+class SimulatedCluster:
     """Everything of one simulation, made on its running loop. `ended` gets the record of every request.
 
     `items` by mm_hash: all that the requests bring.
@@ -34,7 +34,7 @@ class Cluster:
         costs: CostModel,
         model: ModelShape,
         limits: Limits,
-        items: Mapping[str, Item],
+        items: Mapping[str, SimulatedItem],
         ended: Callable[[RequestRecord], None],
     ) -> None:
         self.store = SimulatedStore(limits.store_memory)

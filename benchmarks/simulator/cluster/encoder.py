@@ -15,7 +15,7 @@ from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.proxy.ports import JobReady
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loop import VirtualLoop
-from triptych.simulator.cluster.requests import Item
+from triptych.simulator.cluster.requests import SimulatedItem
 from triptych.simulator.cluster.store import ByteLru, SimulatedStore
 from triptych.simulator.costs.costs import EncoderCosts
 from triptych.types import ItemPlan
@@ -28,7 +28,7 @@ SAVING_BYTES = 256 * MIB
 class JobClient(Protocol):
     """The proxy's end of one try, whose messages arrive later."""
 
-    item: Item
+    item: SimulatedItem
     re_encode: bool
 
     def planned(self, plan: ItemPlan) -> None: ...
@@ -37,7 +37,7 @@ class JobClient(Protocol):
 
 @dataclass(slots=True)
 class _Job:
-    item: Item
+    item: SimulatedItem
     stream: JobClient | None
     looked_up: bool = False
     media: bool = False

@@ -30,7 +30,7 @@ from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
-from triptych.simulator.cluster.requests import Request
+from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import PDCosts, chunk_context
 
@@ -150,7 +150,7 @@ class SimulatedPD:
         self._stream = stream
 
     def submit(
-        self, request: Request, request_id: str, attempt: int, ready: frozenset[str], deadline: float
+        self, request: SimulatedRequest, request_id: str, attempt: int, ready: frozenset[str], deadline: float
     ) -> asyncio.Future[RequestError | None]:
         """Takes a request in: the future gets the error of one that could never run, or None."""
         admitted: asyncio.Future[RequestError | None] = self._loop.create_future()

@@ -24,7 +24,7 @@ from triptych.proxy.media.hold import MediaHold
 from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.workers import KnownWorkers
 from triptych.simulator.cluster.loop import VirtualLoop
-from triptych.simulator.cluster.requests import Request
+from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.cluster.transport import ClientStream, SimulatedTransport
@@ -152,7 +152,7 @@ class SimulatedProxy:
     async def close(self) -> None:
         await self._dispatcher.close()
 
-    async def serve(self, request: Request, planned: float, *, warm_up: bool = False) -> None:
+    async def serve(self, request: SimulatedRequest, planned: float, *, warm_up: bool = False) -> None:
         """One client's request, from now until its record is made."""
         client = ClientStream(request, self._loop.create_future())
         sent, timeout = self._loop.now, self._limits.client_timeout
@@ -188,7 +188,7 @@ class SimulatedProxy:
         )
         self._ended(record)
 
-    async def _take_in(self, request: Request) -> float:
+    async def _take_in(self, request: SimulatedRequest) -> float:
         """When the proxy has read the request: one after another."""
         async with self._intake:
             seconds = self._costs.take(len(request.features), request.media_bytes, request.text_tokens)
@@ -212,7 +212,7 @@ class SimulatedProxy:
         assert isinstance(last, Done) and received == len(client.moments), "tokens were lost"
         return last.timings
 
-    def _call(self, request: Request) -> ChatCall:
+    def _call(self, request: SimulatedRequest) -> ChatCall:
         content: str | tuple[TextPart | ImagePart, ...] = request.text
         if request.features:
             images = [request.items[feature.mm_hash].media for feature in request.features]

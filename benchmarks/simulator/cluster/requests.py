@@ -20,7 +20,7 @@ _FIRST_TEXT_TOKEN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SimulatedItem:
     """A picture: what encoders and the store need to know of it. `pixels` before its resize.
 
     `media` stands for its file's `media_bytes`: the proxy hashes it.
@@ -35,7 +35,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One request of the load. `items` are distinct; `features` stand in prompt order."""
 
     index: int
@@ -44,7 +44,7 @@ class Request:
     text_tokens: int
     prompt_token_ids: tuple[int, ...]
     features: tuple[MMFeature, ...]
-    items: dict[str, Item]
+    items: dict[str, SimulatedItem]
     #: Stands for the text in the proxy's messages: no two texts have a common beginning.
     text: str
     output_token: int
@@ -61,10 +61,10 @@ class RequestMaker:
         self._shape = shape
         self._seed = seed
         #: Those made until now, by mm_hash.
-        self.items: dict[str, Item] = {}
-        self._by_picture: dict[Picture, Item] = {}
+        self.items: dict[str, SimulatedItem] = {}
+        self._by_picture: dict[Picture, SimulatedItem] = {}
 
-    def make(self, index: int, planned: PlannedRequest) -> Request:
+    def make(self, index: int, planned: PlannedRequest) -> SimulatedRequest:
         shape = self._shape
         head = shape.prompt_overhead_tokens // 2
         tokens = [_TEMPLATE_TOKEN] * head
@@ -79,7 +79,7 @@ class RequestMaker:
         text = _FIRST_TEXT_TOKEN + planned.seed * 2 % 0x7FFFFFF0
         tokens += [text] * planned.text_tokens + [_TEMPLATE_TOKEN] * (shape.prompt_overhead_tokens - head)
         items = {item.plan.mm_hash: item for item in map(self.item, planned.pictures)}
-        return Request(
+        return SimulatedRequest(
             index=index,
             name=f"r{index}",
             output_tokens=planned.output_tokens,
@@ -91,7 +91,7 @@ class RequestMaker:
             output_token=text + 1,
         )
 
-    def item(self, picture: Picture) -> Item:
+    def item(self, picture: Picture) -> SimulatedItem:
         """Equal pictures are one item."""
         found = self._by_picture.get(picture)
         if found is None:
@@ -99,7 +99,7 @@ class RequestMaker:
             self.items[found.plan.mm_hash] = found
         return found
 
-    def _make_item(self, picture: Picture) -> Item:
+    def _make_item(self, picture: Picture) -> SimulatedItem:
         patches, rows = self._shape.plan(picture.width, picture.height)
         pixels = picture.width * picture.height
         media = f"{self._seed} {picture}".encode()
@@ -115,4 +115,4 @@ class RequestMaker:
         )
         media_bytes = round(JPEG_BYTES[picture.content] * pixels)
         prepared_bytes = patches * self._shape.patch**2 * _PREPARED_BYTES
-        return Item(plan, media, patches, pixels, prepared_bytes, media_bytes)
+        return SimulatedItem(plan, media, patches, pixels, prepared_bytes, media_bytes)

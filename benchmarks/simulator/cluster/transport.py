@@ -16,7 +16,7 @@ from triptych.proxy.ports import ItemMedia, JobOwner, JobReady, LinkOwner, Reque
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.pd import SimulatedPD
-from triptych.simulator.cluster.requests import Item, Request
+from triptych.simulator.cluster.requests import SimulatedItem, SimulatedRequest
 from triptych.types import FinishReason, ItemPlan
 
 
@@ -25,7 +25,7 @@ class ClientStream:
 
     __slots__ = ("ended", "moments", "request", "token_ids")
 
-    def __init__(self, request: Request, ended: asyncio.Future[None]) -> None:
+    def __init__(self, request: SimulatedRequest, ended: asyncio.Future[None]) -> None:
         self.request = request
         self.token_ids: list[int] = []
         self.moments: list[float] = []
@@ -54,7 +54,7 @@ class SimulatedTransport:
     token_seconds: float
     encoders: Mapping[str, SimulatedEncoder]
     workers: Mapping[str, SimulatedPD]
-    items: Mapping[str, Item]
+    items: Mapping[str, SimulatedItem]
     clients: dict[str, ClientStream] = field(default_factory=dict)
     links: list[SimulatedLink] = field(default_factory=list)
     #: Passed on to clients since the start.
