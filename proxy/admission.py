@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from triptych.errors import RETRY_AFTER, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
-from triptych.proxy.ports import MediaSource
+from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.workers import KnownWorkers
 
 WINDOW_SECONDS = 30.0

@@ -16,8 +16,9 @@ from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.media.loader import make_loader
+from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
-from triptych.proxy.ports import JobReady, MediaSource, Transport
+from triptych.proxy.ports import JobReady, Transport
 from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.lifecycle import Instruction

@@ -6,19 +6,15 @@ the product (`triptych.proxy.transport`), in virtual time in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from triptych.errors import RequestError
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.call.chat import Started
-from triptych.proxy.media.hold import MediaHold
-from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.ports import ItemMedia
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,40 +91,6 @@ class RequestEvents(Protocol):
     def finished(
         self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings
     ) -> None: ...
-
-
-class ItemMedia(Protocol):
-    """Bytes of one item, kept until the last holder releases them."""
-
-    nbytes: int
-
-    def retain(self) -> ItemMedia: ...
-    def release(self) -> None: ...
-    def frames(self, size: int) -> AsyncIterator[bytes]: ...
-    def view(self) -> AbstractContextManager[bytes | memoryview]:
-        """All bytes at once."""
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """`work` on the bytes, beside the event loop."""
-
-
-class MediaSource(Protocol):
-    """Source of the media that requests name."""
-
-    @property
-    def full(self) -> bool:
-        """Whether new media would find no room."""
-
-    @property
-    def held_bytes(self) -> int: ...
-
-    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> ItemMedia:
-        """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
-
-    async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> ItemMedia:
-        """The bytes of a text encoder's input, which `hold` keeps."""
-
-    def close(self) -> None: ...
 
 
 class JobStream(Protocol):

@@ -12,8 +12,8 @@ from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_text
 from triptych.proxy.media.hold import MediaHold, gather_or_cancel
+from triptych.proxy.media.ports import ItemMedia, MediaSource
 from triptych.proxy.media.source import AudioPart, ImagePart
-from triptych.proxy.ports import ItemMedia, MediaSource
 
 MODALITY = "image"
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from triptych.proxy.ports import ItemMedia
+from triptych.proxy.media.ports import ItemMedia
 from triptych.types import ItemPlan
 
 #: Encoders that may die while they work on an item. The last one of them works on nothing else.

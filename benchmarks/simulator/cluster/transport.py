@@ -12,7 +12,8 @@ from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.proxy.call.chat import Started
-from triptych.proxy.ports import ItemMedia, JobOwner, JobReady, LinkOwner, RequestEvents
+from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.ports import JobOwner, JobReady, LinkOwner, RequestEvents
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.pd import SimulatedPD
