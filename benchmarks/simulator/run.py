@@ -37,7 +37,7 @@ def simulate(
     `model_shape` what sizes it has. `load` is `goodput.workload.plan_requests`' and `times` (seconds,
     ascending) `goodput.arrivals.arrival_times`', so that the same requests can be sent to a real cluster;
     `warm_up` of them are marked as not measured. `concurrency` above 0 keeps that many requests in flight
-    instead, whatever `times` say. `enough` hears of every record as its request ends; once it says True the
+    instead, whatever `times` say. `enough` gets every record as its request ends; once it returns True the
     simulation is over, and requests that had not ended have no record.
 
     `shape` is made by `simulator.shape`'s `on_devices` and `colocated`, or by hand. `limits` are the

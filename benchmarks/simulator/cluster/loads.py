@@ -13,7 +13,7 @@ from triptych.simulator.costs.costs import PDCosts
 class SimulatedLoads:
     """Stands where `RedisConnectorWorker` does. Host buffers are never short: admission has seen to that.
 
-    `reports` calls back whenever there is news.
+    `reports` calls back whenever a transfer has ended.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -82,7 +81,7 @@ class CapacityPlan:
 
 
 def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> CapacityPlan:
-    """ConfigError for what cannot be answered. `on_window` hears of every window as it begins."""
+    """ConfigError for what cannot be answered. `on_window` is called with every window as it begins."""
     check_question(question)
     began = time.process_time()
     trials = Trials(question, on_window)
@@ -130,7 +129,7 @@ def embedding_bytes(asked: Demand, merge: int, fixed_rows: int, row_bytes: int) 
     return (fixed_rows or asked.patches / merge**2) * row_bytes
 
 
-def document(found: CapacityPlan) -> dict[str, Any]:
+def document(found: CapacityPlan) -> dict[str, object]:
     """The answer as JSON has it: rates in requests per second, dollars per million requests or null."""
     question = found.question
     device = question.device
@@ -163,7 +162,7 @@ def document(found: CapacityPlan) -> dict[str, Any]:
     }
 
 
-def _served(found: CapacityPlan, served: Served) -> dict[str, Any]:
+def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
     return {
         "shape": served.name,
         "bound": served.bound,
@@ -174,7 +173,7 @@ def _served(found: CapacityPlan, served: Served) -> dict[str, Any]:
     }
 
 
-def _scaling(found: Scaling) -> dict[str, Any]:
+def _scaling(found: Scaling) -> dict[str, object]:
     return {
         "of_bound": found.of_bound,
         "curve": [

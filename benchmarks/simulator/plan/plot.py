@@ -55,9 +55,9 @@ def _shapes(axis: Axes, found: CapacityPlan) -> None:
         axis.bar(place, served.rate, 0.5, color=colour)
         if len(served.rates) > 1:
             axis.vlines(place, min(served.rates), max(served.rates), color="black")
-        told = f"{served.rate:.3g}" if not served.skipped else "ruled\nout"
+        label = f"{served.rate:.3g}" if not served.skipped else "ruled\nout"
         axis.annotate(
-            told, (place, max(served.bound, *served.rates, 0.0)), ha="center", va="bottom", fontsize=8
+            label, (place, max(served.bound, *served.rates, 0.0)), ha="center", va="bottom", fontsize=8
         )
     axis.set_xticks(range(len(bars)), [served.name.replace(" ", "\n") for served in bars], fontsize=8)
     axis.set(title="sustained (dark), bound by costs (pale)", ylabel="requests/s")

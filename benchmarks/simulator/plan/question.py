@@ -27,7 +27,7 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """`hour`: dollars for one; None where nobody has said."""
+    """`hour`: dollars for one; None: no price is known."""
 
     name: str
     costs: CostModel
@@ -53,7 +53,7 @@ class Question:
 
 
 def read_device(name: str, hour: float | None = None) -> PlannedDevice:
-    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars for one, where somebody has said.
+    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars for one, where it is known.
 
     ConfigError for what is neither.
     """
