@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from triptych.errors import RETRY_AFTER, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
-from triptych.proxy.media.loader import MediaLoader
+from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.workers import KnownWorkers
 
 WINDOW_SECONDS = 30.0
@@ -64,7 +64,7 @@ class RequestAdmission:
         self,
         pool: KnownWorkers,
         backpressure: Backpressure,
-        media: MediaLoader,
+        media: MediaSource,
         max_queue: int,
         clock: Callable[[], float],
     ) -> None:

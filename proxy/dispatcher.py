@@ -15,13 +15,14 @@ from triptych.proxy.admission import Backpressure, RequestAdmission
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job_runner import JobRunner
-from triptych.proxy.media.loader import MediaLoader, make_loader
+from triptych.proxy.media.loader import make_loader
+from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Transport
 from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.lifecycle import Instruction
-from triptych.proxy.requests.request import Choices, InFlightRequest, make_choices
+from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id, make_choices
 from triptych.proxy.requests.stored_items import StoredItems, StoreView
 from triptych.proxy.splitter import split
 from triptych.proxy.workers import KnownWorkers, Worker
@@ -43,17 +44,19 @@ class Dispatcher:
         proxy_id: str,
         max_queue: int = 256,
         share: int = 1 << 30,
-        media: MediaLoader | None = None,
+        media: MediaSource | None = None,
         flow_control: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        draw_id: Callable[[], str] = draw_request_id,
     ) -> None:
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
+        self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._media = media or make_loader(ProxyConfig(), metrics)
+        self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
         self._stored = StoredItems(store, clock)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
@@ -133,7 +136,7 @@ class Dispatcher:
 
     def _open(self, call: ChatCall) -> Choices:
         self._counter += 1
-        choices = make_choices(call, self._counter, self._clock())
+        choices = make_choices(call, self._counter, self._clock(), self._draw_id)
         for request in choices.requests:
             self._requests[request.request_id] = request
             call.media.join()

@@ -6,13 +6,14 @@ the product (`triptych.proxy.transport`), in virtual time in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.errors import RequestError
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.call.chat import Started
+from triptych.proxy.media.ports import ItemMedia
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 
@@ -90,16 +91,6 @@ class RequestEvents(Protocol):
     def finished(
         self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings
     ) -> None: ...
-
-
-class ItemMedia(Protocol):
-    """Bytes of one item, kept until the last holder releases them."""
-
-    nbytes: int
-
-    def retain(self) -> ItemMedia: ...
-    def release(self) -> None: ...
-    def frames(self, size: int) -> AsyncIterator[bytes]: ...
 
 
 class JobStream(Protocol):

@@ -12,9 +12,8 @@ from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_text
 from triptych.proxy.media.hold import MediaHold, gather_or_cancel
-from triptych.proxy.media.loader import MediaLoader
+from triptych.proxy.media.ports import ItemMedia, MediaSource
 from triptych.proxy.media.source import AudioPart, ImagePart
-from triptych.proxy.media.spool import SpooledMedia
 
 MODALITY = "image"
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
@@ -27,7 +26,7 @@ class SplitItem:
     """One slot's item: its key, its media, which the call holds, and the request field that names it."""
 
     mm_hash: str
-    media: SpooledMedia
+    media: ItemMedia
     param: str
     options: Mapping[str, object]
     modality: str = MODALITY
@@ -42,7 +41,7 @@ class SplitRequest:
     chain: tuple[str, ...]
 
 
-async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitRequest:
+async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitRequest:
     """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other.
 
     InvalidRequest for more text than any model takes, before anything is fetched.
@@ -60,7 +59,7 @@ async def split(call: ChatCall, namespace: str, loader: MediaLoader) -> SplitReq
 
 
 async def split_encoder_prompt(
-    call: ChatCall, encoder: EncoderPrompt, namespace: str, loader: MediaLoader
+    call: ChatCall, encoder: EncoderPrompt, namespace: str, loader: MediaSource
 ) -> SplitRequest:
     """One item for the encoder. Requests about the same one go to the PD worker that has read it."""
     if isinstance(encoder.source, str):
@@ -76,14 +75,14 @@ async def split_encoder_prompt(
     return SplitRequest(b"", (item,), prompt_chain(call, call.prompt or (), item.mm_hash))
 
 
-async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: MediaLoader) -> SpooledMedia:
+async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: MediaSource) -> ItemMedia:
     """The bytes that the encoder reads, which `hold` keeps: a file's, a text's or token ids'."""
     if isinstance(encoder.source, ImagePart | AudioPart):
         return await loader.load(encoder.source, hold)
     return await loader.keep_text(encoder.source, encoder.text_bytes, hold)
 
 
-async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: MediaLoader) -> SplitItem:
+async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: MediaSource) -> SplitItem:
     media = await loader.load(image, call.media)
     return await hashed_item(call, namespace, media, image.param, call.processor_options, MODALITY)
 
@@ -91,7 +90,7 @@ async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: Me
 async def hashed_item(
     call: ChatCall,
     namespace: str,
-    media: SpooledMedia,
+    media: ItemMedia,
     param: str,
     options: Mapping[str, object],
     modality: str,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.encoder_client import EncodeStream
+from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.pd.link import PDLink
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.ports import ItemMedia, JobOwner, LinkOwner, RequestEvents
+from triptych.proxy.ports import JobOwner, LinkOwner, RequestEvents
 
 
 class GrpcTransport:

@@ -46,9 +46,9 @@ from triptych.simulator.validation import (
     LOADS,
     METRICS,
     SYSTEMS,
-    Cell,
     Comparison,
     ValidatedSystem,
+    ValidationCell,
     compare,
     plan_cells,
     systems_for,
@@ -61,7 +61,7 @@ _GUESS, _START = 20.0, 8.0
 _BY_NAME = {system.name: system for system in SYSTEMS}
 
 
-def settings_of(cell: Cell, options: argparse.Namespace, rate: float = 1.0) -> RunSettings:
+def settings_of(cell: ValidationCell, options: argparse.Namespace, rate: float = 1.0) -> RunSettings:
     """What the load generator and the simulator have in common; `rate` is for open windows."""
     chosen = preset(cell.load)
     closed = options.concurrency if cell.kind == "closed" else 0
@@ -77,7 +77,7 @@ def settings_of(cell: Cell, options: argparse.Namespace, rate: float = 1.0) -> R
     )
 
 
-def seed_of(cell: Cell) -> int:
+def seed_of(cell: ValidationCell) -> int:
     """No two windows of a cluster share a picture or a text."""
     return zlib.crc32(cell.name.encode()) % 1_000_000
 
@@ -92,7 +92,7 @@ def figures_of(found: Figures) -> dict[str, float]:
 
 
 def simulated(
-    cell: Cell, options: argparse.Namespace, rate: float, costs: CostModel, sizes: ModelShape
+    cell: ValidationCell, options: argparse.Namespace, rate: float, costs: CostModel, sizes: ModelShape
 ) -> dict[str, float]:
     """The figures of the same window, simulated."""
     settings = settings_of(cell, options, rate)
@@ -118,7 +118,7 @@ class Windows:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def read(self, cell: Cell) -> dict[str, Any] | None:
+    def read(self, cell: ValidationCell) -> dict[str, Any] | None:
         path = self._path(cell)
         if not path.exists():
             return None
@@ -127,13 +127,13 @@ class Windows:
             raise ConfigError(f"{path} is no {FORMAT}: remove it")
         return found
 
-    def write(self, cell: Cell, found: dict[str, Any]) -> None:
+    def write(self, cell: ValidationCell, found: dict[str, Any]) -> None:
         path = self._path(cell)
         draft = path.with_suffix(".draft")
         draft.write_bytes(msgspec.json.format(msgspec.json.encode({"format": FORMAT} | found), indent=1))
         draft.replace(path)
 
-    def rate(self, cell: Cell, share: float) -> float:
+    def rate(self, cell: ValidationCell, share: float) -> float:
         """Of an open window: a share of the throughput of the first closed one."""
         closed = self.read(replace(cell, kind="closed", repeat=0))
         if closed is None:
@@ -142,12 +142,12 @@ class Windows:
             )
         return round(share * float(closed["figures"]["throughput"]), 2)
 
-    def _path(self, cell: Cell) -> Path:
+    def _path(self, cell: ValidationCell) -> Path:
         return self._folder / f"{cell.name}.json"
 
 
 def measure_all(
-    cells: Sequence[Cell],
+    cells: Sequence[ValidationCell],
     windows: Windows,
     options: argparse.Namespace,
     say: Callable[[str], None],
@@ -186,14 +186,16 @@ def _cluster(system: ValidatedSystem, options: argparse.Namespace) -> Iterator[s
         yield cluster.url
 
 
-def _warm_up(cell: Cell, options: argparse.Namespace, url: str) -> None:
+def _warm_up(cell: ValidationCell, options: argparse.Namespace, url: str) -> None:
     """A few requests, not measured: the first ones of a process find nothing in its caches."""
     closed = settings_of(replace(cell, kind="closed"), options)
     target = replace(closed.target, url=url)
     measure(ready(replace(closed, target=target, requests=2 * options.concurrency)), seed_of(cell) + 1)
 
 
-def _measured(cell: Cell, windows: Windows, options: argparse.Namespace, url: str) -> dict[str, Any]:
+def _measured(
+    cell: ValidationCell, windows: Windows, options: argparse.Namespace, url: str
+) -> dict[str, Any]:
     rate = windows.rate(cell, options.share) if cell.kind == "open" else 1.0
     settings = settings_of(cell, options, rate)
     settings = ready(replace(settings, target=replace(settings.target, url=url)))
@@ -211,12 +213,12 @@ def _measured(cell: Cell, windows: Windows, options: argparse.Namespace, url: st
 
 
 def compared(
-    cells: Sequence[Cell], windows: Windows, options: argparse.Namespace
+    cells: Sequence[ValidationCell], windows: Windows, options: argparse.Namespace
 ) -> dict[tuple[str, str, str], list[Comparison]]:
     """Every system, load and kind of which windows are there; each is simulated too."""
     costs, sizes = read_costs(options.profile), read_shape(options.profile)
     found: dict[tuple[str, str, str], list[Comparison]] = {}
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    groups: dict[tuple[str, str, str], list[ValidationCell]] = {}
     for cell in cells:
         groups.setdefault((cell.system, cell.load, cell.kind), []).append(cell)
     for key, group in groups.items():
@@ -276,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if done and all(one.passed for metrics in found.values() for one in metrics) else 1
 
 
-def _measure(cells: Sequence[Cell], windows: Windows, options: argparse.Namespace) -> bool:
+def _measure(cells: Sequence[ValidationCell], windows: Windows, options: argparse.Namespace) -> bool:
     thread_environment()
     return measure_all(cells, windows, options, _say)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.simulator.cluster.cluster import Cluster
+from triptych.simulator.cluster.cluster import SimulatedCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,10 @@ class Simulation:
     leftovers: Mapping[str, int]
 
 
-def count(cluster: Cluster, records: tuple[RequestRecord, ...], seconds: float) -> Counters:
+def count(cluster: SimulatedCluster, records: tuple[RequestRecord, ...], seconds: float) -> Counters:
     """The counters of a cluster after `seconds`."""
-    encoders, workers, proxy, store = cluster.encoders, cluster.workers, cluster.proxy, cluster.store
+    encoders, workers = cluster.encoders.values(), cluster.workers.values()
+    proxy, store = cluster.proxy, cluster.store
     items: dict[str, int] = {}
     for record in records:
         for origin in record.caches if record.ok else ():
@@ -74,7 +75,7 @@ def count(cluster: Cluster, records: tuple[RequestRecord, ...], seconds: float) 
         tower_calls=sum(encoder.counts.tower_calls for encoder in encoders),
         tower_items=sum(encoder.counts.tower_items for encoder in encoders),
         items=items,
-        re_encodes=proxy.jobs.re_encodes,
+        re_encodes=proxy.re_encodes,
         store_misses=store.misses,
         store_evictions=store.evictions,
         saved_bytes=store.saved_bytes,
@@ -83,15 +84,18 @@ def count(cluster: Cluster, records: tuple[RequestRecord, ...], seconds: float) 
         jumped_steps=sum(worker.counts.jumped for worker in workers),
         prefill_tokens=sum(worker.counts.prefill_tokens for worker in workers),
         preemptions=sum(worker.counts.preemptions for worker in workers),
-        tokens=proxy.counts.tokens,
+        tokens=cluster.transport.tokens,
         utilisation=_utilisation(cluster, seconds),
     )
 
 
-def _utilisation(cluster: Cluster, seconds: float) -> dict[str, float]:
-    busy = {"pd": sum(worker.counts.seconds for worker in cluster.workers) / len(cluster.workers)}
-    if cluster.encoders:
-        towers = sum(encoder.counts.tower_seconds for encoder in cluster.encoders)
-        busy["encoder"] = towers / len(cluster.encoders)
-    busy["proxy"] = cluster.proxy.counts.cpu_seconds
+def _utilisation(cluster: SimulatedCluster, seconds: float) -> dict[str, float]:
+    encoders, workers = cluster.encoders.values(), cluster.workers.values()
+    relay = cluster.transport.tokens * cluster.transport.token_seconds
+    busy = {
+        "pd": sum(worker.counts.seconds for worker in workers) / len(workers),
+        "proxy": cluster.proxy.counts.intake_seconds + relay,
+    }
+    if encoders:
+        busy["encoder"] = sum(encoder.counts.tower_seconds for encoder in encoders) / len(encoders)
     return {name: spent / seconds for name, spent in busy.items()}

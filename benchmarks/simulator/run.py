@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
-from triptych.simulator.cluster.clock import Clock
-from triptych.simulator.cluster.cluster import Cluster
-from triptych.simulator.cluster.flow import Flow
+from triptych.simulator.cluster.cluster import SimulatedCluster
+from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape
@@ -37,7 +37,7 @@ def simulate(
     `model_shape` what sizes it has. `load` is `goodput.workload.plan_requests`' and `times` (seconds,
     ascending) `goodput.arrivals.arrival_times`', so that the same requests can be sent to a real cluster;
     `warm_up` of them are marked as not measured. `concurrency` above 0 keeps that many requests in flight
-    instead, whatever `times` say. `enough` hears of every record as its request ends; once it says True the
+    instead, whatever `times` say. `enough` gets every record as its request ends; once it returns True the
     simulation is over, and requests that had not ended have no record.
 
     `shape` is made by `simulator.shape`'s `on_devices` and `colocated`, or by hand. `limits` are the
@@ -89,24 +89,30 @@ class _Run:
         concurrency: int,
         enough: Callable[[RequestRecord], bool] | None,
     ) -> None:
-        self._clock = Clock()
+        self._loop = VirtualLoop()
         self._load = load
         self._times = times
         self._warm_up = warm_up
         self._concurrency = concurrency
         self._maker = RequestMaker(model, seed)
-        self._cluster = Cluster(self._clock, shape, costs, model, limits, self._ended)
         self._records: dict[int, RequestRecord] = {}
         self._next = 0
         self._enough = enough
         self._over = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cluster = self._loop.call(
+            lambda: SimulatedCluster(self._loop, shape, costs, model, limits, self._maker.items, self._ended)
+        )
 
     def result(self) -> Simulation:
         for _ in range(min(self._concurrency or 1, len(self._load))):
             self._plan_next(0.0)
-        self._clock.run(lambda: self._over)
-        missing = len(self._load) - len(self._records)
-        assert self._over or not missing, f"{missing} requests have not ended"
+        self._loop.run(lambda: self._over or len(self._records) == len(self._load))
+        for task in self._tasks:
+            task.cancel()
+        # Timers that repeat for ever end with the proxy. Messages under way still arrive, unless it is over.
+        self._spawn(self._cluster.proxy.close())
+        self._loop.run(lambda: self._over)
         records = tuple(self._records[index] for index in sorted(self._records))
         seconds = max(record.sent + record.e2e for record in records)
         counters = count(self._cluster, records, max(seconds, 1e-9))
@@ -115,16 +121,22 @@ class _Run:
     def _plan_next(self, moment: float) -> None:
         if self._next < len(self._load):
             index, self._next = self._next, self._next + 1
-            self._clock.at(moment if self._concurrency else self._times[index], self._send, index)
+            self._loop.call_at(moment if self._concurrency else self._times[index], self._send, index)
 
     def _send(self, index: int) -> None:
         request = self._maker.make(index, self._load[index])
-        self._cluster.proxy.arrive(request, self._clock.now, warm_up=index < self._warm_up)
+        planned = self._loop.now
+        self._spawn(self._cluster.proxy.serve(request, planned, warm_up=index < self._warm_up))
         if not self._concurrency:
             self._plan_next(0.0)
 
-    def _ended(self, flow: Flow, error: str) -> None:
-        record = self._records[flow.request.index] = flow.record(self._clock.now, error)
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _ended(self, record: RequestRecord) -> None:
+        self._records[record.index] = record
         if self._enough is not None and self._enough(record):
             self._over = True
         if self._concurrency:

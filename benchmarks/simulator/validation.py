@@ -48,7 +48,7 @@ def systems_for(cores: int) -> tuple[ValidatedSystem, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ValidationCell:
     """One window of one load on one system. `kind` "closed": so many at once; "open": at a fixed rate."""
 
     system: str
@@ -61,12 +61,12 @@ class Cell:
         return f"{self.system}.{self.load}.{self.kind}.{self.repeat}"
 
 
-def plan_cells(systems: Sequence[str], loads: Sequence[str], repeats: int) -> list[Cell]:
+def plan_cells(systems: Sequence[str], loads: Sequence[str], repeats: int) -> list[ValidationCell]:
     """Round by round, so that minutes in which the machine is slow meet all systems alike; closed before
     open, whose rate comes of the first round's.
     """
     return [
-        Cell(system, load, kind, repeat)
+        ValidationCell(system, load, kind, repeat)
         for repeat in range(repeats)
         for system in systems
         for load in loads

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import RequestState
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.request_events import NewTokens
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.types import FinishReason
 
@@ -44,44 +44,36 @@ class CountedOutput:
 class DecodeRuns:
     """Plain decode steps of a scheduler whose requests all have a `CountedOutput`.
 
-    After a plain decode step the next ones are alike until a message comes in: no request starts, since what
-    keeps it waiting (a slot, room, blocks, an item) changes only when a request ends, a transfer ends or a
-    message comes, and free blocks only become fewer.
+    Once a plain decode step is scheduled the next ones are alike until a message comes in: no request starts,
+    since what keeps it waiting (a slot, room, blocks, an item) changes only when a request ends, a transfer
+    ends or a message comes, and free blocks only become fewer.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._block_size = scheduler.kv.block_size
 
-    def was_plain(self, output: SchedulerOutput, events: list[EngineEvent]) -> bool:
-        """Whether the step just updated was a decode of all running requests and nothing else."""
+    def is_plain(self, output: SchedulerOutput) -> bool:
+        """Whether the step that was just scheduled is a decode of all running requests and nothing else."""
         chunks = output.chunks
         return (
-            len(chunks) == self._scheduler.num_running == len(events)
+            len(chunks) == self._scheduler.num_running
             and not output.evicted
             and not output.preempted
-            and all(chunk.start >= chunk.state.request.num_prompt_tokens for chunk in chunks)
-            and all(type(event) is NewTokens for event in events)
-        )
-
-    @property
-    def only_decodes(self) -> bool:
-        """Whether every request decodes: the next step can only be a plain decode of all of them."""
-        scheduler = self._scheduler
-        return (
-            not scheduler.num_waiting
-            and 0 < scheduler.num_running <= scheduler.limits.max_num_batched_tokens
-            and all(state.is_decoding for state in scheduler.running)
+            and all(c.count == 1 and c.start >= c.state.request.num_prompt_tokens for c in chunks)
         )
 
     def steps_left(self, begins: Callable[[int], float]) -> int:
-        """Plain decode steps that end no request, need only free blocks, and pass no deadline.
+        """Plain decode steps up to the first that ends a request; they need only free blocks, and pass no
+        deadline.
 
         `begins` is the earliest moment at which step i (from 0) begins.
         """
         scheduler = self._scheduler
         most = scheduler.limits.max_model_len
-        steps = min(min(_output(state).left, most - state.num_tokens) for state in scheduler.running) - 1
+        steps = most
+        for state in scheduler.running:
+            steps = min(steps, _output(state).left, most - state.num_tokens)
         deadline = scheduler.next_deadline()
         while steps > 0 and deadline is not None and begins(steps - 1) >= deadline:
             steps //= 2
@@ -90,15 +82,20 @@ class DecodeRuns:
         return steps
 
     def advance(self, steps: int, now: float) -> list[NewTokens]:
-        """What `steps` times `schedule` and `update` would do, the last at `now`; one event per request."""
+        """What `steps` times `schedule` and `update` would do, the last at `now`; one event per request.
+
+        The ends of requests come with the next `update`. The first step may have been scheduled already.
+        """
         events: list[NewTokens] = []
         #: Step, whether a block is full then (or else a new one needed), order, request.
         changes: list[tuple[int, bool, int, RequestState]] = []
         size = self._block_size
         for rank, state in enumerate(self._scheduler.running):
             known, output = state.num_tokens, _output(state)
-            changes += [(step, False, rank, state) for step in range(-(known - 1) % size, steps, size)]
-            changes += [(step, True, rank, state) for step in range(-known % size, steps, size)]
+            for step in range(-(known - 1) % size, steps, size):
+                changes.append((step, False, rank, state))
+            for step in range(-known % size, steps, size):
+                changes.append((step, True, rank, state))
             tokens = [output.token] * steps
             state.request.output_token_ids += tokens
             output.count += steps
@@ -114,6 +111,10 @@ class DecodeRuns:
             else:
                 grown = kv.grow(state.request_id, known)
                 assert grown, "a run of steps begins only where its blocks are free"
+        most = self._scheduler.limits.max_model_len
+        for state in list(self._scheduler.running):
+            if not _output(state).left or state.num_tokens >= most:
+                self._scheduler.end_output(state)
         return events
 
     def _new_blocks(self, steps: int) -> int:

@@ -157,6 +157,15 @@ class Scheduler:
             latencies=self._outputs.drain_latencies(),
         )
 
+    @property
+    def has_events(self) -> bool:
+        """Whether the next `update` reports events that do not come from its step."""
+        return bool(self._events)
+
+    def end_output(self, state: RequestState) -> None:
+        """Ends a request whose output is complete; its event comes with the next `update`."""
+        self._finish(state, FinishReason.LENGTH)
+
     def schedule(self, now: float) -> SchedulerOutput:
         """The next step. Waiting requests and blocks change at once; tokens count once `update` is called."""
         self._step += 1
@@ -292,10 +301,11 @@ class Scheduler:
 
     def _prefill(self, output: SchedulerOutput, budget: Budget) -> None:
         for state in self._running:
+            if state.is_decoding:
+                continue
             if budget.for_prefill == 0:
                 return
-            if not state.is_decoding:
-                self._prefill_one(state, output, budget)
+            self._prefill_one(state, output, budget)
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
@@ -366,9 +376,10 @@ class Scheduler:
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state
-        state.num_computed_tokens = chunk.end
-        self.kv.register(state.request_id, state.chain, chunk.end)
-        if state.features:
+        state.num_computed_tokens = end = chunk.start + chunk.count
+        if end % self.kv.block_size < chunk.count:  # it fills a block
+            self.kv.register(state.request_id, state.chain, end)
+        if len(state.consumed) < len(state.request.features):
             self.items.consume(state)
 
     def _append(self, state: RequestState, token: int, logprobs: RawLogprobs | None, now: float) -> None:

@@ -10,7 +10,8 @@ from grpc import aio
 from triptych.errors import Unavailable
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto
-from triptych.proxy.ports import ItemMedia, JobFailure, JobOwner, JobReady
+from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.ports import JobFailure, JobOwner, JobReady
 from triptych.rpc.channels import MEDIA_FRAME_BYTES
 
 #: How long a worker may take to close the stream of a job that has ended.

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from triptych.proxy.ports import ItemMedia
+from triptych.proxy.media.ports import ItemMedia
 from triptych.types import ItemPlan
 
 #: Encoders that may die while they work on an item. The last one of them works on nothing else.
@@ -108,7 +108,7 @@ class EncoderJob:
     losses: int = 0
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
-    waiters: set[str] = field(default_factory=set)
+    waiters: dict[str, None] = field(default_factory=dict)
     admitted: AdmittedWaiters = field(default_factory=AdmittedWaiters)
     #: An encoder that holds the item's lease: the next try joins it there.
     owner_address: str = ""

@@ -231,7 +231,7 @@ class JobRunner:
     def planned(self, job_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(job_id, plan)
         if job is not None:
-            for request_id in sorted(job.waiters):
+            for request_id in list(job.waiters):
                 self._events.planned(request_id, job.mm_hash, plan)
             self.pump()
 
@@ -243,7 +243,7 @@ class JobRunner:
         self._recent.add(job.mm_hash, end, self._clock())
         if not end.already_stored and end.encode_seconds > 0:
             self._model.learn(_patches(end.plan), end.encode_seconds)
-        for request_id in sorted(job.waiters):
+        for request_id in list(job.waiters):
             self._events.ready(request_id, job.mm_hash, end)
 
     def _failed(self, try_id: str, job: EncoderJob, end: JobFailure) -> None:
@@ -257,7 +257,7 @@ class JobRunner:
     def _give_up(self, job: EncoderJob, error: Callable[[], RequestError]) -> None:
         """The table has let the job go: each of its requests gets an error of its own."""
         self._unpin(job.mm_hash)
-        for request_id in sorted(job.waiters):
+        for request_id in list(job.waiters):
             self._events.job_failed(request_id, job.mm_hash, error())
 
     def _broken(self, try_id: str, job: EncoderJob, stream: JobStream, why: str) -> None:

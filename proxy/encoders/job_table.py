@@ -132,7 +132,7 @@ class EncoderJobTable:
         if job is None:
             self._counter += 1
             job = self._jobs[mm_hash] = EncoderJob(mm_hash, namespace, self._counter)
-        job.waiters.add(request_id)
+        job.waiters[request_id] = None
         self._wanted.setdefault(request_id, {})[mm_hash] = None
         if re_encode and job.state is not JobState.RUNNING:
             job.re_encode = self._flow_control
@@ -182,7 +182,7 @@ class EncoderJobTable:
         dropped = []
         for mm_hash in self._wanted.pop(request_id, ()):
             job = self._jobs[mm_hash]
-            job.waiters.discard(request_id)
+            job.waiters.pop(request_id, None)
             if not job.waiters:
                 self._remove(job)
                 self._published.free_unheld(mm_hash)

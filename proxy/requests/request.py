@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -86,9 +87,9 @@ class InFlightRequest:
     call: ChatCall
     order: int
     deadline: float
-    output: OutputQueue = field(default_factory=OutputQueue)
     #: Its name in the proxy and at the workers, unlike the client's label.
     request_id: str = field(default_factory=draw_request_id)
+    output: OutputQueue = field(default_factory=OutputQueue)
     binding: Binding | None = None
     split: SplitRequest | None = None
     lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle({}))
@@ -216,16 +217,18 @@ class Choices:
         )
 
 
-def make_choices(call: ChatCall, order: int, started: float) -> Choices:
+def make_choices(
+    call: ChatCall, order: int, started: float, draw_id: Callable[[], str] = draw_request_id
+) -> Choices:
     """One request for every answer that the call wants; `started` is a moment of the proxy's clock."""
     shared, deadline = OutputQueue(), started + call.timeout
     if call.n == 1:
-        return Choices([InFlightRequest(call, order, deadline, shared)], shared, started)
+        return Choices([InFlightRequest(call, order, deadline, draw_id(), shared)], shared, started)
     tally = _Tally(call.n)
     requests = []
     for index in range(call.n):
         own = replace(call, sampling=replace(call.sampling, choice=index))
-        requests.append(InFlightRequest(own, order, deadline, ChoiceQueue(shared, tally, index)))
+        requests.append(InFlightRequest(own, order, deadline, draw_id(), ChoiceQueue(shared, tally, index)))
     return Choices(requests, shared, started)
 
 

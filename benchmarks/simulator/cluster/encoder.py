@@ -7,14 +7,15 @@ room, which the proxy's credit sees to; media arrive with the job's first messag
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from triptych.config import MIB, EncoderConfig
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
-from triptych.simulator.cluster.clock import Clock
+from triptych.proxy.ports import JobReady
 from triptych.simulator.cluster.fifo_lock import FifoLock
-from triptych.simulator.cluster.requests import Item
+from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.cluster.requests import SimulatedItem
 from triptych.simulator.cluster.store import ByteLru, SimulatedStore
 from triptych.simulator.costs.costs import EncoderCosts
 from triptych.types import ItemPlan
@@ -24,30 +25,20 @@ KEPT_BYTES = 64 * MIB
 SAVING_BYTES = 256 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The item is in the store; seconds of its batch and of its save."""
+class JobClient(Protocol):
+    """The proxy's end of one try, whose messages arrive later."""
 
-    plan: ItemPlan
-    already_stored: bool
-    encode_seconds: float = 0.0
-    save_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobStream:
-    """The proxy's end of one try. `planned` and `ready` are called at the worker: the stream delays them."""
-
-    item: Item
+    item: SimulatedItem
     re_encode: bool
-    planned: Callable[[ItemPlan], None]
-    ready: Callable[[Ready], None]
+
+    def planned(self, plan: ItemPlan) -> None: ...
+    def ready(self, end: JobReady) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Job(EncoderItem):
-    item: Item
-    stream: JobStream | None
+    item: SimulatedItem
+    stream: JobClient | None
     #: The output is kept from an earlier job: it only needs its save.
     kept: bool = False
 
@@ -72,7 +63,7 @@ class SimulatedEncoder:
 
     def __init__(
         self,
-        clock: Clock,
+        loop: VirtualLoop,
         costs: EncoderCosts,
         config: EncoderConfig,
         store: SimulatedStore,
@@ -88,7 +79,7 @@ class SimulatedEncoder:
             tower_credit=max(1, config.tower_credit),
         )
         self.counts = EncoderCounts()
-        self._clock = clock
+        self._loop = loop
         self._costs = costs
         self._store = store
         self._device = device
@@ -105,14 +96,14 @@ class SimulatedEncoder:
         """Seconds to the store and back."""
         return 0.0 if self._in_memory else 2 * self._rpc
 
-    def open(self, stream: JobStream) -> None:
+    def open(self, stream: JobClient) -> None:
         """A try begins, its media with it."""
         key = stream.item.plan.mm_hash
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job(item=stream.item, stream=stream, looked_up=False)
             self.scheduler.add(job)
-            self._clock.after(self._trip(), self._looked_up, job)
+            self._loop.call_later(self._trip(), self._looked_up, job)
         else:
             job.stream = stream
             if job.planned:
@@ -120,14 +111,14 @@ class SimulatedEncoder:
         job.re_encode = job.re_encode or stream.re_encode
         self._media(job)
 
-    def run(self, stream: JobStream) -> None:
+    def run(self, stream: JobClient) -> None:
         """The item may use the tower."""
         job = self._jobs.get(stream.item.plan.mm_hash)
         if job is not None and job.stream is stream:
             self.scheduler.permit(job)
             self._pump()
 
-    def leave(self, stream: JobStream) -> None:
+    def leave(self, stream: JobClient) -> None:
         """The stream is over. What is in the tower stays until it is through."""
         job = self._jobs.get(stream.item.plan.mm_hash)
         if job is None or job.stream is not stream:
@@ -147,7 +138,7 @@ class SimulatedEncoder:
         if self._jobs.get(key) is not job:
             return
         if self._store.get(key) is not None:
-            self._ready(job, Ready(job.item.plan, True))
+            self._ready(job, JobReady(job.item.plan, True, 0.0, 0.0))
             return
         job.looked_up = True
         if self._kept.get(key) is not None:
@@ -161,17 +152,17 @@ class SimulatedEncoder:
         while (job := scheduler.next_preparation()) is not None:
             self._prepare(job)
         while (job := scheduler.next_media_request()) is not None:
-            self._clock.after(2 * self._rpc, self._media, job)
+            self._loop.call_later(2 * self._rpc, self._media, job)
         if not self._tower_busy and self.counts.saving_bytes <= SAVING_BYTES:
             batch = scheduler.next_batch()
             if batch:
                 self._tower_busy = True
                 # One look at the store, then the leases.
-                self._clock.after(self._trip(), self._check_batch, batch)
+                self._loop.call_later(self._trip(), self._check_batch, batch)
 
     def _prepare(self, job: _Job) -> None:
         self.counts.prepared_items += 1
-        self._clock.after(self._costs.prepare(job.item.pixels), self._prepared, job)
+        self._loop.call_later(self._costs.prepare(job.item.pixels), self._prepared, job)
 
     def _prepared(self, job: _Job) -> None:
         key = job.item.plan.mm_hash
@@ -192,11 +183,11 @@ class SimulatedEncoder:
             if job.stream is None:
                 self._forget(job)
             elif self._store.get(job.item.plan.mm_hash) is not None:
-                self._ready(job, Ready(job.item.plan, True))
+                self._ready(job, JobReady(job.item.plan, True, 0.0, 0.0))
             else:
                 left.append(job)
         if left:
-            self._clock.after(2 * self._rpc, self._begin_batch, left)
+            self._loop.call_later(2 * self._rpc, self._begin_batch, left)
         else:
             self._tower_free()
 
@@ -209,16 +200,16 @@ class SimulatedEncoder:
 
     def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
         seconds = self._costs.tower(len(fresh), sum(job.item.patches for job in fresh))
-        started = self._clock.now
+        started = self._loop.now
         self.counts.tower_calls += 1
         self.counts.tower_items += len(fresh)
 
         def done() -> None:
-            self.counts.tower_seconds += self._clock.now - started
+            self.counts.tower_seconds += self._loop.now - started
             self._device.release()
-            self._encoded(batch, self._clock.now - started)
+            self._encoded(batch, self._loop.now - started)
 
-        self._clock.after(seconds, done)
+        self._loop.call_later(seconds, done)
 
     def _encoded(self, batch: list[_Job], seconds: float) -> None:
         for job in batch:
@@ -234,21 +225,21 @@ class SimulatedEncoder:
         self._pump()
 
     def _save(self, job: _Job, encode_seconds: float) -> None:
-        plan, started = job.item.plan, self._clock.now
+        plan, started = job.item.plan, self._loop.now
         self.counts.saving_bytes += plan.nbytes
 
         def saved() -> None:
             self.counts.saving_bytes -= plan.nbytes
             self._store.save(plan)
-            self._ready(job, Ready(plan, False, encode_seconds, self._clock.now - started))
+            self._ready(job, JobReady(plan, False, encode_seconds, self._loop.now - started))
             self._pump()
 
         if self._in_memory:
             saved()
             return
-        self._clock.after(self._costs.save(plan.nbytes), saved)
+        self._loop.call_later(self._costs.save(plan.nbytes), saved)
 
-    def _ready(self, job: _Job, end: Ready) -> None:
+    def _ready(self, job: _Job, end: JobReady) -> None:
         if job.stream is not None:
             job.stream.ready(end)
         self._forget(job)

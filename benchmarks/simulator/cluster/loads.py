@@ -5,7 +5,7 @@ from __future__ import annotations
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.simulator.cluster.clock import Clock, Timer
+from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import PDCosts
 
@@ -13,12 +13,12 @@ from triptych.simulator.costs.costs import PDCosts
 class SimulatedLoads:
     """Stands where `RedisConnectorWorker` does. Host buffers are never short: admission has seen to that.
 
-    `reports` calls back whenever there is news.
+    `reports` calls back whenever a transfer has ended.
     """
 
     def __init__(
         self,
-        clock: Clock,
+        loop: VirtualLoop,
         costs: PDCosts,
         store: SimulatedStore,
         reports: Reports,
@@ -26,13 +26,13 @@ class SimulatedLoads:
         store_trip: float,
         in_memory: bool,
     ) -> None:
-        self._clock = clock
+        self._loop = loop
         self._costs = costs
         self._store = store
         self._reports = reports
         self._store_trip = store_trip
         self._in_memory = in_memory
-        self._under_way: dict[LoadId, Timer] = {}
+        self._under_way: dict[LoadId, VirtualTimer] = {}
         self._landed: set[LoadId] = set()
 
     @property
@@ -40,7 +40,8 @@ class SimulatedLoads:
         """Host copies, and loads under way."""
         return len(self._landed) + len(self._under_way)
 
-    def start(self, metadata: ECConnectorMetadata | None) -> None:
+    def start(self, metadata: ECConnectorMetadata | None) -> bool:
+        """Carries the step's orders out; whether there were any."""
         assert isinstance(metadata, TransferMetadata)
         for copy in metadata.drops:
             self._landed.discard(copy)
@@ -54,21 +55,22 @@ class SimulatedLoads:
                 self._reports.loaded(copy)
             else:
                 self._reports.failed(copy, "its host copy is gone")
+        return bool(metadata.drops or metadata.fetches or metadata.moves)
 
     def _fetch(self, fetch: Fetch) -> None:
-        copy = fetch.load_id
+        copy = LoadId(fetch.plan.mm_hash, fetch.generation)
         plan = self._store.load(copy.mm_hash)
         if self._in_memory:
             self._land(copy, 0.0, found=plan is not None)
             return
-        started = self._clock.now
+        started = self._loop.now
         seconds = self._store_trip if plan is None else self._costs.load(plan.nbytes)
 
         def done() -> None:
             del self._under_way[copy]
-            self._land(copy, self._clock.now - started, found=plan is not None)
+            self._land(copy, self._loop.now - started, found=plan is not None)
 
-        self._under_way[copy] = self._clock.after(seconds, done)
+        self._under_way[copy] = self._loop.call_later(seconds, done)
 
     def _land(self, copy: LoadId, seconds: float, *, found: bool) -> None:
         if found:

@@ -6,6 +6,7 @@ they are, and host buffers are never short.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,37 +24,38 @@ from triptych.pd_worker.core.items import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
-from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.simulator.cluster.clock import Clock, Timer
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
-from triptych.simulator.cluster.requests import Request
+from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
+from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import PDCosts, chunk_context
 
 #: As in the worker, where neither flag nor checkpoint says less.
 _LONGEST = 32768
+#: As in the worker: requests that it holds beside those that run.
+_MAX_WAITING = 1024
 _ROOT = bytes(32)
 
 
-class TokenSink(Protocol):
-    """Who hears of a worker's steps, at the worker's own moment."""
+class TokenStream(Protocol):
+    """The stream of a worker's steps to the proxy, written to at the worker's own moment."""
 
-    def events(self, events: list[EngineEvent], tokens: int) -> None: ...
-    def run(self, told: list[NewTokens], ends: Sequence[float]) -> None: ...
+    def step(self, events: list[EngineEvent], tokens: int) -> None: ...
+    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None: ...
 
 
 @dataclass(slots=True)
 class _StepRun:
-    """Decode steps under way as one timer: step i takes `first` + i · `slope` seconds."""
+    """Decode steps under way as one: step i takes `first` + i · `slope` seconds."""
 
     started: float
     steps: int
     first: float
     slope: float
-    timer: Timer
 
     def end(self, steps: int) -> float:
         """When so many steps are over."""
@@ -84,7 +86,7 @@ class SimulatedPD:
 
     def __init__(
         self,
-        clock: Clock,
+        loop: VirtualLoop,
         costs: PDCosts,
         config: PDConfig,
         kv_token_bytes: int,
@@ -106,7 +108,7 @@ class SimulatedPD:
         self.scheduler = Scheduler(limits, self.kv, items, count_only=jumps)
         self._runs = DecodeRuns(self.scheduler)
         self.loads = SimulatedLoads(
-            clock,
+            loop,
             costs,
             store,
             Reports(self._wake),
@@ -114,59 +116,50 @@ class SimulatedPD:
             in_memory=in_memory,
         )
         self.counts = PDCounts()
-        self.sink: TokenSink | None = None
-        self._clock = clock
+        self._stream: TokenStream | None = None
+        self._loop = loop
         self._costs = costs
         self._device = device
         self._jumps = jumps
-        #: Requests on their way to the scheduler.
-        self._taking: dict[str, Timer] = {}
+        #: Requests on their way to the scheduler: when they will be there, and Submit's reply.
+        self._parsing: dict[str, tuple[VirtualTimer, asyncio.Future[RequestError | None]]] = {}
         self._inbox: list[Callable[[], None]] = []
         self._awake = False
         self._busy = False
+        #: Whether something has come in since the last step was scheduled.
+        self._changed = False
         self._run: _StepRun | None = None
-        self._alarm: Timer | None = None
+        self._alarm: VirtualTimer | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        return self.scheduler.limits.max_model_len
+
+    @property
+    def full(self) -> bool:
+        """Whether it refuses requests."""
+        return self.held >= _MAX_WAITING + self.scheduler.limits.max_num_seqs
 
     @property
     def held(self) -> int:
         """Requests that have not ended."""
-        return self.scheduler.num_waiting + self.scheduler.num_running + len(self._taking)
+        return self.scheduler.num_waiting + self.scheduler.num_running + len(self._parsing)
+
+    def attach(self, stream: TokenStream) -> None:
+        """The stream that steps are reported on, from now on."""
+        self._stream = stream
 
     def submit(
-        self,
-        request: Request,
-        attempt: int,
-        ready: frozenset[str],
-        deadline: float,
-        answer: Callable[[RequestError | None], None],
-    ) -> None:
-        """Takes a request in. `answer` gets the error of what could never run, or None.
-
-        It gets nothing after `cancel`.
-        """
-        arrival = self._clock.now
-
-        def done() -> None:
-            del self._taking[request.name]
-            try:
-                self._take(request, attempt, ready, arrival, deadline)
-            except RequestError as error:
-                answer(error)
-            else:
-                answer(None)
-
-        seconds = self._costs.take(len(request.prompt_token_ids))
-        self._taking[request.name] = self._clock.after(seconds, done)
-
-    def _take(
-        self, request: Request, attempt: int, ready: frozenset[str], arrival: float, deadline: float
-    ) -> None:
+        self, request: SimulatedRequest, request_id: str, attempt: int, ready: frozenset[str], deadline: float
+    ) -> asyncio.Future[RequestError | None]:
+        """Takes a request in: the future gets the error of one that could never run, or None."""
+        admitted: asyncio.Future[RequestError | None] = self._loop.create_future()
         output = CountedOutput(request.output_tokens, request.output_token)
-        taken = EngineRequest(
-            request_id=request.name,
+        parsed = EngineRequest(
+            request_id=request_id,
             attempt=attempt,
             proxy_id="proxy",
-            arrival=arrival,
+            arrival=self._loop.now,
             deadline=deadline,
             prompt_token_ids=request.prompt_token_ids,
             features=request.features,
@@ -177,15 +170,30 @@ class SimulatedPD:
             prefix_root=_ROOT,
             output=output,
         )
-        self.scheduler.check(taken)
-        self._put(lambda: self.scheduler.add(taken, self._clock.now))
+        seconds = self._costs.take(len(request.prompt_token_ids))
+        timer = self._loop.call_later(seconds, self._admit, parsed, admitted)
+        self._parsing[request_id] = timer, admitted
+        return admitted
+
+    def _admit(self, request: EngineRequest, admitted: asyncio.Future[RequestError | None]) -> None:
+        del self._parsing[request.request_id]
+        error = None
+        try:
+            self.scheduler.check(request)
+        except RequestError as refusal:
+            error = refusal
+        else:
+            self._put(lambda: self.scheduler.add(request, self._loop.now))
+        admitted.set_result(error)
 
     def items_ready(self, mm_hashes: Sequence[str]) -> None:
-        self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._clock.now))
+        self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._loop.now))
 
     def cancel(self, request_id: str) -> None:
-        if (timer := self._taking.pop(request_id, None)) is not None:
+        if request_id in self._parsing:
+            timer, admitted = self._parsing.pop(request_id)
             timer.cancel()
+            admitted.set_result(None)
             return
         self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
 
@@ -194,28 +202,29 @@ class SimulatedPD:
         self._wake()
 
     def _wake(self) -> None:
+        self._changed = True
         if self._busy:
             self._cut()
         elif not self._awake:
             self._awake = True
-            self._clock.at(self._clock.now, self._loop)
+            self._loop.call_at(self._loop.now, self._step)
 
-    def _loop(self) -> None:
-        self._awake = False
+    def _step(self) -> None:
+        self._awake = self._changed = False
         if self._busy:
             return
         while True:
             commands, self._inbox = self._inbox, []
             for command in commands:
                 command()
-            output = self.scheduler.schedule(self._clock.now)
+            output = self.scheduler.schedule(self._loop.now)
             self.counts.preemptions += len(output.preempted)
             if output.chunks:
                 self._busy = True
                 self._device.acquire(functools.partial(self._begin, output))
                 return
             self.loads.start(output.ec_connector_metadata)
-            if not self._update(output, [])[0]:
+            if not self._update(output, []):
                 break
         self._rest()
 
@@ -226,7 +235,7 @@ class SimulatedPD:
             self._alarm = None
         deadline = self.scheduler.next_deadline()
         if deadline is not None:
-            self._alarm = self._clock.at(deadline, self._wake)
+            self._alarm = self._loop.call_at(deadline, self._wake)
 
     def _begin(self, output: SchedulerOutput) -> None:
         self.loads.start(output.ec_connector_metadata)
@@ -234,61 +243,45 @@ class SimulatedPD:
         prefill_context = 0.0
         for chunk in output.chunks:
             start, count = chunk.start, chunk.count
-            if start >= len(chunk.state.request.prompt_token_ids):
+            if start >= chunk.state.request.num_prompt_tokens:
                 decodes += count
                 context += start + count
             else:
                 prefill += count
                 prefill_context += chunk_context(start, count)
         seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
+        if self._jumps and not prefill and self._begin_run(output, seconds):
+            return
         self.counts.steps += 1
         self.counts.prefill_tokens += prefill
-        self._clock.after(seconds, self._stepped, output, self._clock.now)
+        self._loop.call_later(seconds, self._stepped, output, self._loop.now)
 
     def _stepped(self, output: SchedulerOutput, started: float) -> None:
-        self.counts.seconds += self._clock.now - started
-        chunks: list[Any] = output.chunks
-        tokens = [chunk.state.request.output.token for chunk in chunks if chunk.samples]
-        moved, events = self._update(output, tokens)
-        plain = not moved and self._runs.was_plain(output, events)
-        self._next(self._jumps and not self._inbox and (plain or self._runs.only_decodes))
+        self.counts.seconds += self._loop.now - started
+        tokens = [_token(chunk.state) for chunk in output.chunks if chunk.samples]
+        self._update(output, tokens)
+        self._end()
 
-    def _update(self, output: SchedulerOutput, sampled: list[int]) -> tuple[bool, list[EngineEvent]]:
-        """Whether transfers or, in a step without tokens, anything else has moved; and the step's events."""
-        transfers = self.loads.finished()
-        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
-        events = self.scheduler.update(output, result, self._clock.now)
-        if events:
-            self._sink.events(events, len(sampled))
-        metadata: Any = output.ec_connector_metadata
-        moved = bool(transfers.fetched or transfers.loaded or transfers.failed)
-        if not sampled:
-            moved = moved or bool(events)
-        elif metadata is not None:
-            moved = moved or bool(metadata.fetches or metadata.moves or metadata.drops)
-        return moved, events
-
-    def _next(self, quiet: bool) -> None:
-        """Without anything new the decode steps run on; else the device is released."""
-        if quiet and not self._device.contended and self._run_on():
-            return
+    def _end(self) -> None:
         self._device.release()
         self._busy = False
-        self._loop()
+        self._step()
 
-    def _run_on(self) -> bool:
-        running = self.scheduler.running
-        now, count = self._clock.now, len(running)
-        context = sum(state.num_tokens for state in running)
-        first = self._costs.step_seconds(0, count, context, 0.0)
+    def _begin_run(self, output: SchedulerOutput, first: float) -> bool:
+        """Whether the step is the first of several that are alike, which are under way now."""
+        if self._changed or self._device.contended or not self._runs.is_plain(output):
+            return False
+        now, slope = self._loop.now, self._costs.context_token * len(output.chunks)
         steps = self._runs.steps_left(lambda step: now + step * first)
         if steps < 1:
             return False
-        slope = self._costs.step_seconds(0, count, context + count, 0.0) - first
-        run = _StepRun(now, steps, first, slope, Timer(self._ran_on, ()))
-        run.timer = self._clock.at(run.end(steps), self._ran_on)
-        self._run = run
+        self._run = run = _StepRun(now, steps, first, slope)
+        self._run_timer = self._loop.call_at(run.end(steps), self._run_ended)
         self._device.on_waiter(self._cut)
+        if self.scheduler.has_events:
+            # What scheduling the first step has brought is reported at its end.
+            events = self.scheduler.update(SchedulerOutput(0), ModelRunnerOutput(sampled=[]), now)
+            self._loop.call_at(run.end(1), self._attached.step, events, 0)
         return True
 
     def _cut(self) -> None:
@@ -296,25 +289,40 @@ class SimulatedPD:
         run = self._run
         if run is None:
             return
-        steps = run.steps_until(self._clock.now) + 1
+        steps = run.steps_until(self._loop.now) + 1
         if steps < run.steps:
             run.steps = steps
-            run.timer.cancel()
-            run.timer = self._clock.at(run.end(steps), self._ran_on)
+            self._run_timer.cancel()
+            self._run_timer = self._loop.call_at(run.end(steps), self._run_ended)
 
-    def _ran_on(self) -> None:
+    def _run_ended(self) -> None:
         run, self._run = self._run, None
         assert run is not None
-        now = self._clock.now
+        now = self._loop.now
         self.counts.steps += run.steps
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
         ends = [run.end(step) for step in range(1, run.steps + 1)]
-        self._sink.run(self._runs.advance(run.steps, now), ends)
+        self._attached.run(self._runs.advance(run.steps, now), ends)
         self._update(SchedulerOutput(0), [])
-        self._next(False)
+        self._end()
+
+    def _update(self, output: SchedulerOutput, sampled: list[int]) -> bool:
+        """Whether anything has moved."""
+        transfers = self.loads.finished()
+        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
+        events = self.scheduler.update(output, result, self._loop.now)
+        if events:
+            self._attached.step(events, len(sampled))
+        return bool(events or transfers.fetched or transfers.loaded or transfers.failed)
 
     @property
-    def _sink(self) -> TokenSink:
-        assert self.sink is not None
-        return self.sink
+    def _attached(self) -> TokenStream:
+        assert self._stream is not None, "the proxy has no stream"
+        return self._stream
+
+
+def _token(state: RequestState) -> int:
+    output = state.request.output
+    assert isinstance(output, CountedOutput)
+    return output.token

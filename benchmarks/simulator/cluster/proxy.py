@@ -1,280 +1,226 @@
-"""The proxy in virtual time: it carries out what the requests' real state machines ask for.
+"""The proxy in virtual time: the real dispatcher with its job runner and router, and the clients that ask it.
 
-It is `proxy/dispatcher.py`. Simpler than there: one proxy, one choice a request, one model, a store that is
-never down, pictures inside the requests. Requests are taken in one at a time; no token waits for another
-step's.
+Simpler than a proxy: one of them, one model, a store that is never down, media that are there at once.
+Requests are taken in one at a time; a token waits for those of its own message only.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import itertools
+import operator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from triptych.errors import RETRY_AFTER, InternalError, Overloaded, RequestError
-from triptych.pd_worker.core import request_events as pd
-from triptych.proxy.call.chat import Delta, Started
-from triptych.proxy.requests import lifecycle as do
-from triptych.proxy.requests.lifecycle import Instruction, Lifecycle
-from triptych.simulator.cluster.clock import Clock
-from triptych.simulator.cluster.encoder import Ready, SimulatedEncoder
-from triptych.simulator.cluster.encoder_jobs import EncoderJobs, JobSink
-from triptych.simulator.cluster.fifo_lock import FifoLock
-from triptych.simulator.cluster.flow import Flow
-from triptych.simulator.cluster.pd import SimulatedPD
-from triptych.simulator.cluster.requests import Request
-from triptych.simulator.cluster.router import MAX_WAITING, Router
+from triptych.chat import TextPart
+from triptych.errors import Overloaded, RequestError
+from triptych.goodput.load.record import RequestRecord
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.media.hold import MediaHold
+from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.workers import KnownWorkers
+from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.costs.costs import CostModel
-from triptych.types import FinishReason, ItemPlan
+from triptych.simulator.cluster.transport import ClientStream, SimulatedTransport
+from triptych.simulator.costs.costs import ProxyCosts
+from triptych.types import ItemPlan, SamplingParams
+
+T = TypeVar("T")
+MODEL = "model"
+_STAGES = ("fetch", "queue", "encode", "save", "load", "prefill", "decode")
 
 
 @dataclass(slots=True)
 class ProxyCounts:
-    """Since the start: requests taken in and refused, tokens, and CPU seconds of all of them."""
+    """Since the start: requests taken in and refused, and CPU seconds spent on taking them in."""
 
     requests: int = 0
     refused: int = 0
-    tokens: int = 0
-    cpu_seconds: float = 0.0
+    intake_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class SimulatedMedia:
+    """The media of one item: a few bytes that stand for a file, hashed where they are."""
+
+    data: bytes
+    nbytes: int
+
+    def retain(self) -> SimulatedMedia:
+        return self
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    @contextmanager
+    def view(self) -> Iterator[bytes]:
+        yield self.data
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def frames(self, size: int) -> AsyncIterator[bytes]:
+        yield self.data
+
+
+class SimulatedMediaSource:
+    """Pictures are in the request, and take no room."""
+
+    full = False
+    held_bytes = 0
+
+    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SimulatedMedia:
+        assert isinstance(part.source, bytes)
+        return SimulatedMedia(part.source, len(part.source))
+
+    async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> SimulatedMedia:
+        raise NotImplementedError("no text encoder is simulated")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimulatedStoreView:
+    """The proxy's look-ups in the store, a round trip each."""
+
+    clock_jumps = 0
+
+    def __init__(self, store: SimulatedStore, trip: float) -> None:
+        self._store = store
+        self._trip = trip
+
+    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
+        await asyncio.sleep(self._trip)
+        return [self._store.get(mm_hash) for mm_hash, _ in keys]
+
+    async def epoch(self) -> str:
+        await asyncio.sleep(self._trip)
+        return "epoch"
 
 
 class SimulatedProxy:
-    """All requests. `ended` is called once for each, with the error that the client saw or nothing."""
+    """All requests. `ended` is called with the record of each."""
 
     def __init__(
         self,
-        clock: Clock,
-        costs: CostModel,
+        loop: VirtualLoop,
+        costs: ProxyCosts,
         limits: Limits,
+        workers: KnownWorkers,
         store: SimulatedStore,
-        encoders: Sequence[SimulatedEncoder],
-        workers: Sequence[SimulatedPD],
-        ended: Callable[[Flow, str], None],
+        transport: SimulatedTransport,
+        ended: Callable[[RequestRecord], None],
     ) -> None:
         self.counts = ProxyCounts()
-        self._clock = clock
+        self._loop = loop
         self._costs = costs
         self._limits = limits
-        self._store = store
+        self._transport = transport
         self._ended = ended
-        self._loop = FifoLock()
-        self._flows: dict[str, Flow] = {}
-        self.jobs = EncoderJobs(
-            clock,
-            encoders,
-            limits.encoder,
-            JobSink(self._job_planned, self._job_ready),
-            share=limits.store_memory // 2,
-            rpc=costs.rpc,
-            flow_control=limits.proxy.flow_control,
-        )
-        self.router = Router(
-            clock,
+        self._intake = asyncio.Lock()
+        self._metrics = ProxyMetrics()
+        ids = itertools.count()
+        self._dispatcher = Dispatcher(
             workers,
-            rpc=costs.rpc,
-            max_num_seqs=limits.pd.max_num_seqs,
-            max_requests=MAX_WAITING + limits.pd.max_num_seqs,
-            accepted=lambda flow, attempt: self._carry_out(flow, flow.lifecycle.accepted(attempt)),
-            refused=lambda flow, attempt, error: self._carry_out(
-                flow, flow.lifecycle.refused(attempt, error)
-            ),
+            SimulatedStoreView(store, 2 * transport.rpc),
+            self._metrics,
+            transport,
+            proxy_id="proxy",
+            max_queue=limits.proxy.max_queue,
+            share=limits.store_memory // 2,
+            media=SimulatedMediaSource(),
+            flow_control=limits.proxy.flow_control,
+            clock=loop.time,
+            draw_id=lambda: f"{next(ids):08}",
         )
-        for worker in workers:
-            worker.sink = self
-        self._handlers: dict[type[Any], Callable[[Flow, Any], None]] = {
-            do.LookUpItems: self._look_up,
-            do.StartJobs: self._start_jobs,
-            do.Submit: self.router.submit,
-            do.AdmitJobs: self._admit_jobs,
-            do.NotifyItems: lambda flow, order: self.router.notify(flow, order.mm_hashes),
-            do.ReturnShare: self._return_share,
-            do.EndAttempt: self._end_attempt,
-            do.Emit: lambda flow, order: None,
-            do.Fail: lambda flow, order: self._end(flow, order.error),
-            do.Leave: self._leave,
-        }
 
     @property
     def in_flight(self) -> int:
-        return len(self._flows)
+        return self._dispatcher.in_flight
 
-    def arrive(self, request: Request, planned: float, *, warm_up: bool = False) -> None:
-        """A client sends it now."""
-        now, patience = self._clock.now, self._limits.client_timeout
-        deadline = now + self._limits.proxy.request_timeout
-        params = {feature.mm_hash: "messages" for feature in request.features}
-        flow = Flow(request, planned, now, deadline, warm_up, Lifecycle(params))
-        flow.timer = self._clock.at(min(deadline, now + patience), self._deadline, flow)
-        self._loop.acquire(functools.partial(self._take_in, flow))
+    @property
+    def re_encodes(self) -> int:
+        """Items encoded again since their embeddings were lost."""
+        return int(self._metrics.registry.get_sample_value("triptych_re_encodes_total") or 0)
 
-    def _take_in(self, flow: Flow) -> None:
-        request = flow.request
-        seconds = self._costs.proxy.take(len(request.features), request.media_bytes, request.text_tokens)
-        self.counts.cpu_seconds += seconds
+    async def close(self) -> None:
+        await self._dispatcher.close()
 
-        def done() -> None:
-            self._loop.release()
-            self._admit(flow)
+    async def serve(self, request: SimulatedRequest, planned: float, *, warm_up: bool = False) -> None:
+        """One client's request, from now until its record is made."""
+        client = ClientStream(request, self._loop.create_future())
+        sent, timeout = self._loop.now, self._limits.client_timeout
+        self._transport.clients[request.name] = client
+        timings, error = Timings(), ""
+        try:
+            async with asyncio.timeout(timeout):
+                taken_in = await self._take_in(request)
+                timings = await self._chat(client)
+                timings = replace(timings, fetch=timings.fetch + taken_in - sent)
+        except TimeoutError:
+            error = f"timeout after {timeout:g} s"
+        except RequestError as failure:
+            self.counts.refused += failure.status == Overloaded.status
+            error = f"HTTP {failure.status}: {failure.message}"
+        del self._transport.clients[request.name]
+        moments = [] if error else client.moments
+        record = RequestRecord(
+            index=request.index,
+            planned=planned,
+            sent=sent,
+            images=len(request.features),
+            ttft=(moments[0] if moments else self._loop.now) - sent,
+            e2e=(moments[-1] if moments else self._loop.now) - sent,
+            itls=tuple(map(operator.sub, moments[1:], moments)),
+            prompt_tokens=len(request.prompt_token_ids),
+            output_tokens=len(moments),
+            asked_tokens=request.output_tokens,
+            error=error,
+            stages={} if error else {name: getattr(timings, name) for name in _STAGES},
+            caches=tuple(item.cache for item in timings.items),
+            warm_up=warm_up,
+        )
+        self._ended(record)
 
-        self._clock.after(seconds, done)
-
-    def _admit(self, flow: Flow) -> None:
-        machine = flow.lifecycle
-        if machine.ended:
-            return
+    async def _take_in(self, request: SimulatedRequest) -> float:
+        """When the proxy has read the request: one after another."""
+        async with self._intake:
+            seconds = self._costs.take(len(request.features), request.media_bytes, request.text_tokens)
+            self.counts.intake_seconds += seconds
+            await asyncio.sleep(seconds)
         self.counts.requests += 1
-        machine.timings.fetch = self._clock.now - flow.sent
-        if (error := self._refusal(flow.request)) is not None:
-            self.counts.refused += 1
-            self._carry_out(flow, machine.fail(error))
-            return
-        self._flows[flow.name] = flow
-        self._carry_out(flow, machine.begin())
+        return self._loop.now
 
-    def _refusal(self, request: Request) -> RequestError | None:
-        queue = self._limits.proxy.max_queue
-        if self._flows and len(self._flows) + 1 > queue:
-            return Overloaded(f"{queue} requests are in flight already", retry_after=RETRY_AFTER)
-        if request.items and self.jobs.backpressure.refuses_media(self._clock.now):
-            return Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
-        return None
+    async def _chat(self, client: ClientStream) -> Timings:
+        """Reads the reply: its beginning as soon as it comes, the rest when no more will come.
 
-    def _deadline(self, flow: Flow) -> None:
-        machine = flow.lifecycle
-        if self._clock.now >= flow.deadline:
-            self._carry_out(flow, machine.deadline())
-            return
-        self._carry_out(flow, machine.client_gone())
-        self._end(flow, f"timeout after {self._limits.client_timeout:g} s")
+        What the client has when is the transport's to say; the dispatcher's output is read late, since
+        waking the client for every token would take most of the simulation's time.
+        """
+        received, last = 0, None
+        async with aclosing(self._dispatcher.chat(self._call(client.request))) as reply:
+            async for outputs in reply:
+                received += sum(len(output.token_ids) for output in outputs if isinstance(output, Delta))
+                last = outputs[-1]
+                await client.ended
+        assert isinstance(last, Done) and received == len(client.moments), "tokens were lost"
+        return last.timings
 
-    def _end(self, flow: Flow, error: RequestError | str = "") -> None:
-        """The client has its answer."""
-        if flow.timer is None:
-            return
-        flow.timer.cancel()
-        flow.timer = None
-        if isinstance(error, RequestError):
-            error = f"HTTP {error.status}: {error.message}"
-        self._flows.pop(flow.name, None)
-        self._ended(flow, error)
-
-    def _carry_out(self, flow: Flow, instructions: Iterable[Instruction]) -> None:
-        for order in instructions:
-            self._handlers[type(order)](flow, order)
-
-    def _look_up(self, flow: Flow, order: do.LookUpItems) -> None:
-        flow.looked_up = self._clock.now
-        self._clock.after(2 * self._costs.rpc, self._looked_up, flow, order.mm_hashes)
-
-    def _looked_up(self, flow: Flow, mm_hashes: tuple[str, ...]) -> None:
-        plans = self._store.look_up(mm_hashes)
-        flow.origins |= dict.fromkeys(plans, "store")
-        self._carry_out(flow, flow.lifecycle.looked_up(plans))
-
-    def _start_jobs(self, flow: Flow, order: do.StartJobs) -> None:
-        for key in order.mm_hashes:
-            item = flow.request.items[key]
-            joined = self.jobs.start(item, flow.name, flow.looked_up, re_encode=order.re_encode)
-            if not order.re_encode:
-                flow.origins[key] = "joined" if joined else "encoded"
-
-    def _admit_jobs(self, flow: Flow, order: do.AdmitJobs) -> None:
-        self.jobs.table.admit(flow.name)
-        self.jobs.pump()
-
-    def _return_share(self, flow: Flow, order: do.ReturnShare) -> None:
-        self.jobs.table.loaded(flow.name, order.mm_hash)
-        self.jobs.pump()
-
-    def _end_attempt(self, flow: Flow, order: do.EndAttempt) -> None:
-        self.router.release(flow, cancel=order.cancel)
-        self.jobs.table.end_attempt(flow.name)
-
-    def _leave(self, flow: Flow, order: do.Leave) -> None:
-        self.jobs.leave(flow.name)
-
-    def events(self, events: list[pd.EngineEvent], tokens: int) -> None:
-        """A worker's message about one step is sent now; the client has its tokens once all are through."""
-        relay = self._costs.proxy.token * tokens
-        self.counts.tokens += tokens
-        self.counts.cpu_seconds += relay
-        self._clock.after(self._costs.rpc, self._pd_events, events, relay)
-
-    def run(self, told: list[pd.NewTokens], ends: Sequence[float]) -> None:
-        """The same for a run of steps that ended at `ends`."""
-        self.counts.tokens += len(told) * len(ends)
-        self.counts.cpu_seconds += self._costs.proxy.token * len(told) * len(ends)
-        later = self._costs.rpc + self._costs.proxy.token * len(told)
-        moments = [end + later for end in ends]
-        self._clock.after(self._costs.rpc, self._pd_run, told, moments)
-
-    def _pd_run(self, told: list[pd.NewTokens], moments: list[float]) -> None:
-        for run in told:
-            flow = self._flows.get(run.request_id)
-            if flow is not None:
-                shown = flow.lifecycle.tokens(run.attempt, run.position, list(run.token_ids), "")
-                if isinstance(shown, Delta):
-                    flow.tokens += moments
-                else:
-                    self._carry_out(flow, shown)
-
-    def _pd_events(self, events: list[pd.EngineEvent], later: float) -> None:
-        moment = self._clock.now + later
-        told: Any
-        for told in events:
-            flow = self._flows.get(told.request_id)
-            if flow is None:
-                continue
-            if type(told) is not pd.NewTokens:
-                self._pd_event(flow, told)
-                continue
-            shown: Any = flow.lifecycle.tokens(told.attempt, told.position, list(told.token_ids), "")
-            if type(shown) is Delta:
-                tokens = flow.tokens
-                tokens.append(moment if not tokens or moment >= tokens[-1] else tokens[-1])
-            else:
-                self._carry_out(flow, shown)
-
-    def _pd_event(self, flow: Flow, event: pd.EngineEvent) -> None:
-        machine, attempt = flow.lifecycle, event.attempt
-        if isinstance(event, pd.RequestFinished):
-            self._finished(flow, event)
-        elif isinstance(event, pd.RequestAdmitted):
-            placements = [(place.offset, place.length) for place in event.placements]
-            self._carry_out(
-                flow, machine.admitted(attempt, Started(tuple(event.prompt_token_ids)), placements)
-            )
-        elif isinstance(event, pd.ItemLoaded):
-            self._carry_out(flow, machine.item_loaded(attempt, event.mm_hash))
-        elif isinstance(event, pd.ItemMissing):
-            self._carry_out(flow, machine.item_missing(attempt, event.mm_hash, event.damaged_digest))
-
-    def _finished(self, flow: Flow, event: pd.RequestFinished) -> None:
-        machine = flow.lifecycle
-        if event.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            error = event.error or InternalError("the PD worker aborted the request")
-            self._carry_out(flow, machine.refused(event.attempt, error))
-            return
-        timings, spent = machine.timings, event.timings
-        timings.queue, timings.load = spent.queue, spent.load
-        timings.prefill, timings.decode = spent.prefill, spent.decode
-        self._carry_out(flow, machine.finished(event.attempt, event.reason, event.usage))
-        self._end(flow)
-
-    def _job_planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
-        if flow := self._flows.get(request_id):
-            self._carry_out(flow, flow.lifecycle.planned(mm_hash, plan))
-
-    def _job_ready(self, request_id: str, mm_hash: str, end: Ready) -> None:
-        flow = self._flows.get(request_id)
-        if flow is None:
-            return
-        if end.already_stored:
-            flow.origins[mm_hash] = "store"
-        timings = flow.lifecycle.timings
-        timings.encode = max(timings.encode, end.encode_seconds)
-        timings.save = max(timings.save, end.save_seconds)
-        self._carry_out(flow, flow.lifecycle.item_ready(mm_hash, end.plan))
+    def _call(self, request: SimulatedRequest) -> ChatCall:
+        content: str | tuple[TextPart | ImagePart, ...] = request.text
+        if request.features:
+            images = [request.items[feature.mm_hash].media for feature in request.features]
+            content = (*(ImagePart(image, "messages") for image in images), TextPart(request.text))
+        return ChatCall(
+            label=request.name,
+            model=MODEL,
+            messages=(ChatMessage("user", content),),
+            sampling=SamplingParams(max_tokens=request.output_tokens),
+            timeout=self._limits.proxy.request_timeout,
+        )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from triptych.goodput.load.workload import Picture, PlannedRequest
+from triptych.hashing import mm_hash
 from triptych.simulator.costs.costs import ModelShape
 from triptych.types import ItemPlan, MMFeature, Placement
 
@@ -20,10 +20,14 @@ _FIRST_TEXT_TOKEN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A picture: what encoders and the store need to know of it. `pixels` before its resize."""
+class SimulatedItem:
+    """A picture: what encoders and the store need to know of it. `pixels` before its resize.
+
+    `media` stands for its file's `media_bytes`: the proxy hashes it.
+    """
 
     plan: ItemPlan
+    media: bytes
     patches: int
     pixels: int
     prepared_bytes: int
@@ -31,7 +35,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One request of the load. `items` are distinct; `features` stand in prompt order."""
 
     index: int
@@ -40,9 +44,9 @@ class Request:
     text_tokens: int
     prompt_token_ids: tuple[int, ...]
     features: tuple[MMFeature, ...]
-    items: dict[str, Item]
-    #: Text and pictures as a prefix: what the routing by prefix goes by.
-    chain: tuple[str, ...]
+    items: dict[str, SimulatedItem]
+    #: Stands for the text in the proxy's messages: no two texts have a common beginning.
+    text: str
     output_token: int
 
     @property
@@ -56,9 +60,11 @@ class RequestMaker:
     def __init__(self, shape: ModelShape, seed: int) -> None:
         self._shape = shape
         self._seed = seed
-        self._items: dict[Picture, Item] = {}
+        #: Those made until now, by mm_hash.
+        self.items: dict[str, SimulatedItem] = {}
+        self._by_picture: dict[Picture, SimulatedItem] = {}
 
-    def make(self, index: int, planned: PlannedRequest) -> Request:
+    def make(self, index: int, planned: PlannedRequest) -> SimulatedRequest:
         shape = self._shape
         head = shape.prompt_overhead_tokens // 2
         tokens = [_TEMPLATE_TOKEN] * head
@@ -73,7 +79,7 @@ class RequestMaker:
         text = _FIRST_TEXT_TOKEN + planned.seed * 2 % 0x7FFFFFF0
         tokens += [text] * planned.text_tokens + [_TEMPLATE_TOKEN] * (shape.prompt_overhead_tokens - head)
         items = {item.plan.mm_hash: item for item in map(self.item, planned.pictures)}
-        return Request(
+        return SimulatedRequest(
             index=index,
             name=f"r{index}",
             output_tokens=planned.output_tokens,
@@ -81,22 +87,24 @@ class RequestMaker:
             prompt_token_ids=tuple(tokens),
             features=tuple(features),
             items=items,
-            chain=(" ".join([str(planned.seed), *items]),),
+            text=str(planned.seed),
             output_token=text + 1,
         )
 
-    def item(self, picture: Picture) -> Item:
+    def item(self, picture: Picture) -> SimulatedItem:
         """Equal pictures are one item."""
-        found = self._items.get(picture)
+        found = self._by_picture.get(picture)
         if found is None:
-            found = self._items[picture] = self._make_item(picture)
+            found = self._by_picture[picture] = self._make_item(picture)
+            self.items[found.plan.mm_hash] = found
         return found
 
-    def _make_item(self, picture: Picture) -> Item:
+    def _make_item(self, picture: Picture) -> SimulatedItem:
         patches, rows = self._shape.plan(picture.width, picture.height)
         pixels = picture.width * picture.height
+        media = f"{self._seed} {picture}".encode()
         plan = ItemPlan(
-            mm_hash=hashlib.sha256(f"{self._seed} {picture}".encode()).hexdigest(),
+            mm_hash=mm_hash(media, namespace=NAMESPACE, modality=MODALITY),
             namespace=NAMESPACE,
             modality=MODALITY,
             rows=rows,
@@ -106,4 +114,5 @@ class RequestMaker:
             grid_thw=(1, 1, patches),
         )
         media_bytes = round(JPEG_BYTES[picture.content] * pixels)
-        return Item(plan, patches, pixels, patches * self._shape.patch**2 * _PREPARED_BYTES, media_bytes)
+        prepared_bytes = patches * self._shape.patch**2 * _PREPARED_BYTES
+        return SimulatedItem(plan, media, patches, pixels, prepared_bytes, media_bytes)

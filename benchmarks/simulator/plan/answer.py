@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ from triptych.simulator.plan.scaling import (
     curve,
     traffic_of,
 )
-from triptych.simulator.plan.sensitivity import Point, sensitivity
+from triptych.simulator.plan.sensitivity import SensitivityPoint, sensitivity
 from triptych.simulator.plan.trials import Trials
 
 FORMAT = "triptych-plan/1"
@@ -58,13 +57,13 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapacityPlan:
     """`requests` and `windows` were simulated, in `seconds` of CPU time; `hurried` as in Trials."""
 
     question: Question
     ratios: Ratios
     purchases: tuple[Purchase, ...]
-    points: tuple[Point, ...]
+    points: tuple[SensitivityPoint, ...]
     scaling: Scaling | None
     windows: int
     requests: int
@@ -81,8 +80,8 @@ class Answer:
         return cost_per_million(len(served.shape.workers), self.question.device.hour, served.rate)
 
 
-def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> Answer:
-    """ConfigError for what cannot be answered. `on_window` hears of every window as it begins."""
+def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> CapacityPlan:
+    """ConfigError for what cannot be answered. `on_window` is called with every window as it begins."""
     check_question(question)
     began = time.process_time()
     trials = Trials(question, on_window)
@@ -91,7 +90,7 @@ def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None])
     points = sensitivity(trials, ratios) if wanted.sensitivity else ()
     scaled = scaling(question, ratios.best, wanted.store_rate) if wanted.scale and ratios.best.rate else None
     seconds = time.process_time() - began
-    return Answer(
+    return CapacityPlan(
         question, ratios, bought, points, scaled, len(trials), trials.requests, seconds, trials.hurried
     )
 
@@ -130,7 +129,7 @@ def embedding_bytes(asked: Demand, merge: int, fixed_rows: int, row_bytes: int) 
     return (fixed_rows or asked.patches / merge**2) * row_bytes
 
 
-def document(found: Answer) -> dict[str, Any]:
+def document(found: CapacityPlan) -> dict[str, object]:
     """The answer as JSON has it: rates in requests per second, dollars per million requests or null."""
     question = found.question
     device = question.device
@@ -163,7 +162,7 @@ def document(found: Answer) -> dict[str, Any]:
     }
 
 
-def _served(found: Answer, served: Served) -> dict[str, Any]:
+def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
     return {
         "shape": served.name,
         "bound": served.bound,
@@ -174,7 +173,7 @@ def _served(found: Answer, served: Served) -> dict[str, Any]:
     }
 
 
-def _scaling(found: Scaling) -> dict[str, Any]:
+def _scaling(found: Scaling) -> dict[str, object]:
     return {
         "of_bound": found.of_bound,
         "curve": [
@@ -193,5 +192,5 @@ def _scaling(found: Scaling) -> dict[str, Any]:
     }
 
 
-def write_document(path: Path, found: Answer) -> None:
+def write_document(path: Path, found: CapacityPlan) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document(found)), indent=1) + b"\n")

@@ -24,7 +24,7 @@ PROXY_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request of a workload asks on average. `fresh`: pictures that nobody has shown before."""
+    """What a request of a workload asks on average. `fresh`: pictures that were not shown before."""
 
     output_tokens: float
     prompt_tokens: float

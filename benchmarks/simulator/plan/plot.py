@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from triptych.goodput.report.plots import COLOURS
-from triptych.simulator.plan.answer import Answer, Scaling
+from triptych.simulator.plan.answer import CapacityPlan, Scaling
 from triptych.simulator.plan.scaling import LIMITS, SHARE
-from triptych.simulator.plan.sensitivity import Point
+from triptych.simulator.plan.sensitivity import SensitivityPoint
 from triptych.simulator.plan.tables import PARTS
 
 APART, REPLICAS = COLOURS[0], COLOURS[1]
@@ -21,7 +21,7 @@ APART, REPLICAS = COLOURS[0], COLOURS[1]
 _MOST_BARS = 9
 
 
-def draw(found: Answer) -> Figure:
+def draw(found: CapacityPlan) -> Figure:
     """One row for the answer, one more for scaling where it was asked for."""
     kinds = sorted({point.kind for point in found.points}, reverse=True)
     columns, rows = max(1 + len(kinds), 2), 1 + (found.scaling is not None)
@@ -46,7 +46,7 @@ def draw(found: Answer) -> Figure:
     return figure
 
 
-def _shapes(axis: Axes, found: Answer) -> None:
+def _shapes(axis: Axes, found: CapacityPlan) -> None:
     drawn = sorted(found.ratios.apart, key=lambda served: served.bound, reverse=True)[:_MOST_BARS]
     bars = [served for served in found.ratios.apart if served in drawn] + [found.ratios.replicas]
     for place, served in enumerate(bars):
@@ -55,16 +55,16 @@ def _shapes(axis: Axes, found: Answer) -> None:
         axis.bar(place, served.rate, 0.5, color=colour)
         if len(served.rates) > 1:
             axis.vlines(place, min(served.rates), max(served.rates), color="black")
-        told = f"{served.rate:.3g}" if not served.skipped else "ruled\nout"
+        label = f"{served.rate:.3g}" if not served.skipped else "ruled\nout"
         axis.annotate(
-            told, (place, max(served.bound, *served.rates, 0.0)), ha="center", va="bottom", fontsize=8
+            label, (place, max(served.bound, *served.rates, 0.0)), ha="center", va="bottom", fontsize=8
         )
     axis.set_xticks(range(len(bars)), [served.name.replace(" ", "\n") for served in bars], fontsize=8)
     axis.set(title="sustained (dark), bound by costs (pale)", ylabel="requests/s")
     axis.margins(y=0.15)
 
 
-def _sensitivity(axis: Axes, kind: str, points: Sequence[Point], found: Answer) -> None:
+def _sensitivity(axis: Axes, kind: str, points: Sequence[SensitivityPoint], found: CapacityPlan) -> None:
     values = [100 * point.value for point in points]
     named = (
         (found.ratios.best.name, APART, [point.apart for point in points]),
@@ -118,7 +118,7 @@ def _plain(axis: Axes) -> None:
         one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def save(found: Answer, path: Path) -> None:
+def save(found: CapacityPlan, path: Path) -> None:
     """PNG or SVG, by the path's suffix."""
     figure = draw(found)
     figure.savefig(path, dpi=130)

@@ -11,7 +11,7 @@ from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych.simulator.plan.ratios import Ratios, Served
 from triptych.simulator.plan.trials import Trials
 
-#: Shapes up to so many devices are simulated before they are named; larger ones are told by their bound.
+#: Shapes up to so many devices are simulated before they are named; larger ones are named by their bound.
 MOST_SIMULATED = 32
 MOST_BOUGHT = 4096
 #: Devices added to a shape that does not hold the rate, before it is named as it is.

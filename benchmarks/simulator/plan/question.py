@@ -26,8 +26,8 @@ MOST_DEVICES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """`hour`: dollars for one; None where nobody has said."""
+class PlannedDevice:
+    """`hour`: dollars for one; None: no price is known."""
 
     name: str
     costs: CostModel
@@ -43,7 +43,7 @@ class Question:
     workload: Workload
     workload_name: str
     slo: Slo
-    device: Device
+    device: PlannedDevice
     devices: int = 4
     seed: int = 0
     repeats: int = 3
@@ -52,8 +52,8 @@ class Question:
         return replace(self, workload=workload)
 
 
-def read_device(name: str, hour: float | None = None) -> Device:
-    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars for one, where somebody has said.
+def read_device(name: str, hour: float | None = None) -> PlannedDevice:
+    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars for one, where it is known.
 
     ConfigError for what is neither.
     """
@@ -62,14 +62,14 @@ def read_device(name: str, hour: float | None = None) -> Device:
     if name.lower() in (*GPUS, *SHORT_NAMES):
         chip = gpu(SHORT_NAMES.get(name.lower(), name))
         costs = published(SHORT_NAMES.get(name.lower(), name))
-        return Device(chip.name, costs, QWEN3_VL_4B_SHAPE, _on(chip), hour)
+        return PlannedDevice(chip.name, costs, QWEN3_VL_4B_SHAPE, _on(chip), hour)
     path = Path(name)
     if not path.is_file():
         known = ", ".join(sorted({*SHORT_NAMES, *GPUS}))
         raise ConfigError(f"--gpu {name!r} is neither a file of `triptych profile` nor one of {known}")
     costs = read_costs(path, "--gpu")
     limits = Limits(proxy=ProxyConfig(max_queue=_QUEUE))
-    return Device(costs.name, costs, read_shape(path, "--gpu"), limits, hour)
+    return PlannedDevice(costs.name, costs, read_shape(path, "--gpu"), limits, hour)
 
 
 def _on(chip: Gpu) -> Limits:

@@ -198,5 +198,5 @@ def bottlenecks(
             if share > SHARE and part not in met:
                 proxies = 1 if part == "proxy" else point.proxies
                 met[part] = Bottleneck(part, point.workers, point.rate, proxies)
-    told = [met.get(part, Bottleneck(part, None, 0.0, 0)) for part in LIMITS]
-    return tuple(sorted(told, key=lambda one: math.inf if one.workers is None else one.workers))
+    parts = [met.get(part, Bottleneck(part, None, 0.0, 0)) for part in LIMITS]
+    return tuple(sorted(parts, key=lambda one: math.inf if one.workers is None else one.workers))

@@ -15,7 +15,7 @@ REUSES = (0.0, 0.5, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SensitivityPoint:
     """`kind` is "share" or "reuse", at `value`; sustained requests per second of the answer's two shapes.
 
     `best`: the ratio whose bound is highest there, by costs alone.
@@ -50,7 +50,7 @@ def points(load: Workload) -> Iterator[tuple[str, float, Workload]]:
         yield "reuse", reuse, replace(load, reuse=reuse)
 
 
-def sensitivity(trials: Trials, ratios: Ratios) -> tuple[Point, ...]:
+def sensitivity(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint, ...]:
     """The answer's ratio and the replicas over all points, one load each, less finely than the answer."""
     found = []
     question = trials.question
@@ -62,7 +62,7 @@ def sensitivity(trials: Trials, ratios: Ratios) -> tuple[Point, ...]:
             (served.rate if given else _rate(trials, served, load)) if served is not None else 0.0
             for served in (apart, ratios.replicas)
         ]
-        found.append(Point(kind, value, both[0], both[1], _best(trials, ratios, load), given))
+        found.append(SensitivityPoint(kind, value, both[0], both[1], _best(trials, ratios, load), given))
     return tuple(found)
 
 

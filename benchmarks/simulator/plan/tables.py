@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from triptych.simulator.plan.answer import Answer, Scaling
+from triptych.simulator.plan.answer import CapacityPlan, Scaling
 from triptych.simulator.plan.purchase import MOST_SIMULATED
 from triptych.simulator.plan.ratios import Served
 from triptych.simulator.plan.scaling import SHARE, Bottleneck
@@ -17,12 +17,12 @@ from triptych.simulator.plan.scaling import SHARE, Bottleneck
 PARTS = {"proxy": "one proxy's CPU", "store": "the store's bandwidth", "registry": "the registry"}
 
 
-def show(found: Answer, console: Console) -> None:
+def show(found: CapacityPlan, console: Console) -> None:
     """Everything that was asked for."""
     console.print(Group(*_parts(found)))
 
 
-def _parts(found: Answer) -> Iterator[RenderableType]:
+def _parts(found: CapacityPlan) -> Iterator[RenderableType]:
     question, price = found.question, found.question.device.hour
     dollars = f"${price:g} per hour and device" if price is not None else "no --price, so no cost"
     yield _text(
@@ -67,7 +67,7 @@ def money(dollars: float | None) -> str:
     return "–" if dollars is None else f"${dollars:,.2f}"
 
 
-def ratios(found: Answer) -> Table:
+def ratios(found: CapacityPlan) -> Table:
     """Every ratio and the replicas, with what they serve."""
     table = _table(
         "Highest sustained rate",
@@ -80,7 +80,7 @@ def ratios(found: Answer) -> Table:
     return table
 
 
-def _served_words(found: Answer, served: Served) -> tuple[str, ...]:
+def _served_words(found: CapacityPlan, served: Served) -> tuple[str, ...]:
     if served.skipped:
         return (served.name, "ruled out", "", number(served.bound), "", "")
     spread = f"{number(min(served.rates))}–{number(max(served.rates))}" if len(served.rates) > 1 else ""
@@ -89,7 +89,7 @@ def _served_words(found: Answer, served: Served) -> tuple[str, ...]:
     return (served.name, rate, spread, number(served.bound), proxies, money(found.dollars(served)))
 
 
-def purchases(found: Answer) -> Table:
+def purchases(found: CapacityPlan) -> Table:
     rate = found.purchases[0].rate
     table = _table(
         f"For {rate:g} requests/s", "shape", "devices", "proxies", "per million", "held in simulation"
@@ -102,7 +102,7 @@ def purchases(found: Answer) -> Table:
     return table
 
 
-def sensitivity(found: Answer) -> Table:
+def sensitivity(found: CapacityPlan) -> Table:
     apart, replicas = found.ratios.best.name, found.ratios.replicas.name
     table = _table(
         "When the load differs", "load", f"{apart}, requests/s", f"{replicas}, requests/s", "best by costs"

@@ -62,12 +62,12 @@ COARSE = Fineness(0.12, 1.12, 300)
 
 
 class Trials:
-    """Windows of one question, each simulated once. `on_window` hears what is about to be simulated.
+    """Windows of one question, each simulated once. `on_window` is called with what is about to be simulated.
 
     `hurried`: some began before two stays were over, for their rate is high; they may be too kind.
     """
 
-    def __init__(self, question: Question, on_window: Callable[[str], None] = lambda told: None) -> None:
+    def __init__(self, question: Question, on_window: Callable[[str], None] = lambda window: None) -> None:
         self.question = question
         self.requests = 0
         self.hurried = False

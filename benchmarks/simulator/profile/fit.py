@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from triptych.errors import ConfigError
 
-#: Every so many samples, one is left out of the fit and tells its error.
+#: Of so many samples one is left out of the fit: its error is the fit's.
 HELD_OUT = 4
 #: The terms of every stage, by the names of its costs.
 TERMS: dict[str, tuple[str, ...]] = {

@@ -83,7 +83,7 @@ def write_profile(path: Path, found: Profile) -> None:
 
 
 def profile(options: ProfileOptions, say: Callable[[str], None] = lambda line: None) -> Profile:
-    """Measures this machine; `say` hears of every stage as it begins.
+    """Measures this machine; `say` is called with every stage as it begins.
 
     ConfigError for a model or a device that cannot be served.
     """

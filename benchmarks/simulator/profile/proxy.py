@@ -9,7 +9,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -36,7 +37,7 @@ _START_SECONDS = 60.0
 _PINGS = 200
 
 
-def worker_process(pipe: Any, streams: int) -> None:
+def worker_process(pipe: Connection, streams: int) -> None:
     """Both scripted workers; sends their port."""
 
     async def serve() -> None:
@@ -47,7 +48,7 @@ def worker_process(pipe: Any, streams: int) -> None:
     uvloop.run(serve())
 
 
-def proxy_process(pipe: Any, pd_port: int, encoder_port: int = 0) -> None:
+def proxy_process(pipe: Connection, pd_port: int, encoder_port: int = 0) -> None:
     """A proxy before those workers; sends its port, and then for every message its CPU seconds so far."""
 
     async def serve() -> None:
@@ -72,10 +73,10 @@ def proxy_process(pipe: Any, pd_port: int, encoder_port: int = 0) -> None:
 
 def post(tokens: int, pictures: Sequence[bytes] = ()) -> bytes:
     """A streamed chat request; `pictures` are data: URLs."""
-    parts: list[dict[str, Any]] = [
+    parts: list[dict[str, object]] = [
         {"type": "image_url", "image_url": {"url": url.decode()}} for url in pictures
     ]
-    content: Any = [*parts, {"type": "text", "text": "x"}] if parts else "x"
+    content: str | list[dict[str, object]] = [*parts, {"type": "text", "text": "x"}] if parts else "x"
     fields = {"model": MODEL, "max_tokens": tokens, "stream": True}
     body = json.dumps(fields | {"messages": [{"role": "user", "content": content}]}).encode()
     return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -97,12 +98,12 @@ async def ask(port: int, request: bytes) -> int:
 
 
 @contextmanager
-def children() -> Iterator[Callable[..., tuple[Any, Any]]]:
+def children() -> Iterator[Callable[..., tuple[Connection, int]]]:
     """Starts processes, `start(target, *args)`: its pipe, and the first thing that it sends."""
     context = multiprocessing.get_context("spawn")
-    started: list[Any] = []
+    started: list[SpawnProcess] = []
 
-    def start(target: Any, *args: Any) -> tuple[Any, Any]:
+    def start(target: Callable[..., None], *args: object) -> tuple[Connection, int]:
         ours, theirs = context.Pipe()
         started.append(context.Process(target=target, args=(theirs, *args), daemon=True))
         started[-1].start()
@@ -121,7 +122,7 @@ def children() -> Iterator[Callable[..., tuple[Any, Any]]]:
 class ProxyBench:
     """Asks a proxy and reads its CPU time around that."""
 
-    def __init__(self, pipe: Any, port: int) -> None:
+    def __init__(self, pipe: Connection, port: int) -> None:
         self._pipe, self._port = pipe, port
 
     def cpu(self, requests: Sequence[bytes], at_once: int, tokens: int) -> float:

@@ -6,8 +6,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from google.protobuf.message import Message
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -15,6 +15,8 @@ from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.types import ItemPlan, WorkerInfo
+
+Context = aio.ServicerContext[Message, Message]
 
 MODEL = "bench"
 #: What an SSE chunk with one token holds.
@@ -54,7 +56,7 @@ class FixedRegistry:
 
 @dataclass(slots=True)
 class Inbox:
-    """What one proxy has submitted: requests that wait for others, for their items; steps to be sent."""
+    """Requests of one proxy: those that wait for a full batch or for their items, and steps to be sent."""
 
     waiting: list[pd_pb2.SubmitRequest] = field(default_factory=list)
     pending: dict[str, tuple[pd_pb2.SubmitRequest, set[str]]] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class ScriptedPD(pd_pb2_grpc.PDServiceServicer):
         self.streams = streams
         self.inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
 
-    async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
+    async def Submit(self, request: pd_pb2.SubmitRequest, context: Context) -> pd_pb2.SubmitReply:
         inbox = self.inboxes[request.proxy_id]
         items = {slot.plan.mm_hash for slot in request.items if slot.state == pd_pb2.ITEM_STATE_PENDING}
         if items:
@@ -86,7 +88,7 @@ class ScriptedPD(pd_pb2_grpc.PDServiceServicer):
                 inbox.steps.put_nowait([_admitted(batch), *_tokens(batch)])
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_ADMITTED)
 
-    async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: Any) -> common_pb2.Ack:
+    async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: Context) -> common_pb2.Ack:
         inbox = self.inboxes[request.proxy_id]
         for name, (submitted, items) in list(inbox.pending.items()):
             items.difference_update(request.mm_hashes)
@@ -95,21 +97,25 @@ class ScriptedPD(pd_pb2_grpc.PDServiceServicer):
                 inbox.steps.put_nowait([_loaded(submitted), *_tokens([submitted])])
         return common_pb2.Ack()
 
-    async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
+    async def Attach(
+        self, request: pd_pb2.AttachRequest, context: Context
+    ) -> AsyncIterator[pd_pb2.StepEvents]:
         await context.send_initial_metadata(())
         inbox = self.inboxes[request.proxy_id]
         while True:
             for step in await inbox.steps.get():
                 yield step
 
-    async def Cancel(self, request: pd_pb2.CancelRequest, context: Any) -> common_pb2.Ack:
+    async def Cancel(self, request: pd_pb2.CancelRequest, context: Context) -> common_pb2.Ack:
         raise NotImplementedError
 
 
 class ScriptedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     """Takes the media, plans at once, and is ready as soon as it may run."""
 
-    async def Encode(self, requests: Any, context: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
+    async def Encode(
+        self, requests: AsyncIterator[encoder_pb2.EncodeRequest], context: Context
+    ) -> AsyncIterator[encoder_pb2.EncodeEvent]:
         messages = aiter(requests)
         job = (await anext(messages)).job
         left = job.media_bytes
@@ -150,7 +156,7 @@ def _loaded(request: pd_pb2.SubmitRequest) -> pd_pb2.StepEvents:
 def _tokens(batch: Sequence[pd_pb2.SubmitRequest]) -> list[pd_pb2.StepEvents]:
     """A step for every token, then the end."""
     count = batch[0].sampling.max_tokens
-    bodies: list[dict[str, Any]] = [
+    bodies: list[dict[str, Message]] = [
         {"tokens": pd_pb2.Tokens(position=at, token_ids=[1000 + at], text=" token")} for at in range(count)
     ]
     end = pd_pb2.Finished(reason="length", prompt_tokens=3, completion_tokens=count)
@@ -158,8 +164,11 @@ def _tokens(batch: Sequence[pd_pb2.SubmitRequest]) -> list[pd_pb2.StepEvents]:
     return [pd_pb2.StepEvents(events=[_event(request, **body) for request in batch]) for body in bodies]
 
 
-def _event(request: pd_pb2.SubmitRequest, **body: Any) -> pd_pb2.RequestEvent:
-    return pd_pb2.RequestEvent(request_id=request.request_id, attempt=1, **body)
+def _event(request: pd_pb2.SubmitRequest, **body: Message) -> pd_pb2.RequestEvent:
+    event = pd_pb2.RequestEvent(request_id=request.request_id, attempt=1)
+    for name, value in body.items():
+        getattr(event, name).CopyFrom(value)
+    return event
 
 
 async def serve_workers(streams: int) -> tuple[aio.Server, int]:

@@ -41,25 +41,23 @@ class PrefixChain:
 
     def digests(self, num_blocks: int) -> list[bytes]:
         """The first `num_blocks` digests; as many tokens must be known."""
-        for index in range(len(self._digests), num_blocks):
-            self._digests.append(self._digest(index))
-        return self._digests[:num_blocks]
-
-    def _digest(self, index: int) -> bytes:
-        start = index * self._block_size
-        end = start + self._block_size
-        parent = self._digests[index - 1] if index else self._root
-        content = [parent, self._tokens(start, end)]
-        for placement, identity in self._items:
-            if overlaps(placement, start, end):
-                content += identity, (placement.offset - start).to_bytes(8, "little", signed=True)
-        return blake3(b"".join(content)).digest()
+        digests, size = self._digests, self._block_size
+        parent = digests[-1] if digests else self._root
+        for start in range(len(digests) * size, num_blocks * size, size):
+            content = parent + self._tokens(start, start + size)
+            for placement, identity in self._items:
+                if overlaps(placement, start, start + size):
+                    content += identity + (placement.offset - start).to_bytes(8, "little", signed=True)
+            parent = blake3(content).digest()
+            digests.append(parent)
+        return digests[:num_blocks]
 
     def _tokens(self, start: int, end: int) -> bytes:
-        packed = self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
         prompt = self._num_prompt_tokens
-        if end > prompt:
-            packed += _packed(self._output[max(0, start - prompt) : end - prompt])
+        if end <= prompt:
+            return self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
+        packed = self._prompt[start * _TOKEN_BYTES :]
+        packed += _packed(self._output[max(0, start - prompt) : end - prompt])
         assert len(packed) == (end - start) * _TOKEN_BYTES, "only full blocks have a digest"
         return packed
 

@@ -10,6 +10,7 @@ from triptych.config import ProxyConfig
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.loader import MediaLoader, make_loader
+from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.splitter import SplitRequest, split
 
@@ -29,6 +30,11 @@ async def content(media: SpooledMedia) -> bytes:
     return b"".join([frame async for frame in media.frames(256 << 10)])
 
 
+def _spooled(media: ItemMedia) -> SpooledMedia:
+    assert isinstance(media, SpooledMedia)
+    return media
+
+
 async def split_with(
     loader: MediaLoader, call: ChatCall, namespace: str = "n"
 ) -> tuple[SplitRequest, list[bytes]]:
@@ -36,7 +42,7 @@ async def split_with(
     call.media.join()
     try:
         request = await split(call, namespace, loader)
-        return request, [await content(item.media) for item in request.items]
+        return request, [await content(_spooled(item.media)) for item in request.items]
     finally:
         call.media.leave()
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.micro import simulator_validation as validation
 from support.simulated import COSTS, MODEL
 from triptych.errors import ConfigError
-from triptych.simulator.validation import Cell, plan_cells
+from triptych.simulator.validation import ValidationCell, plan_cells
 
 FIGURES = {"ttft": 0.1, "tpot": 0.01, "throughput": 10.0}
 CELLS = plan_cells(["1e1pd-pinned", "1-colocated"], ["mix"], 2)
@@ -35,10 +35,10 @@ class FakeMachine:
         self.started.append(system.name)
         yield "http://127.0.0.1"
 
-    def _warm_up(self, cell: Cell, options: Any, url: str) -> None:
+    def _warm_up(self, cell: ValidationCell, options: Any, url: str) -> None:
         self.warmed_up += 1
 
-    def _measured(self, cell: Cell, windows: Any, options: Any, url: str) -> dict[str, Any]:
+    def _measured(self, cell: ValidationCell, windows: Any, options: Any, url: str) -> dict[str, Any]:
         if cell.name == self._breaks_at:
             raise ConfigError("cut off")
         self.measured.append(cell.name)
@@ -98,7 +98,7 @@ def test_an_open_window_is_sent_at_a_share_of_the_first_closed_ones_throughput(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = validation.Windows(tmp_path)
-    cell = Cell("1e1pd-pinned", "mix", "open", 1)
+    cell = ValidationCell("1e1pd-pinned", "mix", "open", 1)
     with pytest.raises(ConfigError, match="closed window first"):
         windows.rate(cell, 0.6)
     FakeMachine(monkeypatch)

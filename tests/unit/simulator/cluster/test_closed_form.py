@@ -56,9 +56,10 @@ def test_a_lone_picture_takes_the_sum_of_its_stages() -> None:
         prefill(prompt - HEAD, HEAD),
         COSTS.proxy.token,
     )
-    # To the store and back: the proxy's look-up, the encoder's two, its lease. To the encoder: the job, the
-    # permission; back: planned, ready. To the PD worker: the request, the notice; back: admitted, the token.
-    messages = 4 * 2 + 4 + 4
+    # To the store and back: the proxy's look-up and its epoch, the encoder's two, its lease. To the encoder:
+    # the job, the permission; back: planned, ready. To the PD worker: the request, the notice; back:
+    # admitted, the token.
+    messages = 5 * 2 + 4 + 4
     assert record.ttft == pytest.approx(sum(stages) + messages * RPC)
     assert record.caches == ("encoded",)
     assert record.stages["encode"] == pytest.approx(stages[2])

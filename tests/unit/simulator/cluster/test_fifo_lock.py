@@ -1,16 +1,6 @@
 from __future__ import annotations
 
-from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.fifo_lock import FifoLock
-
-
-def test_moments_come_in_order_and_equal_ones_in_the_order_of_asking() -> None:
-    clock, seen = Clock(), []
-    for moment, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
-        clock.at(moment, seen.append, name)
-    clock.at(1.5, seen.append, "never").cancel()
-    clock.run()
-    assert seen == ["a", "b", "c"] and clock.now == 2.0
 
 
 def test_a_lock_goes_to_the_user_that_has_waited_longest_and_its_holder_hears_of_waiters() -> None:

@@ -16,7 +16,7 @@ from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, estimate, proxies_for
 from triptych.simulator.plan.purchase import MOST_BOUGHT, cost_per_million, fewest_devices
-from triptych.simulator.plan.question import Device, Question, check_question, read_device
+from triptych.simulator.plan.question import PlannedDevice, Question, check_question, read_device
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
 from triptych.simulator.plan.sensitivity import points, share_of, with_share
 from triptych.simulator.plan.trials import Doomed, Trials, verdict_of, window_counts
@@ -39,7 +39,9 @@ def costs(*, tower: float, step: float, sequence: float) -> CostModel:
 
 
 def question(made: CostModel, load: Workload = LOAD, devices: int = 4, hour: float | None = None) -> Question:
-    return Question(load, "by hand", SLO, Device("by hand", made, MODEL, LIMITS, hour), devices, repeats=1)
+    return Question(
+        load, "by hand", SLO, PlannedDevice("by hand", made, MODEL, LIMITS, hour), devices, repeats=1
+    )
 
 
 #: Decoding takes 10 x 3 ms a request, and a step of 1 ms may last 50: 0.98 / 30 ms = 32.7 requests/s.
@@ -92,7 +94,7 @@ def test_a_batch_shares_what_a_tower_call_costs() -> None:
     # Credit of 4 and patches for 4 of 400: 0.9 s are 0.225 for each.
     made = replace(THREE_TO_ONE, encoder=EncoderCosts(0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0))
     limits = replace(LIMITS, encoder=replace(LIMITS.encoder, tower_credit=4, encoder_batch_patches=1600))
-    asked = replace(question(made), device=Device("", made, MODEL, limits))
+    asked = replace(question(made), device=PlannedDevice("", made, MODEL, limits))
     assert estimate(asked).encoder == pytest.approx(1 / 0.225)
 
 

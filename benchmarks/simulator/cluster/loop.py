@@ -1,0 +1,123 @@
+"""An asyncio event loop in virtual time: when nothing is ready, its time jumps to the next timer.
+
+The proxy's own classes run on it as they are: tasks, futures, sleeps and timeouts work, sockets and threads
+do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+Call = Callable[..., object]
+
+
+class VirtualTimer:
+    """A call to come. Cheaper than asyncio's own handle, which copies a context for every call."""
+
+    __slots__ = ("arguments", "call", "context")
+
+    def __init__(self, call: Call, arguments: tuple[object, ...], context: Context | None) -> None:
+        self.call: Call | None = call
+        self.arguments = arguments
+        self.context = context
+
+    def cancel(self) -> None:
+        self.call = None
+        self.arguments = ()
+
+
+class VirtualLoop:
+    """Calls come in the order of their moments, equal moments in the order of asking.
+
+    It has the part of `asyncio.AbstractEventLoop` that tasks, futures and timers use.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ready: deque[VirtualTimer] = deque()
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._order = itertools.count()
+        self._failure: BaseException | None = None
+
+    def time(self) -> float:
+        return self.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, call: Call, *arguments: object, context: Context | None = None) -> VirtualTimer:
+        timer = VirtualTimer(call, arguments, context)
+        self._ready.append(timer)
+        return timer
+
+    def call_at(
+        self, when: float, call: Call, *arguments: object, context: Context | None = None
+    ) -> VirtualTimer:
+        """At `when`, or now if that has passed."""
+        timer = VirtualTimer(call, arguments, context)
+        heapq.heappush(self._timers, (when if when > self.now else self.now, next(self._order), timer))
+        return timer
+
+    def call_later(
+        self, delay: float, call: Call, *arguments: object, context: Context | None = None
+    ) -> VirtualTimer:
+        timer = VirtualTimer(call, arguments, context)
+        heapq.heappush(self._timers, (self.now + delay, next(self._order), timer))
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self._asyncio)
+
+    def create_task(
+        self, work: Coroutine[Any, Any, T], *, name: object = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        return asyncio.Task(work, loop=self._asyncio, context=context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """An error that no task has handled: `run` raises it."""
+        self._failure = context.get("exception") or RuntimeError(context["message"])
+
+    def call(self, function: Callable[[], T]) -> T:
+        """The function's result, with this loop as the running one: for what starts tasks as it is made."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._asyncio)
+        try:
+            return function()
+        finally:
+            asyncio._set_running_loop(outer)
+
+    def run(self, over: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is left to happen, or `over` says so; it is asked before time goes on."""
+        self.call(lambda: self._run(over))
+
+    def _run(self, over: Callable[[], bool]) -> None:
+        ready, timers = self._ready, self._timers
+        while True:
+            while ready:
+                timer = ready.popleft()
+                if timer.call is None:
+                    continue
+                if timer.context is None:
+                    timer.call(*timer.arguments)
+                else:
+                    timer.context.run(timer.call, *timer.arguments)
+                del timer  # a task that has failed reports it when it is gone
+            if self._failure is not None:
+                raise self._failure
+            if over() or not timers:
+                return
+            moment, _, timer = heapq.heappop(timers)
+            if timer.call is not None:
+                self.now = moment
+                ready.append(timer)
+
+    @property
+    def _asyncio(self) -> asyncio.AbstractEventLoop:
+        return cast(asyncio.AbstractEventLoop, self)

@@ -1,0 +1,237 @@
+"""The proxy's transport in virtual time: messages arrive `rpc` seconds after they are sent, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from triptych.errors import InternalError, Overloaded, RequestError
+from triptych.pd_worker.core import request_events as pd
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.protos import encoder_pb2, pd_pb2
+from triptych.protos.convert import error_to_proto
+from triptych.proxy.call.chat import Started
+from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.ports import JobOwner, JobReady, LinkOwner, RequestEvents
+from triptych.simulator.cluster.encoder import SimulatedEncoder
+from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.cluster.pd import SimulatedPD
+from triptych.simulator.cluster.requests import SimulatedItem, SimulatedRequest
+from triptych.types import FinishReason, ItemPlan
+
+
+class ClientStream:
+    """What the client of one request has received: its tokens, each with its moment."""
+
+    __slots__ = ("ended", "moments", "request", "token_ids")
+
+    def __init__(self, request: SimulatedRequest, ended: asyncio.Future[None]) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self.moments: list[float] = []
+        #: Done when no more will come.
+        self.ended = ended
+
+    def add(self, token_ids: Sequence[int], moments: Sequence[float]) -> None:
+        """Tokens at these moments, none before an earlier one: a short message may overtake a long one."""
+        if self.moments and moments[0] < self.moments[-1]:
+            moments = [max(moment, self.moments[-1]) for moment in moments]
+        self.token_ids += token_ids
+        self.moments += moments
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+@dataclass(slots=True)
+class SimulatedTransport:
+    """All streams between one proxy and its workers. `clients`: by the request's label."""
+
+    loop: VirtualLoop
+    rpc: float
+    #: Seconds that the proxy takes for a token between its arrival and the client.
+    token_seconds: float
+    encoders: Mapping[str, SimulatedEncoder]
+    workers: Mapping[str, SimulatedPD]
+    items: Mapping[str, SimulatedItem]
+    clients: dict[str, ClientStream] = field(default_factory=dict)
+    links: list[SimulatedLink] = field(default_factory=list)
+    #: Passed on to clients since the start.
+    tokens: int = 0
+
+    def open_job(
+        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
+    ) -> SimulatedJob:
+        return SimulatedJob(self, self.encoders[address], job, owner)
+
+    def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> SimulatedLink:
+        link = SimulatedLink(self, address, events, owner)
+        self.links.append(link)
+        return link
+
+
+class SimulatedJob:
+    """The stream of one try of an encoder job. The media arrive with its first message."""
+
+    media_sent = True
+
+    def __init__(
+        self,
+        transport: SimulatedTransport,
+        encoder: SimulatedEncoder,
+        job: encoder_pb2.EncodeJob,
+        owner: JobOwner,
+    ) -> None:
+        self.item = transport.items[job.mm_hash]
+        self.re_encode = job.re_encode
+        self._loop, self._rpc = transport.loop, transport.rpc
+        self._encoder = encoder
+        self._job_id = job.job_id
+        self._owner = owner
+        self._end: asyncio.Future[JobReady] = self._loop.create_future()
+
+    def run(self) -> None:
+        self._loop.call_later(self._rpc, self._encoder.run, self)
+
+    async def result(self) -> JobReady:
+        self._loop.call_later(self._rpc, self._encoder.open, self)
+        try:
+            return await self._end
+        except asyncio.CancelledError:
+            self._loop.call_later(self._rpc, self._encoder.leave, self)
+            raise
+
+    def planned(self, plan: ItemPlan) -> None:
+        """Sent by the worker."""
+        self._loop.call_later(self._rpc, self._owner.planned, self._job_id, plan)
+
+    def ready(self, end: JobReady) -> None:
+        """Sent by the worker: its last message."""
+        self._loop.call_later(self._rpc, self._finish, end)
+
+    def _finish(self, end: JobReady) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+
+class SimulatedLink:
+    """The link to one PD worker, which never fails: its stream always stands."""
+
+    attached = True
+    set_aside = False
+
+    def __init__(
+        self, transport: SimulatedTransport, address: str, events: RequestEvents, owner: LinkOwner
+    ) -> None:
+        self.address = address
+        self._transport = transport
+        self._loop, self._rpc = transport.loop, transport.rpc
+        self._worker = transport.workers[address]
+        self._worker.attach(self)
+        self._events = events
+        self._owner = owner
+        #: By request id; None before its Submit is sent.
+        self._clients: dict[str, ClientStream | None] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._clients)
+
+    def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
+        self._clients[request_id] = None
+
+    def forget(self, request_id: str) -> None:
+        if client := self._clients.pop(request_id, None):
+            client.end()
+
+    async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
+        client = self._transport.clients[message.label]
+        self._clients[message.request_id] = client
+        await asyncio.sleep(self._rpc)
+        error: RequestError | None
+        if self._worker.full:
+            error = Overloaded("too many requests wait for this worker", retry_after=1.0)
+        else:
+            ready = frozenset(
+                slot.plan.mm_hash for slot in message.items if slot.state == pd_pb2.ITEM_STATE_READY
+            )
+            error = await self._worker.submit(
+                client.request, message.request_id, message.attempt, ready, self._loop.now + message.timeout
+            )
+        await asyncio.sleep(self._rpc)
+        if error is None:
+            return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_ADMITTED)
+        return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error_to_proto(error))
+
+    async def set_apart(self, request_id: str, tokens: int) -> bool:
+        return False
+
+    def notify(self, mm_hashes: Sequence[str]) -> None:
+        self._loop.call_later(self._rpc, self._worker.items_ready, mm_hashes)
+
+    def cancel(self, request_id: str) -> None:
+        self._loop.call_later(self._rpc, self._worker.cancel, request_id)
+
+    def check(self, now: float) -> bool:
+        return False
+
+    def reattach(self) -> None:
+        """The stream stands."""
+
+    def give_up(self) -> None:
+        """No worker fails."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def step(self, events: list[EngineEvent], tokens: int) -> None:
+        """Sent by the worker: the events of one step. Clients have its tokens once all are passed on."""
+        later = self._rpc + self._transport.token_seconds * tokens
+        self._transport.tokens += tokens
+        moments, clients, left = (self._loop.now + later,), self._clients, []
+        for event in events:
+            if type(event) is not NewTokens:
+                left.append(event)
+            elif client := clients.get(event.request_id):
+                client.add(event.token_ids, moments)
+        if left:
+            self._loop.call_later(self._rpc, self._deliver, left)
+
+    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None:
+        """Sent by the worker: the tokens of a run of steps that ended at `ends`."""
+        later = self._rpc + self._transport.token_seconds * len(tokens)
+        self._transport.tokens += len(tokens) * len(ends)
+        moments = [end + later for end in ends]
+        for event in tokens:
+            if client := self._clients.get(event.request_id):
+                client.add(event.token_ids, moments)
+
+    def _deliver(self, events: list[EngineEvent]) -> None:
+        """All that is no token. Tokens decide nothing in a proxy: it gets a request's all at once at its end,
+        while the client has had each at its moment.
+        """
+        for event in events:
+            if client := self._clients.get(event.request_id):
+                if type(event) is pd.RequestFinished and client.token_ids:
+                    self._events.tokens(event.request_id, event.attempt, 0, client.token_ids, "")
+                _report(self._events, event)
+        self._owner.stepped()
+
+
+def _report(sink: RequestEvents, event: EngineEvent) -> None:
+    request_id, attempt = event.request_id, event.attempt
+    match event:
+        case pd.RequestFinished(reason=FinishReason.ERROR | FinishReason.ABORT):
+            error = event.error or InternalError("the PD worker aborted the request")
+            sink.refused(request_id, attempt, error)
+        case pd.RequestFinished():
+            sink.finished(request_id, attempt, event.reason, event.usage, event.timings)
+        case pd.RequestAdmitted():
+            placements = [(place.offset, place.length) for place in event.placements]
+            sink.admitted(request_id, attempt, Started(tuple(event.prompt_token_ids)), placements)
+        case pd.ItemLoaded():
+            sink.item_loaded(request_id, attempt, event.mm_hash)
+        case pd.ItemMissing():
+            sink.item_missing(request_id, attempt, event.mm_hash, event.damaged_digest)

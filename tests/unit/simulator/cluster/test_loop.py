@@ -1,0 +1,55 @@
+"""asyncio in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from triptych.simulator.cluster.loop import VirtualLoop
+
+
+def test_calls_come_in_the_order_of_their_moments_and_equal_ones_in_the_order_of_asking() -> None:
+    loop, seen = VirtualLoop(), list[str]()
+    for moment, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
+        loop.call_at(moment, seen.append, name)
+    loop.call_at(1.5, seen.append, "never").cancel()
+    loop.run()
+    assert seen == ["a", "b", "c"] and loop.time() == 2.0
+
+
+def test_sleeps_and_timeouts_of_tasks_take_no_time_but_virtual_one() -> None:
+    loop, seen = VirtualLoop(), list[tuple[str, float]]()
+
+    async def work(name: str, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(3600.0):
+                await asyncio.sleep(seconds)
+                seen.append((name, asyncio.get_running_loop().time()))
+        except TimeoutError:
+            seen.append((f"{name} late", asyncio.get_running_loop().time()))
+
+    tasks = [loop.create_task(work("quick", 60.0)), loop.create_task(work("slow", 7200.0))]
+    loop.run()
+    assert all(task.done() for task in tasks)
+    assert seen == [("quick", 60.0), ("slow late", 3600.0)]
+
+
+def test_a_run_ends_where_it_is_over_and_goes_on_from_there() -> None:
+    loop, seen = VirtualLoop(), list[int]()
+    for moment in range(4):
+        loop.call_at(float(moment), seen.append, moment)
+    loop.run(lambda: len(seen) == 2)
+    assert seen == [0, 1]
+    loop.run()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_an_error_that_nobody_handles_ends_the_run() -> None:
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    loop = VirtualLoop()
+    loop.create_task(fail())
+    with pytest.raises(ValueError, match="broken"):
+        loop.run()
