@@ -75,7 +75,8 @@ def option(flag: Flag) -> Callable[[Command], Command]:
         is_flag=flag.default in (True, False) and isinstance(flag.default, bool),
         multiple=several,
         callback=_join if flag.joined else None,
-        default=None if flag.required else () if several else _default_of(flag),
+        # To click None is a default, too: an option that has one is never missing.
+        **({} if flag.required else {"default": () if several else _default_of(flag)}),
         show_default=_shown_of(flag),
         required=flag.required,
         envvar=flag.variable or None,
