@@ -49,7 +49,7 @@ def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
 def _answers_of_the_examples(url: str) -> list[str]:
     """What the programs in examples/ answer when they are pointed at `url`."""
     folder = Path(__file__).parents[2] / "examples"
-    programs = {path.stem: runpy.run_path(str(path)) for path in sorted(folder.glob("*.py"))}
+    programs = {path.stem: runpy.run_path(str(path)) for path in sorted(folder.glob("[!_]*.py"))}
     picture, question = str(examples.EXAMPLE_IMAGE), examples.EXAMPLE_QUESTION
     several = programs.pop("many_at_once")["main"]
     answers = [program["main"](picture, question, url) for program in programs.values()]

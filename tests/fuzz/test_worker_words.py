@@ -120,7 +120,7 @@ def line_of(rng: random.Random) -> str:
 def test_any_line_of_a_stream_is_an_event_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
     def check(line: str) -> None:
         try:
-            event = EventLines().take(line)
+            event = EventLines().parse(line)
         except RequestError as error:
             assert error.message
         else:
