@@ -13,8 +13,8 @@ from typing import Any
 
 from triptych.config import EncoderConfig
 from triptych.proxy.admission import Backpressure
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot
-from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, StartPlan
+from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.routing import WorkModel
 from triptych.simulator.cluster.clock import Clock
 from triptych.simulator.cluster.encoder import JobStream, Ready, SimulatedEncoder
