@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from dataclasses import replace
 
 from triptych.config import ProxyConfig
-from triptych.errors import RETRY_AFTER, DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission
 from triptych.proxy.auth.limits import CURRENT
@@ -21,10 +21,9 @@ from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Transport
 from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
+from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.lifecycle import Instruction
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id, make_choices
-from triptych.proxy.requests.stored_items import StoredItems, StoreView
-from triptych.proxy.splitter import split
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
@@ -54,12 +53,13 @@ class Dispatcher:
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
+        self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
-        self._stored = StoredItems(store, clock)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
+        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
         self._router = PDRouter(pool, proxy_id, transport, self, clock)
         self._shortage = EncoderShortage(pool, self._requests, self, clock)
@@ -112,7 +112,7 @@ class Dispatcher:
         choices = self._open(self.admission.admit(call, len(self._requests)))
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         try:
-            await self._prepare(choices)
+            await choices.prepare(self._pool, self._media, self._clock)
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.begin())
             while True:
@@ -139,6 +139,8 @@ class Dispatcher:
         choices = make_choices(call, self._counter, self._clock(), self._draw_id)
         for request in choices.requests:
             self._requests[request.request_id] = request
+            if call.sampling.logprobs is not None:
+                self.with_logprobs.add(request.request_id)
             call.media.join()
         self._metrics.in_flight.set(len(self._requests))
         return choices
@@ -146,24 +148,10 @@ class Dispatcher:
     def _close(self, choices: Choices) -> None:
         for request in choices.requests:
             del self._requests[request.request_id]
+            self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
         self._metrics.in_flight.set(len(self._requests))
         choices.report(self._metrics, self._clock())
-
-    async def _prepare(self, choices: Choices) -> None:
-        """Binds the request, then splits and hashes it: once for all its choices."""
-        request = choices.first
-        try:
-            async with asyncio.timeout(request.deadline - self._clock()):
-                model = self.resolve_model(request.call.model)
-                request.binding = await self._pool.bind(model, media=request.call.has_items)
-                started = self._clock()
-                request.split = await split(request.call, request.binding.namespace, self._media)
-        except TimeoutError:
-            if request.binding is not None:
-                raise DeadlineExceeded("the request's media did not arrive in its time") from None
-            raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
-        choices.begin(self._clock() - started)
 
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
@@ -198,10 +186,10 @@ class Dispatcher:
             case do.LookUpItems():
                 self._spawn(request, self._look_up(request, order.mm_hashes))
             case do.StartJobs(re_encode=True):
-                self._metrics.re_encodes.inc(len(order.mm_hashes))
-                self._spawn(request, self._re_encode(request, order))
+                again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest)
+                self._spawn(request, again)
             case do.StartJobs():
-                self._encode(request, order.mm_hashes)
+                self._items.encode(request, order.mm_hashes)
             case do.AdmitJobs():
                 self.jobs.admit(request.request_id)
                 self._shortage.admitted(request)
@@ -209,26 +197,8 @@ class Dispatcher:
                 self.jobs.loaded(request.request_id, order.mm_hash)
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
-        plans = await self._stored.look_up(request, mm_hashes)
-        self._metrics.items.labels("store").inc(len(plans))
+        plans = await self._items.look_up(request, mm_hashes)
         self._carry_out(request, request.lifecycle.looked_up(plans))
-
-    def _encode(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
-        for key in mm_hashes:
-            work = self.jobs.start(request.source(key))
-            if work is not None:
-                self.backpressure.record(work, self._clock(), re_encode=False)
-            request.origins[key] = "joined" if work is None else "encoded"
-            self._metrics.items.labels(request.origins[key]).inc()
-
-    async def _re_encode(self, request: InFlightRequest, order: do.StartJobs) -> None:
-        evicted = await self._stored.evicted(request, order.mm_hashes)
-        for key in order.mm_hashes:
-            if not request.lifecycle.ended:
-                source, digest = request.source(key), order.damaged_digest
-                work = self.jobs.start(source, re_encode=True, damaged_digest=digest)
-                if work is not None:
-                    self.backpressure.record(work, self._clock(), re_encode=key in evicted)
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
         """Runs beside the request; an unexpected error ends the request."""
@@ -253,23 +223,16 @@ class Dispatcher:
         if request := self._requests.get(request_id):
             if end.already_stored:
                 request.origins[mm_hash] = "store"
-            self._stored.note(request, mm_hash, self._pool.epoch)
+            self._items.note(request, mm_hash, self._pool.epoch)
             instructions = request.lifecycle.item_ready(
                 mm_hash, end.plan, encode_seconds=end.encode_seconds, save_seconds=end.save_seconds
             )
             self._carry_out(request, instructions)
 
-    def job_failed(self, request_id: str, mm_hash: str, error: RequestError) -> None:
+    def encoders_changed(self, request_id: str, *, serving: bool) -> None:
         if request := self._requests.get(request_id):
-            self._carry_out(request, request.lifecycle.job_failed(mm_hash, error))
-
-    def encoders_gone(self, request_id: str) -> None:
-        if request := self._requests.get(request_id):
-            self._carry_out(request, request.lifecycle.encoders_gone())
-
-    def encoders_back(self, request_id: str) -> None:
-        if request := self._requests.get(request_id):
-            self._carry_out(request, request.lifecycle.encoders_back())
+            machine = request.lifecycle
+            self._carry_out(request, machine.encoders_back() if serving else machine.encoders_gone())
 
     def accepted(self, request_id: str, attempt: int) -> None:
         if request := self._requests.get(request_id):
@@ -279,13 +242,16 @@ class Dispatcher:
         if request := self._requests.get(request_id):
             self._carry_out(request, request.lifecycle.refused(attempt, error))
 
-    def lost(self, request_id: str, attempt: int) -> None:
+    def lost(self, request_id: str, attempt: int, *, back_off: bool = False) -> None:
         if request := self._requests.get(request_id):
+            if back_off:
+                self._router.back_off(request)
             self._carry_out(request, request.lifecycle.worker_lost(attempt))
 
-    def failed(self, request_id: str, error: RequestError) -> None:
+    def failed(self, request_id: str, error: RequestError, mm_hash: str = "") -> None:
         if request := self._requests.get(request_id):
-            self._carry_out(request, request.lifecycle.fail(error))
+            machine = request.lifecycle
+            self._carry_out(request, machine.job_failed(mm_hash, error) if mm_hash else machine.fail(error))
 
     def admitted(
         self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
@@ -318,16 +284,11 @@ class Dispatcher:
         if not isinstance(delta, Delta):
             self._carry_out(request, delta)
             return
-        if logprobs and request.call.sampling.logprobs is not None:
+        if logprobs:
             delta = Delta(text, token_ids, logprobs)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
         request.output.put(delta)
-
-    def given_up(self, request_id: str, attempt: int) -> None:
-        if request := self._requests.get(request_id):
-            self._router.back_off(request)
-            self._carry_out(request, request.lifecycle.worker_lost(attempt))
 
     def finished(self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings) -> None:
         if request := self._requests.get(request_id):

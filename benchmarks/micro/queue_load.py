@@ -22,8 +22,8 @@ from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot
-from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, StartPlan, StartRun
+from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 SPACE = "n"

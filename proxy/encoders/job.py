@@ -13,6 +13,10 @@ from triptych.types import ItemPlan
 #: Encoders that may die while they work on an item. The last one of them works on nothing else.
 MAX_LOSSES = 3
 
+#: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
+FIRST_BACKOFF = 0.1
+LAST_BACKOFF = 2.0
+
 Rank = tuple[bool, int, int]
 
 
@@ -132,3 +136,35 @@ class EncoderJob:
         """Re-encodes first, then by admission, then by arrival."""
         first = self.admitted.first
         return (not self.re_encode, self.order if first is None else first, self.order)
+
+    def requeue(
+        self, now: float, owner_address: str, owner_token: str, *, joins: bool, elsewhere: bool
+    ) -> None:
+        """A try has failed: the next one `joins` the owner of the item's lease, or replaces a failed lease.
+
+        It waits, unless it joins or an encoder that has not failed the job is there `elsewhere`.
+        """
+        backoff = min(FIRST_BACKOFF * 2**self.tries, LAST_BACKOFF)
+        if not joins and not owner_address:
+            self.avoid[self.address] = now + LAST_BACKOFF
+        at_once = joins or (not owner_address and elsewhere)
+        self.not_before = now if at_once else now + backoff
+        if not joins:
+            self.failed_lease_token = owner_token or self.owner_token or self.failed_lease_token
+        self.owner_address, self.owner_token = (owner_address, owner_token) if joins else ("", "")
+        self.state = JobState.QUEUED
+        self.tries += 1
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """Open a stream for the job's current try, and have the item preprocessed."""
+
+    job: EncoderJob
+
+
+@dataclass(frozen=True, slots=True)
+class StartRun:
+    """Permit the tower."""
+
+    job: EncoderJob

@@ -15,8 +15,8 @@ from triptych.errors import InternalError, InvalidRequest, RequestError, Triptyc
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource
-from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan
+from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan
+from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.recent_items import RecentItems
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import WorkModel
@@ -258,7 +258,7 @@ class JobRunner:
         """The table has let the job go: each of its requests gets an error of its own."""
         self._unpin(job.mm_hash)
         for request_id in list(job.waiters):
-            self._events.job_failed(request_id, job.mm_hash, error())
+            self._events.failed(request_id, error(), job.mm_hash)
 
     def _broken(self, try_id: str, job: EncoderJob, stream: JobStream, why: str) -> None:
         """The stream ended without an answer; with the item whole at the worker, the item may be why."""

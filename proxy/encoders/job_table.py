@@ -17,30 +17,20 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from triptych.proxy.encoders.job import AT_WORK, MAX_LOSSES, EncoderJob, EncoderSlot, JobState
+from triptych.proxy.encoders.job import (
+    AT_WORK,
+    MAX_LOSSES,
+    EncoderJob,
+    EncoderSlot,
+    JobState,
+    StartPlan,
+    StartRun,
+)
 from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
 from triptych.proxy.encoders.published import Published
 from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
 from triptych.types import ItemPlan
-
-#: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
-FIRST_BACKOFF = 0.1
-LAST_BACKOFF = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class StartPlan:
-    """Open a stream for the job's current try, and have the item preprocessed."""
-
-    job: EncoderJob
-
-
-@dataclass(frozen=True, slots=True)
-class StartRun:
-    """Permit the tower."""
-
-    job: EncoderJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,21 +217,12 @@ class EncoderJobTable:
         if not retryable:
             self._remove(job)
             return job
-        backoff = min(FIRST_BACKOFF * 2**job.tries, LAST_BACKOFF)
         joins = owner_address != job.address and owner_address in self._encoders
-        if joins:
-            job.not_before = now
-        elif owner_address:
-            job.not_before = now + backoff
-        else:
-            job.avoid[job.address] = now + LAST_BACKOFF
-            elsewhere = any(job.avoid.get(slot.address, 0.0) <= now for slot in self._able(job.namespace))
-            job.not_before = now + (0.0 if elsewhere else backoff)
-        if not joins:
-            job.failed_lease_token = owner_token or job.owner_token or job.failed_lease_token
-        job.owner_address, job.owner_token = (owner_address, owner_token) if joins else ("", "")
-        job.state = JobState.QUEUED
-        job.tries += 1
+        able = self._able(job.namespace)
+        elsewhere = any(
+            slot.address != job.address and job.avoid.get(slot.address, 0.0) <= now for slot in able
+        )
+        job.requeue(now, owner_address, owner_token, joins=joins, elsewhere=elsewhere)
         self._settle(job, now)
         return job
 

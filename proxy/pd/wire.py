@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.lifecycle import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.types import PDTimings, TimestampTokens, Usage
+from triptych.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -76,19 +76,19 @@ def deliver(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) -> None:
 
     An event that makes no sense ends its request, and not the stream, which all requests share.
     """
+    with_logprobs = events.with_logprobs
     for event in step:
         try:
             tokens = event.tokens
             token_ids = tokens.token_ids[:]
             if not token_ids and not event.HasField("tokens"):
                 _deliver_other(event, events)
-            elif tokens.logprobs:
+                continue
+            request_id = event.request_id
+            logprobs: Sequence[PositionLogprobs] = ()
+            if with_logprobs and request_id in with_logprobs:
                 logprobs = [logprobs_from_proto(position) for position in tokens.logprobs]
-                events.tokens(
-                    event.request_id, event.attempt, tokens.position, token_ids, tokens.text, logprobs
-                )
-            else:
-                events.tokens(event.request_id, event.attempt, tokens.position, token_ids, tokens.text)
+            events.tokens(request_id, event.attempt, tokens.position, token_ids, tokens.text, logprobs)
         except Exception as error:
             logger.warning("request %s: bad event of its PD worker: %r", event.request_id, error)
             events.failed(event.request_id, InternalError("the PD worker's answer makes no sense"))
@@ -122,7 +122,7 @@ def _deliver_end(event: pd_pb2.RequestEvent, finished: pd_pb2.Finished, events: 
     if finished.HasField("error"):
         error = error_from_proto(finished.error)
     if finished.reason == "abort" or isinstance(error, Unavailable):
-        events.given_up(event.request_id, event.attempt)
+        events.lost(event.request_id, event.attempt, back_off=True)
     else:
         events.refused(event.request_id, event.attempt, error)
 

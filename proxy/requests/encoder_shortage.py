@@ -62,10 +62,10 @@ class EncoderShortage:
             if not request.lifecycle.lacks_items or request.binding is None:
                 continue
             if not self._unserved(request):
-                self._events.encoders_back(request.request_id)
+                self._events.encoders_changed(request.request_id, serving=True)
                 continue
             lacking = True
             if now - self._since.setdefault(request.binding.namespace, now) >= GRACE_SECONDS:
-                self._events.encoders_gone(request.request_id)
+                self._events.encoders_changed(request.request_id, serving=False)
         if lacking:
             self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS / 2, self._check)

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from triptych.errors import RequestError
+from triptych.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.encoders.job import ItemSource
+from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.splitter import SplitRequest
-from triptych.proxy.workers import Binding
+from triptych.proxy.splitter import SplitRequest, split
+from triptych.proxy.workers import Binding, KnownWorkers
 from triptych.types import Usage
 
 logger = logging.getLogger(__name__)
@@ -177,13 +178,25 @@ class Choices:
         """The request that the shared parts are made for."""
         return self.requests[0]
 
-    def begin(self, fetch_seconds: float) -> None:
-        """Gives every choice what the first one was bound to and split into, and a life of its own."""
+    async def prepare(self, workers: KnownWorkers, media: MediaSource, clock: Callable[[], float]) -> None:
+        """Binds the call to a model, then fetches, splits and hashes it: once for all its choices."""
+        first = self.first
+        try:
+            async with asyncio.timeout(first.deadline - clock()):
+                model = workers.resolve_model(first.call.model)
+                first.binding = await workers.bind(model, media=first.call.has_items)
+                started = clock()
+                first.split = await split(first.call, first.binding.namespace, media)
+        except TimeoutError:
+            if first.binding is not None:
+                raise DeadlineExceeded("the request's media did not arrive in its time") from None
+            raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
         params: dict[str, str] = {}
-        for item in self.first.content.items:
+        for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
+        fetch_seconds = clock() - started
         for request in self.requests:
-            request.binding, request.split = self.first.binding, self.first.split
+            request.binding, request.split = first.binding, first.split
             request.lifecycle = Lifecycle(params, fetch_seconds)
 
     @property

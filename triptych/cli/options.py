@@ -67,6 +67,8 @@ def option(flag: Flag) -> Callable[[Command], Command]:
     names = [flag.option]
     if flag.default is True or (flag.default is False and flag.variable):
         names = [f"{flag.option}/{flag.negation}"]
+    # To click None is a default, too: an option that has one is never missing.
+    default: dict[str, Any] = {} if flag.required else {"default": () if several else _default_of(flag)}
     return click.option(
         *names,
         *([flag.short] if flag.short else []),
@@ -75,8 +77,7 @@ def option(flag: Flag) -> Callable[[Command], Command]:
         is_flag=flag.default in (True, False) and isinstance(flag.default, bool),
         multiple=several,
         callback=_join if flag.joined else None,
-        # To click None is a default, too: an option that has one is never missing.
-        **({} if flag.required else {"default": () if several else _default_of(flag)}),
+        **default,
         show_default=_shown_of(flag),
         required=flag.required,
         envvar=flag.variable or None,

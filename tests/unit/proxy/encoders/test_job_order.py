@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
-from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import EncoderIsolation
 from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
 from triptych.types import ItemPlan

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
-from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.types import ItemPlan
 
 SPACE = "n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, JobState
-from triptych.proxy.encoders.job_table import EncoderJobTable, StartPlan, StartRun
+from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.types import ItemPlan
 
 SPACE = "n"

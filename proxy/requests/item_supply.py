@@ -1,0 +1,109 @@
+"""Items of requests: looked up in the embedding store, encoded when they are missing or lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from triptych.errors import TriptychError
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.requests.request import InFlightRequest
+from triptych.types import ItemPlan
+
+STORE_RETRY_SECONDS = 0.25
+
+
+class StoreView(Protocol):
+    """The embedding store's part that the proxy reads."""
+
+    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]: ...
+    async def epoch(self) -> str: ...
+    @property
+    def clock_jumps(self) -> int: ...
+
+
+class WorkLog(Protocol):
+    """Log of the encoder work that the proxy starts."""
+
+    def record(self, work: float, now: float, *, re_encode: bool) -> None: ...
+
+
+class ItemSupply:
+    """Finds the items of requests in the store, and has the others encoded."""
+
+    def __init__(
+        self,
+        store: StoreView,
+        jobs: JobRunner,
+        log: WorkLog,
+        metrics: ProxyMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._log = log
+        self._metrics = metrics
+        self._clock = clock
+
+    async def look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> Mapping[str, ItemPlan]:
+        """Plans of the items that are stored, in one round trip; repeated while the store is down and the
+        request has not ended."""
+        keys = [(key, request.bound.namespace) for key in mm_hashes]
+        while not request.lifecycle.ended:
+            request.looked_up = self._clock()
+            try:
+                found = await self._store.look_up(keys)
+                epoch = await self._store.epoch()
+            except TriptychError:
+                request.lifecycle.store_unavailable()
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+                continue
+            plans = {plan.mm_hash: plan for plan in found if plan is not None}
+            for key in plans:
+                request.origins[key] = "store"
+                self.note(request, key, epoch)
+            self._metrics.items.labels("store").inc(len(plans))
+            return plans
+        return {}
+
+    def note(self, request: InFlightRequest, mm_hash: str, epoch: str) -> None:
+        """The item is stored now, in this epoch of the store."""
+        request.epochs[mm_hash] = (epoch, self._store.clock_jumps)
+
+    def encode(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
+        """Has items encoded that the store does not hold."""
+        for key in mm_hashes:
+            work = self._jobs.start(request.source(key))
+            if work is not None:
+                self._log.record(work, self._clock(), re_encode=False)
+            request.origins[key] = "joined" if work is None else "encoded"
+            self._metrics.items.labels(request.origins[key]).inc()
+
+    async def re_encode(
+        self, request: InFlightRequest, mm_hashes: Sequence[str], damaged_digest: str
+    ) -> None:
+        """Has items encoded again that a PD worker has not found.
+
+        One that was stored in another epoch of the store (it was flushed or restarted), or before a jump of
+        its clock (all that is stored expires), was not evicted: its loss says nothing about the PD workers'
+        pace, and is logged as a first encode.
+        """
+        self._metrics.re_encodes.inc(len(mm_hashes))
+        evicted = await self._evicted(request, mm_hashes)
+        for key in mm_hashes:
+            if not request.lifecycle.ended:
+                source = request.source(key)
+                work = self._jobs.start(source, re_encode=True, damaged_digest=damaged_digest)
+                if work is not None:
+                    self._log.record(work, self._clock(), re_encode=key in evicted)
+
+    async def _evicted(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> frozenset[str]:
+        """Those of the lost items that were evicted, as far as the store answers."""
+        try:
+            epoch = await self._store.epoch()
+        except TriptychError:
+            return frozenset()
+        now = (epoch, self._store.clock_jumps)
+        return frozenset(key for key in mm_hashes if epoch and request.epochs.get(key, now) == now)
