@@ -54,7 +54,7 @@ class EncoderItem:
 
     @property
     def has_pixels(self) -> bool:
-        return self.stage in (Stage.PREPARED, Stage.ENCODING)
+        return self.stage is Stage.PREPARED or self.stage is Stage.ENCODING
 
     @property
     def pinned(self) -> bool:
@@ -122,10 +122,15 @@ class EncoderScheduler(Generic[Item]):
         """What is held now."""
         counts = SchedulerCounts(items=len(self._items))
         for item in self._items:
-            counts.planned += item.planned and item.permitted_at is None
-            counts.queued += item.waiting
-            counts.encoding += item.stage is Stage.ENCODING
-            counts.prepared_bytes += item.nbytes if item.has_pixels else 0
+            if item.has_pixels:
+                counts.prepared_bytes += item.nbytes
+            if item.stage is Stage.ENCODING:
+                counts.encoding += 1
+            elif item.prepared_at is not None:
+                if item.permitted_at is None:
+                    counts.planned += 1
+                else:
+                    counts.queued += 1
         return counts
 
     def waiting(self) -> list[Item]:
@@ -176,16 +181,20 @@ class EncoderScheduler(Generic[Item]):
 
     def _fill_places(self) -> None:
         """Planned items with permission get the free places: re-encodes first, then in order."""
-        waiting = self.waiting()
-        free = self._tower_credit - sum(item.placed for item in waiting)
+        placed = [item for item in self._items if item.placed and item.stage is not Stage.ENCODING]
+        free = self._tower_credit - len(placed)
         if free > 0:
-            able = [item for item in waiting if not item.placed]
+            able = [
+                item
+                for item in self._items
+                if item.permitted_at is not None and not item.placed and item.prepared_at is not None
+            ]
             for item in sorted(able, key=lambda i: i.order)[:free]:
                 item.placed = True
 
     def next_preparation(self) -> Item | None:
         """The item to preprocess now: re-encodes first, then those that may run, then by arrival."""
-        if sum(item.stage is Stage.PREPARING for item in self._items) >= self._preparations:
+        if sum([item.stage is Stage.PREPARING for item in self._items]) >= self._preparations:
             return None
         waiting = [item for item in self._items if item.stage is Stage.MEDIA and item.looked_up]
         if not waiting:
@@ -203,16 +212,19 @@ class EncoderScheduler(Generic[Item]):
 
     def _make_room(self, newest: Item) -> None:
         """Drops pixels, oldest first and the newest's own last, until held and awaited bytes fit."""
-        holders = [item for item in self._items if item.has_pixels or item.pinned]
-        over = sum(item.nbytes for item in holders) - self._memory
+        no_media = Stage.NO_MEDIA
+        holders = [i for i in self._items if i.stage is not no_media and i.prepared_at is not None]
+        over = sum([item.nbytes for item in holders]) - self._memory
+        if over <= 0:
+            return
         others = [item for item in holders if item is not newest and not item.pinned]
         for item in sorted(others, key=lambda i: i.prepared_at or 0):
-            if over <= 0:
-                return
             over -= item.nbytes
             item.drop_pixels()
+            if over <= 0:
+                return
         alone = len(holders) - len(others) == 1
-        if over > 0 and newest.has_pixels and not alone:
+        if newest.has_pixels and not alone:
             newest.drop_pixels()
 
     def next_media_request(self) -> Item | None:

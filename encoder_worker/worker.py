@@ -88,13 +88,7 @@ class EncoderWorker:
             threads=max(1, config.decode_threads),
         )
         self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
-        self._leases = LeaseKeeper(
-            Leases(store),
-            address=identity.address,
-            incarnation=identity.incarnation,
-            last_progress=self._engine.last_progress,
-            term=lease_term,
-        )
+        self._leases = _lease_keeper(store, identity, self._engine, lease_term)
         metrics.leases_held.set_function(lambda: self._leases.held)
         scheduler, format = _scheduler(config), _item_format(identity, encoder)
         changed, job_metrics = asyncio.Event(), JobMetrics(metrics, identity.model_name)
@@ -145,6 +139,18 @@ class EncoderWorker:
         await self._leases.close()
         await asyncio.to_thread(self._engine.stop)
         self._preparer.close()
+
+
+def _lease_keeper(
+    store: EmbeddingStore, identity: WorkerIdentity, engine: EncoderEngine, term: float
+) -> LeaseKeeper:
+    return LeaseKeeper(
+        Leases(store),
+        address=identity.address,
+        incarnation=identity.incarnation,
+        last_progress=engine.last_progress,
+        term=term,
+    )
 
 
 def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
