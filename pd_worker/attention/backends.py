@@ -1,7 +1,7 @@
 """Attention backends: torch's fused kernel, blockwise, and FlexAttention.
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
-makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is the form of
+makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is for
 long sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
 goes to it by `flex_paged`, a single call by `attend`. A call that a backend does not support goes to one that
 supports it; nothing is ignored.

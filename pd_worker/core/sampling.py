@@ -58,7 +58,7 @@ class ResolvedSampling:
     choice: int = 0
     logprobs: int | None = None
     #: The output has a grammar, which alone decides when an end-of-sequence token is allowed.
-    formed: bool = False
+    constrained: bool = False
 
     @property
     def greedy(self) -> bool:
@@ -113,7 +113,7 @@ def resolve(
         logit_bias=_logit_bias(params, vocab_size),
         choice=params.choice,
         logprobs=_logprobs(params),
-        formed=params.output_format is not None,
+        constrained=params.output_format is not None,
     )
 
 

@@ -135,8 +135,8 @@ class OutputText:
         return self._release(new, may_stop)
 
     def _ends(self, token_id: int, may_stop: bool) -> bool:
-        # Where a form is complete and takes nothing more, its end comes before min_tokens.
-        early = self._sampling.formed and token_id in self._sampling.eos_token_ids
+        # Where a grammar is complete and allows no more, the output ends before min_tokens.
+        early = self._sampling.constrained and token_id in self._sampling.eos_token_ids
         return (may_stop or early) and token_id in self._sampling.stop_token_ids
 
     def _release(self, new: str, may_stop: bool) -> str:

@@ -58,7 +58,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int |
     None where no token can be chosen: logits with NaN or +inf, or -inf for all allowed tokens.
 
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
-    and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
+    and presence penalty, min_tokens, the grammar, temperature, top_k, top_p, min_p.
     """
     # NaN counts as the largest, so that a finite largest logit means that all are usable.
     largest, best = logits.max(dim=-1)
