@@ -47,7 +47,7 @@ class TokenMask(Protocol):
     error: RequestError | None
 
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
-        """Which token ids may come next, bool [vocabulary of the tokenizer]; None after an error."""
+        """The allowed next token ids, bool [ids of the tokenizer]; None after an error."""
         ...
 
 

@@ -28,7 +28,7 @@ _MAX_CHARS = 64 << 10
 _MAX_DEPTH = 64
 _MAX_CHOICES = 1024
 _MAX_CACHED = 32
-#: A model that cannot decide must not write blanks for ever.
+#: Bounded, or a model could write blanks for ever.
 _BLANKS = r"[ \n\t]{1,16}"
 _OPTIONS: JsonCompileOptions = {
     "item_separator": ",",
@@ -62,7 +62,7 @@ class GrammarState:
         return self.error is None
 
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray | None:
-        """Which ids may come next, bool [ids of the tokenizer]; None after an error."""
+        """The allowed next ids, bool [ids of the tokenizer]; None after an error."""
         if not self.follow(output_ids):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
