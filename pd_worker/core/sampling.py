@@ -64,13 +64,6 @@ class ResolvedSampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
-    def penalises(self) -> bool:
-        """Whether penalties or logit_bias change the logits."""
-        return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
-        )
-
 
 def resolve(
     params: SamplingParams,
