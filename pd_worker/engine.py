@@ -78,6 +78,7 @@ class Engine:
         self._device = device
         self._pacer = pacer or StepPacer()
         self._warm = False
+        self._item_pressure = 0.0
         self._condition = threading.Condition()
         self._inbox: list[Command] = []
         self._awake = False
@@ -159,7 +160,7 @@ class Engine:
         while not self._stopping:
             self.beat.tick()
             if busy:
-                self._pacer.wait(self.scheduler.item_pressure)
+                self._pacer.wait(self._item_pressure)
             commands = self._drain_inbox(sleep=not busy)
             try:
                 busy = self._step(commands)
@@ -201,7 +202,9 @@ class Engine:
 
     def _report(self, output: SchedulerOutput | None, events: list[EngineEvent]) -> None:
         """Emits the events of a step, with its metrics; `output` is None for a step that failed."""
-        self._metrics.record(self.scheduler.collect_stats(), output, events)
+        stats = self.scheduler.collect_stats()
+        self._item_pressure = stats.item_pressure
+        self._metrics.record(stats, output, events)
         if not events:
             return
         try:

@@ -290,7 +290,7 @@ def _refused(error: RequestError) -> pd_pb2.SubmitReply:
 
 
 async def _check(context: _Context, proxy_id: str, field: str, values: Sequence[object], limit: int) -> None:
-    """Ends the call with INVALID_ARGUMENT when it names no proxy, or too much."""
+    """Aborts the call with INVALID_ARGUMENT when it names no proxy, or too many values."""
     try:
         check_name("proxy_id", proxy_id)
         check_count(field, values, limit)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import Gauge
 
 from triptych.metrics import PDMetrics
-from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.core.stats import ItemStats, Latencies, SchedulerStats
 from triptych.types import FinishReason
@@ -87,9 +87,9 @@ class StepMetrics:
         if not output.chunks:
             return
         metrics.batch_requests.observe(len(output.chunks))
-        metrics.iteration_tokens.observe(output.num_tokens)
+        metrics.iteration_tokens.observe(sum(chunk.count for chunk in output.chunks))
         metrics.chunked_prefills.inc(sum(1 for chunk in output.chunks if not chunk.samples))
-        metrics.prompt_tokens.inc(sum(chunk.num_prompt_tokens for chunk in output.chunks))
+        metrics.prompt_tokens.inc(sum(map(_prompt_tokens, output.chunks)))
 
     def _finished(self, event: RequestFinished) -> None:
         metrics, timings = self._metrics, event.timings
@@ -98,3 +98,9 @@ class StepMetrics:
             metrics.queue_time.observe(timings.queue)
             metrics.prefill_time.observe(timings.prefill)
             metrics.decode_time.observe(timings.decode)
+
+
+def _prompt_tokens(chunk: ScheduledChunk) -> int:
+    """Tokens of the chunk that belong to the prompt."""
+    prompt = len(chunk.state.request.prompt_token_ids)
+    return max(0, min(chunk.start + chunk.count, prompt) - chunk.start)

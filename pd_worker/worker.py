@@ -163,7 +163,7 @@ class PDWorker:
 
 
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
-    """How this worker's connector reaches the store."""
+    """The connector's configuration: a consumer of the store."""
     return ECTransferConfig(
         store_url=config.store,
         model_key=model.model_key,

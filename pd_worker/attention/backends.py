@@ -1,7 +1,7 @@
 """Attention backends: torch's fused kernel, blockwise, and FlexAttention.
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
-makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is the form of
+makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is for
 long sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
 goes to it by `flex_paged`, a single call by `attend`. A call that a backend does not support goes to one that
 supports it; nothing is ignored.
@@ -47,7 +47,7 @@ class AttentionCall:
 
 def attend(backend: str, call: AttentionCall) -> torch.Tensor:
     """[B, heads, Q, dim] in the values' dtype."""
-    # A bias by blocks of keys is not one by scores.
+    # FlexAttention has no kernel for a bias by blocks of keys.
     if backend == "blockwise" or (backend == "flex" and call.bias is not None):
         return _blockwise(call)
     if backend == "flex":
@@ -175,7 +175,7 @@ def _blockwise(call: AttentionCall) -> torch.Tensor:
             behind = torch.arange(first, last, device=index.device) > index
             scores = scores.masked_fill(behind, float("-inf"))
         now = torch.maximum(highest, scores.amax(-1, keepdim=True))
-        # A block of which a query sees nothing leaves its sums at zero.
+        # A fully masked block leaves the sums at zero.
         safe = now.masked_fill(now == float("-inf"), 0.0)
         weights = torch.exp(scores - safe)
         shrink = torch.exp(highest - safe)

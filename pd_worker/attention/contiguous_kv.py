@@ -30,7 +30,7 @@ class Held:
 
 
 def assign_rows(held: Sequence[Held | None], wanted: Sequence[Held]) -> tuple[list[int], list[int]]:
-    """Rows 0 to len(wanted) - 1, one for each wanted; and the indices of those that are not there yet.
+    """Rows 0 to len(wanted) - 1, one for each wanted; and the indices of those that have to be loaded.
 
     An entry keeps its row if that is below the count and holds exactly what is wanted.
     """
@@ -54,7 +54,7 @@ class DecodeView:
         self._values: list[torch.Tensor] = []
         self._tokens = 0
         self._held: list[Held | None] = []
-        #: The longest that each row has been since it was zeros.
+        #: Longest length of each row since it was zeroed.
         self._used: list[int] = []
         #: Of the arranged step: its rows, their tokens, and where the new ones go, by head and row.
         self._count = self._length = 0

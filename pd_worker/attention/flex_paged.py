@@ -105,14 +105,14 @@ class FlexBatch:
         return self._made(torch.cat([tables, more]), rows)
 
     def _chunk_plan(self, table: torch.Tensor, ranges: KeyRanges) -> Plan:
-        """The queries of one sequence with this `table` [blocks], brought to a multiple."""
+        """The queries of one sequence with this `table` [blocks], padded to a multiple."""
         return self._made(table[None], ranges.padded(1, whole_blocks(ranges.first.shape[1])))
 
     def _made(self, tables: torch.Tensor, ranges: KeyRanges) -> Plan:
         size, count = self.meta.cache.block_size, tables.shape[1]
         at_once = math.lcm(size, BLOCK) // size
         blocks = -(-whole_blocks(count * size) // (at_once * size)) * at_once
-        # With a block of their own: what is masked is read all the same.
+        # Padded with the row's own first block: masked keys are read too.
         more = tables[:, :1].expand(-1, blocks - count)
         return Plan(torch.cat([tables, more], 1), ranges, ranges.blocks(blocks * size))
 

@@ -32,7 +32,7 @@ def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
     try:
         warm_up(decoder, block_size)
     except Exception:
-        # Torch has errors of many kinds for a compiler, a driver or a chip that will not do.
+        # Torch raises many kinds of errors for an unsuitable compiler, driver or chip.
         logger.exception("FlexAttention could not be compiled on %s", device)
         check_supported(path, ["flex_compile"])
     logger.info("compiled FlexAttention in %.1f s", time.monotonic() - began)

@@ -1,7 +1,7 @@
 """Groups of decodes that are gathered together, which bounds the memory of a layer.
 
-Sequences that decode attend at once, over copies of their keys and values as long as the longest of them. One
-long sequence among many would make that many long copies; so they go in groups, each below a limit.
+Decoding sequences attend in one call, over copies of their keys and values as long as the longest of them.
+One long sequence among many would make that many long copies, so they are split into groups below a limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GatherGroup:
 
 
 def gather_limit(device: torch.device) -> int:
-    """Bytes of keys and values that one layer gathers at once, but for a sequence that is longer by itself.
+    """Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
 
     An accelerator gains by fewer, larger calls.
     """

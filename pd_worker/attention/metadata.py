@@ -64,7 +64,7 @@ class CrossTables:
 
     @property
     def groups(self) -> Sequence[GatherGroup]:
-        """Which decodes are gathered together; all of them where none were planned."""
+        """Groups of decodes that are gathered together; one group of all where none were planned."""
         return self.decode_groups or _all_of(self.decode_tables)
 
 
@@ -85,25 +85,25 @@ class AttentionMetadata:
     prefills: Sequence[PrefillSpan]
     #: Lengths differ or do not fill their blocks, so that gathered keys need a mask.
     decode_padded: bool = True
-    #: Which decodes are gathered together; all of them where none are planned.
+    #: Groups of decodes that are gathered together; empty: one group of all.
     decode_groups: Sequence[GatherGroup] = ()
     #: Set for encoder-decoder models.
     cross: CrossTables | None = None
-    #: What the model adds to the scores of its own attention.
+    #: Bias that the model adds to the scores of self-attention.
     bias: AttentionBias | None = None
     backend: str = "sdpa"
-    #: Where the decodes' keys and values are in one piece; None: they are gathered.
+    #: Contiguous keys and values of the decodes; None: they are gathered.
     view: DecodeView | None = None
     _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
     #: Masks that are the same in all layers, and whole biases by the modules that share them.
     _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
-    #: What a backend has made for this step and uses in all layers.
+    #: Values that a backend computes once per step for all layers.
     plans: dict[object, object] = field(default_factory=dict)
 
     @property
     def groups(self) -> Sequence[GatherGroup]:
-        """Which decodes are gathered together; all of them where none were planned."""
+        """Groups of decodes that are gathered together; one group of all where none were planned."""
         return self.decode_groups or _all_of(self.decode_tables)
 
     def decode_mask(self, window: int | None) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from triptych.errors import RequestError
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
@@ -81,10 +82,18 @@ class ItemStage:
         #: Keys of requests whose cross table existed at the last step.
         self._tables: set[str] = set()
 
-    def stored_keys(self, request: EngineRequest, now: float) -> set[str]:
-        """The request's items that are in the store as far as is known."""
+    def new_state(self, request: EngineRequest, now: float) -> RequestState:
+        """The state of a new request, with its items that are known to be in the store."""
+        chain = PrefixChain(
+            request.prefix_root,
+            request.prompt_token_ids,
+            request.output_token_ids,
+            request.features,
+            self._kv.block_size,
+        )
         keys = {feature.mm_hash for feature in request.features}
-        return {key for key in keys if key in request.ready or self._marks.has(key, now)}
+        stored = {key for key in keys if key in request.ready or self._marks.has(key, now)}
+        return RequestState(request, chain, stored=stored)
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store, for requests too that are submitted a little later."""

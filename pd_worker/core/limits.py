@@ -38,11 +38,13 @@ class CrossLimits:
 
 def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossLimits | None) -> None:
     """Raises InvalidRequest for a request that can never run; `cross` is None for a decoder-only model."""
-    room = limits.max_model_len - request.num_tokens
+    num_prompt = len(request.prompt_token_ids)
+    num_tokens = num_prompt + len(request.output_token_ids)
+    room = limits.max_model_len - num_tokens
     # A resumed request may have filled it: then its output has ended, and only its end is still to be sent.
     if room < 0 or (room == 0 and request.output.finished is None):
         raise ContextTooLong(
-            f"the prompt has {request.num_tokens} tokens, but the model takes "
+            f"the prompt has {num_tokens} tokens, but the model takes "
             f"{limits.max_model_len} with the output: shorten messages or send fewer images",
             param="messages",
         )
@@ -50,12 +52,12 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossL
         _check_cross(request, limits, cross)
         return
     for feature in request.features:
-        _check_placement(request, feature, limits)
+        _check_placement(feature, num_prompt, limits)
 
 
-def _check_placement(request: EngineRequest, feature: MMFeature, limits: SchedulerLimits) -> None:
+def _check_placement(feature: MMFeature, num_prompt: int, limits: SchedulerLimits) -> None:
     placement = feature.placement
-    if placement.length == 0 or placement.end > request.num_prompt_tokens:
+    if placement.length == 0 or placement.end > num_prompt:
         raise InvalidRequest("an item stands outside of the prompt", param="messages")
     if placement.num_embeds() != feature.plan.rows:
         raise InvalidRequest(

@@ -48,12 +48,6 @@ class ScheduledChunk:
     def end(self) -> int:
         return self.start + self.count
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the chunk that belong to the prompt."""
-        prompt = len(self.state.request.prompt_token_ids)
-        return max(0, min(self.start + self.count, prompt) - self.start)
-
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -89,10 +83,6 @@ class SchedulerOutput:
     prefix_hit: int = 0
     #: This step's work of the connector's worker role.
     ec_connector_metadata: ECConnectorMetadata | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
 
     @property
     def written_tables(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from triptych.errors import RequestError
@@ -47,7 +47,7 @@ class TokenMask(Protocol):
     error: RequestError | None
 
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
-        """Which token ids may come next, bool [vocabulary of the tokenizer]; None after an error."""
+        """The allowed next token ids, bool [ids of the tokenizer]; None after an error."""
         ...
 
 
@@ -138,9 +138,8 @@ class RequestState:
     """State of a request's execution; only the scheduler changes it."""
 
     request: EngineRequest
-    block_size: InitVar[int]
     #: Digests of the request's KV blocks.
-    chain: PrefixChain = field(init=False)
+    chain: PrefixChain
     #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
     #: Resumed requests go first, everywhere; then earlier ones.
@@ -172,15 +171,8 @@ class RequestState:
     first_token_at: float | None = None
     last_token_at: float | None = None
 
-    def __post_init__(self, block_size: int) -> None:
+    def __post_init__(self) -> None:
         request = self.request
-        self.chain = PrefixChain(
-            request.prefix_root,
-            request.prompt_token_ids,
-            request.output_token_ids,
-            request.features,
-            block_size,
-        )
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
         self.order = (request.attempt == 1, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross

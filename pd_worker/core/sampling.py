@@ -58,18 +58,11 @@ class ResolvedSampling:
     choice: int = 0
     logprobs: int | None = None
     #: The output has a grammar, which alone decides when an end-of-sequence token is allowed.
-    formed: bool = False
+    constrained: bool = False
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
-
-    @property
-    def penalises(self) -> bool:
-        """Whether penalties or logit_bias change the logits."""
-        return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
-        )
 
 
 def resolve(
@@ -113,7 +106,7 @@ def resolve(
         logit_bias=_logit_bias(params, vocab_size),
         choice=params.choice,
         logprobs=_logprobs(params),
-        formed=params.output_format is not None,
+        constrained=params.output_format is not None,
     )
 
 

@@ -94,7 +94,7 @@ class Scheduler:
             if known.request.attempt >= request.attempt:
                 return
             self._finish(known, FinishReason.ABORT)
-        state = RequestState(request, self.kv.block_size, stored=self._item_stage.stored_keys(request, now))
+        state = self._item_stage.new_state(request, now)
         self._requests.add(state)
         self._waiting.add(state)
         if request.output.finished is not None:
@@ -150,6 +150,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
+            item_pressure=self.item_pressure,
             kv_blocks=self.kv.num_blocks,
             kv_blocks_used=self.kv.num_used,
             host_blocks_used=self.swap.num_used,

@@ -35,6 +35,7 @@ class SchedulerStats:
 
     num_running: int
     num_waiting: int
+    item_pressure: float
     kv_blocks: int
     kv_blocks_used: int
     host_blocks_used: int

@@ -1,4 +1,4 @@
-"""Requests that are not running, by what they wait for: a step examines only those that may have changed."""
+"""Queues of waiting requests; a step examines only those that may have changed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ChatTemplate:
             named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"the checkpoint's chat template is no jinja: line {error.lineno}: {error.message}"
+                f"the checkpoint's chat template is not valid Jinja: line {error.lineno}: {error.message}"
             ) from error
         self._takes_tools = "tools" in named
         #: Whether the template reads content as a list of parts; else it only takes strings.
@@ -143,7 +143,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}`, which training uses to mark the assistant's text, means nothing here."""
+    """Ignores `{% generation %}`, with which training marks the assistant's text."""
 
     tags = {"generation"}
 

@@ -17,7 +17,7 @@ from triptych.types import FinishReason, TimestampTokens
 #: Seconds between two timestamps of all Whisper models.
 STEP_SECONDS = 0.02
 _REPLACEMENT = "\ufffd"
-#: A character has at most four bytes, hence tokens: more than this many in wait are no character.
+#: A character has at most four bytes, hence tokens: a longer wait is for no character.
 _LONGEST_WAIT = 8
 
 
@@ -30,55 +30,55 @@ class TokenDecoder(Protocol):
 class IncrementalDecoder:
     """Text of a growing list of tokens, never cut inside a character.
 
-    Only a window of tokens is decoded: those of the last text given out, for the context that decoders
+    Only a window of tokens is decoded: those of the last text returned, for the context that decoders
     need around spaces, and those still without text.
     """
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        #: Tokens of the window whose text is given out already, and that text.
-        self._given = 0
-        self._given_text = ""
+        #: Tokens of the window whose text was returned already, and that text.
+        self._returned = 0
+        self._returned_text = ""
 
     def append(self, token_id: int) -> str:
         """The text that is now certain."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if len(text) > len(self._given_text) and not text.endswith(_REPLACEMENT):
-            new = text[len(self._given_text) :]
-            self._advance(self._given)
+        if len(text) > len(self._returned_text) and not text.endswith(_REPLACEMENT):
+            new = text[len(self._returned_text) :]
+            self._advance(self._returned)
             return new
-        if len(self._window) - self._given > _LONGEST_WAIT:
-            return self._give_up_waiting(text)
+        if len(self._window) - self._returned > _LONGEST_WAIT:
+            return self._stop_waiting(text)
         return ""
 
     def flush(self) -> str:
         """The rest, half characters as U+FFFD."""
         text = self._decode(self._window)
-        new = text[len(self._given_text) :]
-        self._advance(self._given)
+        new = text[len(self._returned_text) :]
+        self._advance(self._returned)
         return new
 
-    def _give_up_waiting(self, text: str) -> str:
+    def _stop_waiting(self, text: str) -> str:
         """Everything but the last character, which may still be half."""
         if not text.endswith(_REPLACEMENT):
-            # A run of special tokens, which have no text: the window need not remember them.
+            # A run of special tokens, which have no text: the window can drop them.
             if self._decode(self._window[:-1]) == text:
                 self._window.pop()
             return ""
-        new = text[len(self._given_text) : -1]
+        new = text[len(self._returned_text) : -1]
         start = len(self._window) - 1
-        while start > self._given and self._decode(self._window[start - 1 :]) == _REPLACEMENT:
+        while start > self._returned and self._decode(self._window[start - 1 :]) == _REPLACEMENT:
             start -= 1
         self._window = self._window[start:]
-        self._given, self._given_text = 0, ""
+        self._returned, self._returned_text = 0, ""
         return new
 
     def _advance(self, start: int) -> None:
         self._window = self._window[start:]
-        self._given = len(self._window)
-        self._given_text = self._decode(self._window)
+        self._returned = len(self._window)
+        self._returned_text = self._decode(self._window)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
@@ -135,8 +135,8 @@ class OutputText:
         return self._release(new, may_stop)
 
     def _ends(self, token_id: int, may_stop: bool) -> bool:
-        # Where a form is complete and takes nothing more, its end comes before min_tokens.
-        early = self._sampling.formed and token_id in self._sampling.eos_token_ids
+        # Where a grammar is complete and allows no more, the output ends before min_tokens.
+        early = self._sampling.constrained and token_id in self._sampling.eos_token_ids
         return (may_stop or early) and token_id in self._sampling.stop_token_ids
 
     def _release(self, new: str, may_stop: bool) -> str:
@@ -184,13 +184,13 @@ def _pending(text: str, stops: Sequence[str]) -> int:
 
 
 def timestamp_tokens(defaults: GenerationDefaults) -> TimestampTokens | None:
-    """Where a checkpoint's timestamps begin: behind the token that says there will be none."""
+    """The timestamp tokens of a checkpoint: those after its `<|notimestamps|>` token."""
     no_timestamps = defaults.extra.get("no_timestamps_token_id")
     return None if no_timestamps is None else TimestampTokens(int(no_timestamps) + 1, STEP_SECONDS)
 
 
 class TimelessDecoder:
-    """Leaves timestamps out of the text, which tokenizers do not count as special tokens."""
+    """A token decoder that drops timestamps, which tokenizers do not count as special tokens."""
 
     def __init__(self, tokenizer: TokenDecoder, timestamps: TimestampTokens) -> None:
         self._tokenizer = tokenizer

@@ -69,7 +69,7 @@ class EncDecPrompts:
     def __init__(
         self, tokenizer: Tokenizer, guarded: GuardedTokenizer, decoder: DecoderSide, max_model_len: int
     ) -> None:
-        # As transformers calls it: whatever the file says of cutting and padding is off.
+        # As transformers calls it: truncation and padding of the file are off.
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -145,7 +145,7 @@ class EncDecPrompts:
         return behind_default(self._text_ids(message.prompt.text), defaults)
 
     def _text_ids(self, text: str) -> list[int]:
-        """Special tokens that the text spells count; none are added."""
+        """Token ids of the text, with the special tokens that it spells and no others."""
         return self._guarded.encode_raw(text, add_special_tokens=False)
 
     def _previous(self, text: str) -> tuple[int, ...]:

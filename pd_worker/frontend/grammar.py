@@ -28,7 +28,7 @@ _MAX_CHARS = 64 << 10
 _MAX_DEPTH = 64
 _MAX_CHOICES = 1024
 _MAX_CACHED = 32
-#: A model that cannot decide must not write blanks for ever.
+#: Bounded, or a model could write blanks for ever.
 _BLANKS = r"[ \n\t]{1,16}"
 _OPTIONS: JsonCompileOptions = {
     "item_separator": ",",
@@ -62,7 +62,7 @@ class GrammarState:
         return self.error is None
 
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray | None:
-        """Which ids may come next, bool [ids of the tokenizer]; None after an error."""
+        """The allowed next ids, bool [ids of the tokenizer]; None after an error."""
         if not self.follow(output_ids):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -80,7 +80,7 @@ class GrammarState:
 class GrammarCompiler:
     """Compiles output formats, with an LRU cache. Thread-safe.
 
-    `eos_token_ids` end an output once its form is complete, and not before.
+    `eos_token_ids` end an output once it matches completely, and not before.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
@@ -91,26 +91,26 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()
 
-    def state(self, form: OutputFormat) -> GrammarState:
+    def state(self, output_format: OutputFormat) -> GrammarState:
         """The state before the first token; InvalidRequest for what is not supported."""
         if not self._eos:
             raise _refusal("this model has no end-of-sequence token to end such an output with")
         with self._lock:
-            matcher = self._compiled.get(form)
+            matcher = self._compiled.get(output_format)
         if matcher is None:
-            matcher = self._compile(form)
+            matcher = self._compile(output_format)
         with self._lock:
-            self._compiled[form] = matcher
-            self._compiled.move_to_end(form)
+            self._compiled[output_format] = matcher
+            self._compiled.move_to_end(output_format)
             while len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
             copy = matcher.deep_copy()
         return GrammarState(copy, self._eos, self._size)
 
-    def _compile(self, form: OutputFormat) -> LLMatcher:
+    def _compile(self, output_format: OutputFormat) -> LLMatcher:
         from llguidance import LLMatcher
 
-        grammar = _grammar(form)
+        grammar = _grammar(output_format)
         matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=_limits())
         # Some formats prove too large, or unsatisfiable, only at the first step.
         probe = matcher.deep_copy()
@@ -143,21 +143,21 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _grammar(form: OutputFormat) -> str:
+def _grammar(output_format: OutputFormat) -> str:
     from llguidance import LLMatcher
 
-    match form.kind:
+    match output_format.kind:
         case "json_object":
             return _schema('{"type": "object"}')
         case "json_schema":
-            _check_size(form.text)
-            return _schema(form.text)
+            _check_size(output_format.text)
+            return _schema(output_format.text)
         case "regex":
-            _check_size(form.text)
-            return str(LLMatcher.grammar_from_regex(_unanchored(form.text)))
+            _check_size(output_format.text)
+            return str(LLMatcher.grammar_from_regex(_unanchored(output_format.text)))
         case "choices":
-            return str(LLMatcher.grammar_from_lark(_choices(form.choices)))
-    raise _refusal(f"unknown kind {form.kind[:64]!r}")
+            return str(LLMatcher.grammar_from_lark(_choices(output_format.choices)))
+    raise _refusal(f"unknown kind {output_format.kind[:64]!r}")
 
 
 def _schema(text: str) -> str:
@@ -189,7 +189,7 @@ def _choices(choices: Sequence[str]) -> str:
 
 def _check_size(text: str) -> None:
     if not 0 < len(text) <= _MAX_CHARS:
-        raise _refusal(f"a form has 1 to {_MAX_CHARS} characters")
+        raise _refusal(f"a schema, regular expression or list of choices has 1 to {_MAX_CHARS} characters")
 
 
 def _unanchored(regex: str) -> str:

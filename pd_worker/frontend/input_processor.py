@@ -136,11 +136,11 @@ class InputProcessor:
         return pd_pb2.DetokenizeReply(text=text)
 
     def _grammar(
-        self, form: OutputFormat | None, received: Sequence[int], output: OutputText
+        self, output_format: OutputFormat | None, received: Sequence[int], output: OutputText
     ) -> GrammarState | None:
-        if form is None or output.finished is not None:
+        if output_format is None or output.finished is not None:
             return None
-        grammar = self._grammars.state(form)
+        grammar = self._grammars.state(output_format)
         if not grammar.follow(received):
             raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
         return grammar

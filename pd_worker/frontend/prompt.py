@@ -31,14 +31,14 @@ _NO_OPTIONS = TemplateOptions()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The expanded prompt, and its items where they stand in it, in slot order."""
+    """The expanded prompt, and its items with their placements, in slot order."""
 
     token_ids: tuple[int, ...]
     features: tuple[MMFeature, ...]
 
 
 class PromptBuilder:
-    """Makes prompts for one checkpoint. Thread-safe."""
+    """Builds prompts for one checkpoint. Thread-safe."""
 
     def __init__(
         self, template: ChatTemplate, tokenizer: GuardedTokenizer, decoder: DecoderSide, max_model_len: int
@@ -126,7 +126,7 @@ class PromptBuilder:
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         if len(messages) > self._max_model_len:
-            # Each is a token at least; a template takes its time for each.
+            # Each message has at least one token; rendering more would only take time.
             raise ContextTooLong(
                 f"messages holds {len(messages)} messages, more than the {self._max_model_len} tokens that "
                 "the model takes: leave some out",
@@ -195,7 +195,7 @@ def _mark_end(message: Message, shaped: TemplateMessage) -> str:
         ends_in_text = bool(content)
     if message.role != "assistant" or message.tool_calls or not ends_in_text:
         raise InvalidRequest(
-            "continue_final_message wants a last message of the assistant that ends in text", param="messages"
+            "continue_final_message needs a last message of the assistant that ends in text", param="messages"
         )
     mark = f"{secrets.randbelow(10**32):032d}"
     # The blank shows whether the template strips its input.
@@ -224,7 +224,7 @@ def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tup
     variables = {
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
     }
-    # Encoder-decoder models know no conversations.
+    # Encoder-decoder models have no chat template.
     source = read_template(path, tokenizer.chat_template) if decoder.cross is None else ""
     template = ChatTemplate(source, variables)
     image = () if decoder.image_token_id is None else (decoder.image_token_id,)

@@ -1,4 +1,4 @@
-"""Checks and conversion of what other processes send."""
+"""Validation and conversion of protobuf messages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from triptych.types import ItemPlan
 MAX_KEYS = 16384
 #: Requests named in one call.
 MAX_REQUESTS = 65536
-# No slash: what caches know an attempt by is put together with slashes. No space and no control character:
+# No slash: ids of attempts in caches are joined with slashes. No space and no control character:
 # names go into logs.
 _NAME = re.compile(r"[!-.0-~]{1,256}")
 
 
 def checked_plan(message: common_pb2.ItemPlan) -> ItemPlan:
-    """An item's plan; InvalidRequest when it contradicts itself."""
+    """An item's plan; InvalidRequest when it is inconsistent."""
     plan = plan_from_proto(message)
     if not MM_HASH.fullmatch(plan.namespace):
         raise InvalidRequest("an item's namespace must be 64 lower-case hex characters", param="items")
     if not (plan.rows and plan.width):
         raise InvalidRequest("an item needs rows and width above 0", param="items")
     if plan.length == 0 and plan.runs is None:
-        return plan  # reaches the decoder by cross-attention: no placeholder stands for it
+        return plan  # A cross item: it has no placeholder.
     if _embeds(plan) != plan.rows:
         raise InvalidRequest(
             f"an item's runs take {_embeds(plan)} embeddings, but it has {plan.rows} rows", param="items"
@@ -67,7 +67,7 @@ def check_name(field: str, value: str) -> None:
 
 
 def check_label(value: str) -> None:
-    """InvalidRequest for a request's label that does not belong into logs; it may be empty."""
+    """InvalidRequest for a label that must not be logged; it may be empty."""
     if value and not _NAME.fullmatch(value):
         raise InvalidRequest(
             "label must have at most 256 printable ASCII characters, no space and no slash", param="label"

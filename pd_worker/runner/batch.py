@@ -209,7 +209,7 @@ class BatchBuilder:
 
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
-    """One-token chunks first, the shortest of them foremost: those of like length are gathered together."""
+    """One-token chunks first, by length, since those of similar length are gathered together."""
     return sorted(
         chunks, key=lambda chunk: (chunk.count > 1, len(chunk.block_ids) if chunk.count == 1 else 0)
     )

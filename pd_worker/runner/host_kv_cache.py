@@ -19,8 +19,8 @@ class HostKVCache:
     """Host blocks, each with the keys and values of all layers, so that adjacent blocks are one copy.
 
     On CUDA the memory is page-locked once, at start, and copies run on a stream of their own: `write` returns
-    when what it reads may be overwritten by the model, `read` when what it wrote may be read, `wait` when
-    everything written is here.
+    when its source blocks may be overwritten, `read` when its target blocks may be read, `wait` when all
+    copies are complete.
     """
 
     def __init__(self, kv_cache: PagedKVCache, num_blocks: int) -> None:
@@ -48,7 +48,7 @@ class HostKVCache:
                 for start, stop, block in _runs([copy.target for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
                     rows.copy_(self._staging[start:stop], non_blocking=True)
-        self._let_model_wait()
+        self._block_model_stream()
 
     def read(self, copies: Sequence[BlockCopy]) -> None:
         """Host blocks to KV blocks; returns when they are there."""
@@ -60,7 +60,7 @@ class HostKVCache:
                 given = torch.tensor([copy.target for copy in batch], device=self._staging.device)
                 for index, part in enumerate(self._parts):
                     part.index_copy_(0, given, self._staging[: len(batch), index])
-        self._let_model_wait()
+        self._block_model_stream()
         self.wait()
 
     def wait(self) -> None:
@@ -78,14 +78,14 @@ class HostKVCache:
             yield copies[first : first + _STAGED_BLOCKS]
 
     def _on_stream(self) -> AbstractContextManager[object]:
-        """The copy stream, behind all that the model's stream has been given."""
+        """The copy stream, which waits for all work queued on the model's stream."""
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._staging.device))
         return torch.cuda.stream(self._stream)
 
-    def _let_model_wait(self) -> None:
-        """The model's next work begins when the copies so far are done."""
+    def _block_model_stream(self) -> None:
+        """Makes the model's stream wait for the copies so far."""
         if self._stream is not None:
             torch.cuda.current_stream(self._staging.device).wait_stream(self._stream)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from triptych.config import MIB, format_size
 from triptych.errors import ConfigError
 
-#: One part in so many of what is left is for embeddings: they are here until their rows are prefilled, keys
-#: and values until the last token.
+#: One part in so many of the free memory is for embeddings: they are resident until their rows are
+#: prefilled, keys and values until the last token.
 EMBEDDING_PART = 8
 LEAST_EMBEDDINGS = 64 * MIB
 

@@ -41,13 +41,13 @@ def size_kv_memory(
 
 
 def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int) -> WorkerNeeds:
-    """What the worker takes, with these two measured."""
+    """The worker's needs, with these two measured."""
     geometry, cross = decoder.geometry, decoder.cross
     block = block_bytes(geometry, config.block_size, decoder.dtype)
     longest = longest_request(config, geometry)
     rows = 0 if cross is None else cross.max_rows or longest
     blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
-    # A sequence that is longer than what is gathered at once is gathered all the same, alone.
+    # A sequence above the gather limit is gathered alone.
     in_layer = block // geometry.num_layers
     gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.

@@ -45,7 +45,7 @@ class SamplerInput:
         return (
             params.temperature == 0
             and self.allowed is None
-            and not params.penalises
+            and not penalises(params)
             and not self.rules
             and len(self.output_ids) >= params.min_tokens
         )
@@ -58,7 +58,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int |
     None where no token can be chosen: logits with NaN or +inf, or -inf for all allowed tokens.
 
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
-    and presence penalty, min_tokens, the output's form, temperature, top_k, top_p, min_p.
+    and presence penalty, min_tokens, the grammar, temperature, top_k, top_p, min_p.
     """
     # NaN counts as the largest, so that a finite largest logit means that all are usable.
     largest, best = logits.max(dim=-1)
@@ -85,7 +85,7 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
     row = row.to(torch.float32, copy=True)
     for rule in request.rules:
         rule.apply(row, request.prompt, request.output_ids)
-    if params.penalises:
+    if penalises(params):
         penalise(row, params, request.prompt_ids, request.output_ids)
     _mask(row, request)
     if not params.greedy:
@@ -159,6 +159,16 @@ def _pick(cumulative: torch.Tensor, number: float) -> int:
         return index
     # Weights that are NaN must not fail the whole batch.
     return min(int(torch.searchsorted(cumulative, total)), cumulative.shape[0] - 1)
+
+
+def penalises(params: ResolvedSampling) -> bool:
+    """Whether penalties or logit_bias change the logits."""
+    return bool(
+        params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1
+        or params.logit_bias
+    )
 
 
 def penalise(

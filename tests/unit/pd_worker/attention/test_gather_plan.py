@@ -15,6 +15,7 @@ from triptych.pd_worker.attention.flex_kernel import MIN_BATCH
 from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
 from triptych.pd_worker.attention.key_ranges import whole_blocks
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.runner.batch import BatchBuilder, in_batch_order
@@ -57,7 +58,7 @@ def _chunk(index: int, blocks: int, rng: random.Random) -> ScheduledChunk:
     length = blocks * BLOCK - rng.randrange(BLOCK)
     rows = blocks * BLOCK - rng.randrange(BLOCK)
     request = make_request(f"r{index}", [1] * length, [make_cross(f"r{index}", rows)])
-    state = RequestState(request, BLOCK)
+    state = RequestState(request, PrefixChain(b"r", request.prompt_token_ids, [], (), BLOCK))
     own, cross = (tuple(rng.sample(range(1000), blocks)) for _ in range(2))
     return ScheduledChunk(state, length - 1, 1, own, (), False, cross, rows)
 

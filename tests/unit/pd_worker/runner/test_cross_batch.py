@@ -6,6 +6,7 @@ import torch
 
 from support.engine.engine_requests import make_cross, make_request
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.runner.batch import BatchBuilder
@@ -13,7 +14,7 @@ from triptych.pd_worker.runner.batch import BatchBuilder
 
 def chunk(name: str, rows: int, start: int, count: int, own: tuple[int, ...], cross: tuple[int, ...]):
     request = make_request(name, [2, 0, 7, 8], [make_cross(name, rows)])
-    state = RequestState(request, 2)
+    state = RequestState(request, PrefixChain(b"r", request.prompt_token_ids, [], (), 2))
     return ScheduledChunk(state, start, count, own, (), False, cross, rows)
 
 
