@@ -19,7 +19,7 @@ from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.job import LoadJob, Target, WindowReport
 from triptych.goodput.load.processes import run_window
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.measure.figures import Figures, summarise
+from triptych.goodput.measure.figures import WindowFigures, summarise
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.null_server import MODEL
 from triptych.goodput.report.machine import describe, load_average
@@ -32,7 +32,9 @@ LOADS = {
 }
 
 
-def measure(url: str, load: Workload, rate: float, seconds: float, seed: int) -> tuple[WindowReport, Figures]:
+def measure(
+    url: str, load: Workload, rate: float, seconds: float, seed: int
+) -> tuple[WindowReport, WindowFigures]:
     """One window, its first tenth as warm-up."""
     count = round(rate * seconds)
     times = arrival_times(Arrivals(rate=rate), count, seed)
@@ -41,7 +43,7 @@ def measure(url: str, load: Workload, rate: float, seconds: float, seed: int) ->
     return report, summarise(report.records, Slo())
 
 
-def row(name: str, runs: list[tuple[WindowReport, Figures]]) -> str:
+def row(name: str, runs: list[tuple[WindowReport, WindowFigures]]) -> str:
     late = [figures.lateness.percentiles for _, figures in runs]
     middle = [statistics.median(ranks) * 1000 for ranks in zip(*late, strict=True)]
     worst = max(ranks[2] for ranks in late) * 1000

@@ -32,7 +32,7 @@ from triptych.errors import ConfigError
 from triptych.goodput.launch import launched, parse_shape
 from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
-from triptych.goodput.measure.figures import Figures, summarise
+from triptych.goodput.measure.figures import WindowFigures, summarise
 from triptych.goodput.measure.presets import preset
 from triptych.goodput.measure.settings import RunSettings, make_job
 from triptych.goodput.measure.window import measure
@@ -82,7 +82,7 @@ def seed_of(cell: ValidationCell) -> int:
     return zlib.crc32(cell.name.encode()) % 1_000_000
 
 
-def figures_of(found: Figures) -> dict[str, float]:
+def figures_of(found: WindowFigures) -> dict[str, float]:
     """Medians over requests in seconds, and requests per second."""
     return {
         "ttft": found.spreads["ttft"].median,

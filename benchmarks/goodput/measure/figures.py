@@ -48,7 +48,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class WindowFigures:
     """One window. Latencies are of completed requests, `tails` of all: there a failure is infinitely late."""
 
     sent: int
@@ -82,14 +82,14 @@ class Figures:
         return self.good / self.sent
 
 
-def summarise(records: Sequence[RequestRecord], slo: Slo) -> Figures:
+def summarise(records: Sequence[RequestRecord], slo: Slo) -> WindowFigures:
     """Figures of the records that are no warm-up; ValueError when there is none."""
     measured = [record for record in records if not record.warm_up]
     if not measured:
         raise ValueError("a window without measured requests")
     done = [record for record in measured if record.ok]
     missed = [slo.misses(record.latencies()) for record in measured]
-    return Figures(
+    return WindowFigures(
         sent=len(measured),
         completed=len(done),
         good=sum(record.ok and not misses for record, misses in zip(measured, missed, strict=True)),

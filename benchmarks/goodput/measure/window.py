@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triptych.goodput.load.job import Progress, WindowReport
 from triptych.goodput.load.processes import run_window
-from triptych.goodput.measure.figures import Figures, summarise
+from triptych.goodput.measure.figures import WindowFigures, summarise
 from triptych.goodput.measure.queues import QueueSample, QueueSampler
 from triptych.goodput.measure.search import Verdict
 from triptych.goodput.measure.settings import RunSettings, make_job
@@ -25,7 +25,7 @@ class MeasuredWindow:
     settings: RunSettings
     seed: int
     report: WindowReport
-    figures: Figures
+    figures: WindowFigures
     drift: Drift
     verdict: Verdict
     queues: tuple[QueueSample, ...] = ()

@@ -14,7 +14,7 @@ import msgspec
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.measure.figures import PERCENTILES, Figures, summarise
+from triptych.goodput.measure.figures import PERCENTILES, WindowFigures, summarise
 from triptych.goodput.measure.search import SearchResult
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow
@@ -88,7 +88,7 @@ def window_fields(window: MeasuredWindow) -> dict[str, Any]:
     }
 
 
-def scalar_fields(figures: Figures) -> dict[str, Any]:
+def scalar_fields(figures: WindowFigures) -> dict[str, Any]:
     """The numbers of a window, vLLM's first."""
     tokens = figures.prompt_tokens + figures.output_tokens
     found: dict[str, Any] = {

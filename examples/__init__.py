@@ -1,1 +1,0 @@
-"""Runnable examples; no part of the installed package."""
