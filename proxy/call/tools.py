@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from triptych.errors import InvalidRequest
-from triptych.limits import MAX_TOOLS
 from triptych.proxy.call.output_format import schema_format
 from triptych.proxy.call.validation import check_depth
+from triptych.request.limits import MAX_TOOLS
 from triptych.types import OutputFormat
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -43,7 +43,7 @@ class ToolUse:
 
 def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None) -> ToolUse:
     """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean together."""
-    by_name = _checked(tools or ())
+    by_name = _checked(tools) if tools else {}
     mode, names = _chosen(choice)
     for name in names:
         if name not in by_name:
