@@ -1,4 +1,4 @@
-"""A run of decode steps leaves the scheduler as its single steps would, and ends before anything changes."""
+"""A run of decode steps leaves the scheduler as its single steps would, and ends where anything changes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
-from triptych.pd_worker.core.outputs import ModelRunnerOutput
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.core.scheduler import Scheduler
 
 TOKEN, BLOCK = 7, 4
@@ -71,9 +71,15 @@ def test_a_run_leaves_what_its_steps_would_leave(steps: int) -> None:
         assert list(event.token_ids) == [token for e in alone for token in e.token_ids]
 
 
-def test_a_run_ends_before_a_request_does() -> None:
-    _, runs = decoding((3, 40), (8, 6))
-    assert runs.steps_left(lambda i: 0.0) == 4
+def test_a_run_ends_with_the_first_request_that_ends() -> None:
+    scheduler, runs = decoding((3, 40), (8, 6))
+    steps = runs.steps_left(lambda i: 0.0)
+    assert steps == 5
+    runs.advance(steps, 1.0)
+    assert [state.request.request_id for state in scheduler.running] == ["r0"]
+    assert scheduler.has_events, "the end comes with the next update"
+    [end, *_] = scheduler.update(SchedulerOutput(0), ModelRunnerOutput(), 1.0)
+    assert isinstance(end, RequestFinished) and end.request_id == "r1"
 
 
 def test_a_run_needs_only_free_blocks() -> None:
@@ -91,13 +97,8 @@ def test_a_run_passes_no_deadline() -> None:
 
 
 def test_a_plain_step_decodes_all_running_requests_and_nothing_else() -> None:
-    scheduler, runs = decoding((3, 40), (8, 2))
-    assert runs.only_decodes
-    output = scheduler.schedule(1.0)
-    events = scheduler.update(output, ModelRunnerOutput(sampled=[TOKEN] * 2), 1.0)
-    assert not runs.was_plain(output, events), "a request has ended"
-    output = scheduler.schedule(2.0)
-    events = scheduler.update(output, ModelRunnerOutput(sampled=[TOKEN]), 2.0)
-    assert runs.was_plain(output, events)
-    scheduler.add(replace(make_request("new", 4), output=CountedOutput(3, TOKEN)), 3.0)
-    assert not runs.only_decodes
+    scheduler, runs = decoding((3, 40), (8, 3))
+    assert runs.is_plain(scheduler.schedule(1.0))
+    scheduler, runs = decoding((3, 40), (8, 3))
+    scheduler.add(replace(make_request("new", 4), output=CountedOutput(3, TOKEN)), 1.0)
+    assert not runs.is_plain(scheduler.schedule(1.0)), "a request starts"
