@@ -18,7 +18,7 @@ _SUFFIXES = {ECConnectorRole.SCHEDULER: "Scheduler", ECConnectorRole.WORKER: "Wo
 
 
 class ECConnectorFactory:
-    """The factory of both roles. A connector is `module.path:Name`: the classes NameScheduler and NameWorker."""
+    """The factory of both roles. A connector is `module.path:Name`: classes NameScheduler and NameWorker."""
 
     _paths: dict[str, str] = {}
 

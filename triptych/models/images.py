@@ -72,7 +72,7 @@ def _load(path: Path) -> BaseImageProcessor:
     name = named.removesuffix("Fast").removesuffix("Pil")
     if name not in _CLASSES:
         raise ConfigError(
-            f"MODEL={path} needs the image processor {named}: only {', '.join(_CLASSES)} are supported"
+            f"MODEL={path} wants image processor {named}: only {', '.join(_CLASSES)} are known"
         )
     processor = getattr(importlib.import_module(_CLASSES[name]), f"{name}Pil")
     try:

@@ -44,7 +44,7 @@ class DecoderModule(nn.Module):
 
 
 class EncDecDecoder(DecoderSide):
-    """The decoder of encoder-decoder families, each of which adds its keys, its stack and its walk of the layers.
+    """The decoder of encoder-decoder families, which add their keys, their stack and the walk of its layers.
 
     `layers` are walked here and not by transformers' stack, which would count positions by itself and
     project encoder rows again.
