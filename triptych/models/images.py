@@ -71,9 +71,7 @@ def _load(path: Path) -> BaseImageProcessor:
     named = settings.get("image_processor_type") or default
     name = named.removesuffix("Fast").removesuffix("Pil")
     if name not in _CLASSES:
-        raise ConfigError(
-            f"MODEL={path} wants image processor {named}: only {', '.join(_CLASSES)} are known"
-        )
+        raise ConfigError(f"MODEL={path} wants image processor {named}: only {', '.join(_CLASSES)} are known")
     processor = getattr(importlib.import_module(_CLASSES[name]), f"{name}Pil")
     try:
         return processor.from_pretrained(path, local_files_only=True)
