@@ -1,4 +1,4 @@
-"""The connector's contract: two roles, so that no method is invalid where it stands.
+"""The EC connector's interface: an abstract class for each of its two roles.
 
 The scheduler role decides and never blocks: it answers from its table of loads. The worker role moves
 bytes between the encoder cache and the store. One `ECConnectorMetadata` per engine step goes from the
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
-#: What an engine is to the store.
+#: The roles that an engine may have towards the store.
 EC_ROLES = ("both", "producer", "consumer")
 
 
@@ -34,9 +34,9 @@ class ECConnectorRole(enum.IntEnum):
 
 
 class Presence(enum.Enum):
-    """What the scheduler role knows of one item's embedding."""
+    """Where one item's embedding is, as far as the scheduler role knows."""
 
-    #: Nobody has said that it is stored.
+    #: Not known to be stored.
     UNKNOWN = enum.auto()
     #: A load is under way, or the item is being encoded again.
     LOADING = enum.auto()
@@ -82,16 +82,16 @@ class FailedLoad:
 
 
 class ECConnectorMetadata(ABC):
-    """What the scheduler role tells the worker role in one step; crosses processes as msgpack."""
+    """One step's orders from the scheduler role to the worker role; crosses processes as msgpack."""
 
     step: int
 
     def loads(self) -> Iterable[tuple[str, int]]:
-        """(mm_hash, generation) of what the worker role is to load: what fails if the whole order fails."""
+        """(mm_hash, generation) of each load in this order: they all fail if the order fails."""
         return ()
 
     def without_loads(self) -> Self:
-        """What remains of an order that could not be carried out: what it was to free. Safe to repeat."""
+        """The rest of an order that could not be carried out: what it was to free. Safe to repeat."""
         return self
 
     @abstractmethod
@@ -104,7 +104,7 @@ class ECConnectorMetadata(ABC):
 
 @dataclass(slots=True)
 class ECConnectorOutput:
-    """What the worker role has finished since it was last asked. A key that is not there is an answer."""
+    """What the worker role has finished since the last call. A missing key is a result, not an error."""
 
     #: Keys whose save has landed in the store.
     saved: list[str] = field(default_factory=list)
@@ -158,7 +158,7 @@ class ECTransferConfig:
 
 
 class ECConnectorBase(ABC):
-    """What both roles hold: `role`, `config`, and the step's `metadata`."""
+    """The base of both roles: `role`, `config`, and the step's `metadata`."""
 
     role: ECConnectorRole
 
@@ -172,7 +172,7 @@ class ECConnectorBase(ABC):
 
 
 class ECConnectorScheduler(ECConnectorBase):
-    """Decides; lives in the engine's thread; no method blocks or raises for a key that is not there."""
+    """The role that decides, in the engine's thread; no method blocks or raises for a missing key."""
 
     role = ECConnectorRole.SCHEDULER
 
@@ -216,7 +216,7 @@ class ECConnectorScheduler(ECConnectorBase):
 
     @abstractmethod
     def update_connector_output(self, output: ECConnectorOutput) -> None:
-        """Takes in what the worker role has finished. Late reports of a key's earlier load are ignored."""
+        """Applies the worker role's reports. Late ones, of a key's earlier load, are ignored."""
 
     @abstractmethod
     def request_finished(self, request: HasFeatures) -> None:
@@ -224,7 +224,7 @@ class ECConnectorScheduler(ECConnectorBase):
 
 
 class ECConnectorWorker(ECConnectorBase):
-    """Moves bytes; called from the engine's thread, transfers run beside it."""
+    """The role that moves bytes; called from the engine's thread, its transfers run beside it."""
 
     role = ECConnectorRole.WORKER
 

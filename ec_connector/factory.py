@@ -1,4 +1,4 @@
-"""Connectors by name: imported only when one is made."""
+"""The factory of EC connectors, by name; a connector is imported when the first one is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUFFIXES = {ECConnectorRole.SCHEDULER: "Scheduler", ECConnectorRole.WORKER: "Wo
 
 
 class ECConnectorFactory:
-    """A connector is `module.path:Name`: the module holds NameScheduler and NameWorker."""
+    """The factory of both roles. A connector is `module.path:Name`: classes NameScheduler and NameWorker."""
 
     _paths: dict[str, str] = {}
 

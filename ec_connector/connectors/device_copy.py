@@ -1,4 +1,4 @@
-"""Copies between host and device beside the model's own work: a stream of their own, told by events."""
+"""Copies between host and device beside the model's work, on a CUDA stream of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class DeviceCopier:
-    """On a CPU device nothing is copied: host and device memory are one."""
+    """A copier with a CUDA stream. On a CPU nothing is copied: host and device memory are one."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -25,7 +25,7 @@ class DeviceCopier:
     def to_device(
         self, pieces: Sequence[torch.Tensor], plan: ItemPlan
     ) -> tuple[torch.Tensor, Callable[[], None] | None]:
-        """The item on the device, [rows, width], and what waits until it is whole (None: it is already).
+        """The item on the device, [rows, width], and a wait until it is whole (None: it is already).
 
         `pieces` hold its bytes, one after the other, and must live until then; one piece is not copied where
         it is on the device. Called from the thread that runs the model.

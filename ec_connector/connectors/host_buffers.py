@@ -100,7 +100,7 @@ class HostMemory:
             raise
 
     def release(self, buffer: HostBuffer) -> None:
-        """Returns a buffer that nobody reads or writes any more."""
+        """Returns a buffer that is not read or written any more."""
         if self._pool is not None:
             self._pool.free(buffer.pieces)
         self._budget.release(buffer.nbytes)

@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryConnectorScheduler(TableScheduler):
-    """As with any store."""
+    """The scheduler role, as with any store."""
 
 
 class MemoryConnectorWorker(ECConnectorWorker):
-    """Transfers to and from the `MemoryStore` of its config; ValueError for a config without one.
+    """The worker role over the `MemoryStore` of its config; ValueError for a config without one.
 
     Every transfer has finished when its call returns. On a CPU nothing is copied.
     """
@@ -46,7 +46,7 @@ class MemoryConnectorWorker(ECConnectorWorker):
 
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
         if not isinstance(metadata, TransferMetadata):
-            raise TypeError(f"this connector takes TransferMetadata, not {type(metadata).__name__}")
+            raise TypeError(f"the memory connector needs TransferMetadata, not {type(metadata).__name__}")
         for load_id in metadata.drops:
             self._copies.pop(load_id, None)
             self._reports.forget(load_id)

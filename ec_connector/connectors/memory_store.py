@@ -11,12 +11,12 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.types import ItemPlan
 
-#: Bytes of a store that nobody has given a budget.
+#: Byte budget of a store by default.
 DEFAULT_BYTES = 512 * MIB
 
 
 class MemoryStore(OutputCache):
-    """What an encoder engine saves and a PD engine of the same process loads; safe between their threads.
+    """A store that an encoder engine and a PD engine of one process share; safe between their threads.
 
     Least recently used out first. What is published and not loaded yet stays, the newest first, up to half
     of `max_bytes`: as many bytes as a proxy lets be published before their load. A single item stays

@@ -1,4 +1,4 @@
-"""Latest encoder outputs on the host, bounded in bytes."""
+"""A cache of encoder outputs on the host, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from triptych.ec_connector.base import EncoderOutput
 
 
 class OutputCache(MutableMapping[str, EncoderOutput]):
-    """mm_hash to encoder output, least recently used out first; safe between threads.
+    """An LRU cache from mm_hash to encoder output, safe between threads.
 
     It lets a flushed store be filled again without the tower. Pinned entries (a save is under way) stay
-    whatever the bound of `max_bytes` says.
+    even above `max_bytes`.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -18,7 +18,7 @@ from triptych.types import ItemPlan
 
 
 class TableScheduler(ECConnectorScheduler):
-    """See `ECConnectorScheduler`; the rules are `LoadTable`'s."""
+    """The scheduler role over a `LoadTable`, which has the rules."""
 
     def __init__(self, config: ECTransferConfig) -> None:
         super().__init__(config)
@@ -26,7 +26,7 @@ class TableScheduler(ECConnectorScheduler):
         self._step = 0
 
     def add_request(self, request: HasFeatures) -> None:
-        self.table.hold(request.request_id, [feature.plan for feature in request.features])
+        self.table.add_holder(request.request_id, [feature.plan for feature in request.features])
 
     def item_ready(self, mm_hash: str) -> None:
         if self.config.is_consumer:
@@ -92,7 +92,7 @@ class _Entry:
 
 
 class LoadTable:
-    """Keys that some request holds. What the last holder lets go is dropped; so is a load under way."""
+    """The keys that requests hold, and their loads. A key without holders is dropped with its load."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -104,7 +104,7 @@ class LoadTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def hold(self, request_id: str, plans: list[ItemPlan]) -> None:
+    def add_holder(self, request_id: str, plans: list[ItemPlan]) -> None:
         """The request needs these items, one count per place in its prompt. Idempotent."""
         by_key = {plan.mm_hash: plan for plan in reversed(plans)}
         for mm_hash, count in Counter(plan.mm_hash for plan in plans).items():
@@ -130,7 +130,7 @@ class LoadTable:
             self._drops.append(LoadId(mm_hash, entry.generation))
 
     def plan(self, mm_hash: str) -> ItemPlan | None:
-        """What the first of the requests that hold the key says of the item."""
+        """The item's plan, by the first of the requests that hold the key."""
         entry = self._entries.get(mm_hash)
         return None if entry is None else entry.plan
 

@@ -12,7 +12,7 @@ from triptych.hashing import check_mm_hash
 EMBEDDING = "ec:"
 #: One hash of the items in a tower, field mm_hash. No TTL: keys with a TTL are evicted before it ends.
 LEASES = "{leases}:owners"
-#: When each lease ends, in ms of the server's clock: a sorted set, so that nobody searches for the dead.
+#: When each lease ends, in ms of the server's clock: a sorted set, so that the dead are found without a scan.
 LEASE_DEADLINES = "{leases}:deadlines"
 #: One hash of all workers, field `pool address`. No TTL, for the same reason.
 WORKERS = "{registry}:workers"
@@ -25,9 +25,9 @@ PROXIES = "{registry}:proxies"
 #: A random word. No TTL: it goes only with everything else, so another word means a flush or restart.
 EPOCH = "{registry}:epoch"
 
-#: Seconds that an unused embedding stays when the writer says nothing else.
+#: Seconds that an unused embedding stays unless its writer sets another TTL.
 EMBEDDING_TTL = 3600.0
-#: Seconds that the parts of a split value outlive its header: whoever has read the header finds them.
+#: Seconds that the parts of a split value outlive its header: a reader of the header finds them.
 PART_GRACE = 120.0
 #: Seconds past their deadline after which leases and registrations are deleted by anyone.
 DEAD_AFTER = 600.0

@@ -1,4 +1,4 @@
-"""Memory for one value in several pieces, filled from front to back: a socket's read can be scattered.
+"""Scatter buffers: memory for one value in several pieces, filled from front to back.
 
 The head of a stored value is not part of the tensor, and host memory of a pool may not be in one piece.
 """
@@ -11,7 +11,7 @@ from itertools import accumulate
 
 
 class ScatterBuffer:
-    """Writable bytes of all `pieces`, in their order."""
+    """A writable buffer over all `pieces`, in their order."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self.pieces = [piece for piece in pieces if len(piece)]

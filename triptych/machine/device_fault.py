@@ -31,11 +31,11 @@ _PREFIXES = ("cuda error", "hip error")
 
 
 class DeviceLost(BaseException):
-    """The device is unusable in this process. No Exception: who catches those would go on and always fail."""
+    """The device is unusable in this process. Not an Exception, which is caught everywhere."""
 
 
 def check_device(error: BaseException | None, device: torch.device) -> None:
-    """Raises DeviceLost where `error` says that the device is lost, or where the device fails a small test.
+    """Raises DeviceLost where `error` means that the device is lost, or where the device fails a small test.
 
     Called after every failure of an engine; the test is made on accelerators only.
     """

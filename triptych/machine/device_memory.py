@@ -14,7 +14,7 @@ from triptych.machine.resources import available_memory
 class DeviceMemory(Protocol):
     """One device as one process sees it, in bytes."""
 
-    #: Of what is free, how much may be used by the one who asks.
+    #: Of what is free, how much a worker may use.
     share: float
 
     def free(self) -> int:

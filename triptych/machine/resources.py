@@ -60,7 +60,7 @@ def may_claim_cores(affinity: Collection[int] | None = None, root: Path = _ROOT)
 
     A claim is a name in a network namespace, which containers do not share. So it holds on the host itself,
     outside of containers, and within a cpuset that the kernel keeps exclusive. Where a quota is tighter than
-    the CPUs, time is what is limited: on one core of many, a process would wait for whoever runs there.
+    the CPUs, time is what is limited: on one core of many, a process would wait for others that run there.
     """
     allowed, quota = allowed_cpus(affinity, root), cpu_quota(root)
     if quota is not None and quota < len(allowed):
@@ -69,7 +69,7 @@ def may_claim_cores(affinity: Collection[int] | None = None, root: Path = _ROOT)
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that Linux says can still be had, within the tightest memory limit of this process's cgroups."""
+    """Bytes that Linux reports as available, within the tightest memory limit of this process's cgroups."""
     available = _meminfo(root, "MemAvailable:")
     rooms = [room for folder in folders("memory", root) if (room := _room(folder)) is not None]
     return max(0, min([available, *rooms]))
@@ -138,7 +138,7 @@ def _exclusive_cpuset(allowed: Collection[int], root: Path) -> bool:
 
 
 def _cpu_list(file: Path) -> frozenset[int]:
-    """The CPUs of "0,2-3"; none where the file is missing or says something else."""
+    """The CPUs of "0,2-3"; none where the file is missing or is malformed."""
     cpus: set[int] = set()
     for piece in read_text(file).strip().split(","):
         first, _, last = piece.partition("-")

@@ -1,4 +1,4 @@
-"""Sound for the models that hear: files to log-mel features, computed once per file."""
+"""Audio preprocessing: files to log-mel features, computed once per file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMEDY = "give MODEL=/folder with preprocessor_config.json"
 
 
 class AudioFile(Protocol):
-    """One file, decoded when it is asked for."""
+    """An audio file, decoded on demand."""
 
     @property
     def digest(self) -> str:
@@ -29,12 +29,12 @@ class AudioFile(Protocol):
         ...
 
     def waveform(self, rate: int) -> np.ndarray:
-        """float32 [samples] at `rate` per second, mono. InvalidRequest for what is no sound."""
+        """float32 [samples] at `rate` per second, mono. InvalidRequest for what is no audio."""
         ...
 
 
 class Features:
-    """The checkpoint's feature extractor over whole files. Dithering is refused: it draws random numbers."""
+    """The checkpoint's feature extractor, for whole files. Dithering is refused: it draws random numbers."""
 
     def __init__(self, path: Path) -> None:
         settings = read_json(path / "preprocessor_config.json")
@@ -81,7 +81,7 @@ class Features:
 
 
 class FeatureCache:
-    """Features by file digest, up to `capacity` bytes, the latest used kept; the newest always is.
+    """An LRU cache of features by file digest, up to `capacity` bytes; the newest always stays.
 
     Callable from several threads: a file asked for twice at once is computed once.
     """

@@ -1,4 +1,4 @@
-"""The contract of a model family: an encoder side that sees media, a decoder side that never does.
+"""The interface of a model family: an encoder side that encodes media, a decoder side that generates.
 
 A family is one file with two classes and its row in `registry.py`. The encoder side lives in encoder
 workers, the decoder side in PD workers; each loads only its own share of the checkpoint.
@@ -24,7 +24,7 @@ Media = Any
 
 @dataclass(frozen=True, slots=True)
 class PreparedItem:
-    """An item after preprocessing: what the tower takes, and what is known of its output.
+    """A preprocessed item: the tower's inputs, and the size of its output.
 
     `cost` is the item's share of an encoder batch's budget, in patches.
     """
@@ -66,12 +66,12 @@ class EncoderSide(ABC):
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:
-        """What decides the tower's input besides the media: part of the namespace. ConfigError without it."""
+        """The settings that decide the tower's input: part of the namespace. ConfigError without them."""
         return ImageProcessor(path).config
 
     @abstractmethod
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        """As the checkpoint's own processor does it.
+        """The item as the checkpoint's own processor prepares it.
 
         `media` is an RGB picture ("image", processor on the PIL backend), a `Waveform` ("audio") or the bytes
         as they came ("text"). `options` are the request's mm_processor_kwargs. InvalidRequest, naming the
@@ -79,7 +79,7 @@ class EncoderSide(ABC):
         """
 
     def sample(self) -> Media:
-        """Small media, as `preprocess` takes them, that warm the tower up."""
+        """A small input of `preprocess`, to warm the tower up."""
         return Image.new("RGB", (64, 64), "grey")
 
     @abstractmethod
@@ -122,19 +122,19 @@ class CrossGeometry:
 
 @dataclass(frozen=True, slots=True)
 class PromptDefaults:
-    """A decoder prompt where the request is silent: the token that begins all of them, and the whole."""
+    """The decoder prompt of a request without one: its start token, and all of its tokens."""
 
     start: int
     token_ids: tuple[int, ...]
 
     def prepend_start(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """`token_ids` behind the start token, which is not said twice."""
+        """`token_ids` behind the start token, unless they begin with it."""
         given = tuple(token_ids)
         return given if given[:1] == (self.start,) else (self.start, *given)
 
 
 class LogitsRule(Protocol):
-    """What a checkpoint or a task forbids or forces at one position; keeps no state between calls."""
+    """A rule that forbids or forces tokens at one position; keeps no state between calls."""
 
     def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         """Changes the float32 `logits` [vocab_size] of the token after `output_ids` in place.
@@ -157,7 +157,7 @@ class BiasTable:
 
 
 class AttentionBias(Protocol):
-    """What a model adds to the scores of its own attention, after scaling and before the softmax."""
+    """A bias on the scores of a model's self-attention, added after scaling and before the softmax."""
 
     def key(self, module: torch.nn.Module) -> object:
         """Attention modules with equal keys have the same bias; None: this module has none."""
@@ -176,7 +176,7 @@ class AttentionBias(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MergedEmbeds:
-    """Encoder rows that meet this batch: `index` [N] are batch token indices, `rows` [N, width]."""
+    """The encoder rows of this batch: `index` [N] are batch token indices, `rows` [N, width]."""
 
     index: torch.Tensor
     rows: torch.Tensor
@@ -184,7 +184,7 @@ class MergedEmbeds:
 
 @dataclass(slots=True)
 class GenerationDefaults:
-    """The checkpoint's generation_config where a request is silent.
+    """The defaults of a request's sampling, by the checkpoint's generation_config.
 
     Without `do_sample` it is greedy: temperature 0, no cuts. Its repetition penalty counts all the same.
     """
@@ -200,7 +200,7 @@ class GenerationDefaults:
 
 
 class DecoderSide(ABC):
-    """Text model and head of one checkpoint on one device; knows nothing of pixels."""
+    """Text model and head of one checkpoint on one device; never handles media."""
 
     geometry: DecoderGeometry
     dtype: torch.dtype
@@ -208,7 +208,7 @@ class DecoderSide(ABC):
     module: torch.nn.Module
     #: The token that a chat template puts once per image, and that the placeholder repeats.
     image_token_id: int | None
-    #: What the model's items are: "image", "audio" or "text".
+    #: The modality of the model's items: "image", "audio" or "text".
     modality: ClassVar[str] = "image"
     #: Set by encoder-decoder models; their attention modules towards the encoder carry `is_cross = True`.
     cross: CrossGeometry | None = None

@@ -1,4 +1,4 @@
-"""What a checkpoint says where a request or a flag is silent."""
+"""Defaults of requests and flags, read from the checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KNOWN = frozenset(
 def generation_defaults(path: Path) -> GenerationDefaults:
     """generation_config.json, else config.json's eos. Without `do_sample` the checkpoint is greedy.
 
-    Only what the file says counts: transformers' own defaults, such as top_k 50, are not the model's.
+    Only the file counts: transformers' own defaults, such as top_k 50, are not the model's.
     """
     path = Path(path)
     values = read_json(path / "generation_config.json") or {}
@@ -71,8 +71,8 @@ def resolve_dtype(path: Path, device: torch.device | str, name: str = "auto") ->
         return torch.float32
     config = read_config(Path(path))
     text = config.get("text_config") or {}
-    said = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
-    return _dtype(said or "bfloat16", f"the dtype of MODEL={path}, {said},")
+    dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    return _dtype(dtype or "bfloat16", f"the dtype of MODEL={path}, {dtype},")
 
 
 def _dtype(name: str, what: str) -> torch.dtype:

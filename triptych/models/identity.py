@@ -1,4 +1,4 @@
-"""What makes two workers' checkpoints the same: their content, never their folder."""
+"""Identity of checkpoints: by their content, never by their folder."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _tokenizer_digest(path: Path) -> str:
 
 
 def _weights_digest(path: Path) -> str:
-    """Digest of the tensors, remembered beside what tells that the files are still the same."""
+    """Digest of the tensors, cached in a sidecar file with the stamps of the files that it is of."""
     files = safetensors_files(path)
     stamps = [_stamp(file) for file in files]
     sidecar = _sidecar(path)
@@ -126,7 +126,7 @@ def _weights_digest(path: Path) -> str:
 def _stamp(file: Path) -> list[str | int]:
     """Name, size, times, inode and sampled content: a file with another one is digested again.
 
-    Size and time of modification alone are kept by `rsync --times`, `cp -p` and by whoever restores them.
+    Size and time of modification alone are kept by `rsync --times`, `cp -p` and restored backups.
     """
     stat = file.stat()
     return [file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, _sampled(file)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BACKEND = "pil"
 #: The PIL classes by the name that checkpoints give, taken from their modules: in transformers 5.16 even
-#: `AutoImageProcessor(backend="pil")` wants torchvision.
+#: `AutoImageProcessor(backend="pil")` needs torchvision.
 _CLASSES = {
     "Qwen2VLImageProcessor": "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
     "CLIPImageProcessor": "transformers.models.clip.image_processing_pil_clip",
@@ -32,7 +32,7 @@ _DEFAULTS = {"llava": "CLIPImageProcessor"}
 
 
 class ImageProcessor:
-    """Images to tensors. `config` is all that decides the pixels, for the namespace."""
+    """An image processor. `config` is all that decides its output, for the namespace."""
 
     def __init__(self, path: Path) -> None:
         self._processor = _load(path)

@@ -1,4 +1,4 @@
-"""A model's layers, and what is called before each of them."""
+"""Hooks before each layer of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports, done at once and quickly: nearly all of a worker's start is torch and transformers."""
+"""Imports ahead of time: nearly all of a worker's start is importing torch and transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which family a checkpoint belongs to. A new family is a file and a row here."""
+"""The registry of model families. A new family is a file and a row here."""
 
 from __future__ import annotations
 

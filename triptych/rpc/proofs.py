@@ -2,7 +2,7 @@
 
 All are HMAC-SHA256 under a key derived from the token, over a label of their kind and
 
-- a registration: all its fields, so that nobody else can put a worker into the registry;
+- a registration: all its fields, so that no other process can put a worker into the registry;
 - a worker's answer to a challenge: the worker's identity (pool, address, incarnation) and both nonces;
 - a client's calls: the same, so that they count only at that worker.
 

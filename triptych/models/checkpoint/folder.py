@@ -18,7 +18,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """`config` is config.json; `files` maps every tensor's key to the file that holds it."""
+    """An open checkpoint: `config` is config.json, `files` maps every tensor's key to the file with it."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)

@@ -1,4 +1,4 @@
-"""What encoder-decoder models can be combined with: one table, and one error for all that is not served."""
+"""The table of features that encoder-decoder models support, and the error for those that they do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triptych.types import Options
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One row. `remedy` is set where it is not served; `where` are the tests, or what is said of it."""
+    """A row. `remedy` is set where the feature is not served; `where` names its tests, or a note."""
 
     name: str
     title: str

@@ -12,10 +12,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class CrossAttention(nn.Module):
-    """Takes the projections of transformers' module over, under their own names.
+    """A cross-attention module with the projections of transformers' own, under their names.
 
     The registered attention function gets query [1, heads, T, dim], and None for key and value: they are in
-    the item's cross blocks. `is_cross` tells it so.
+    the item's cross blocks. `is_cross` marks the module.
     """
 
     is_cross = True

@@ -44,7 +44,7 @@ class DecoderModule(nn.Module):
 
 
 class EncDecDecoder(DecoderSide):
-    """What is alike in all families; a family names its keys, builds its stack and walks its layers.
+    """The decoder of encoder-decoder families, which add their keys, their stack and the walk of its layers.
 
     `layers` are walked here and not by transformers' stack, which would count positions by itself and
     project encoder rows again.
@@ -99,7 +99,7 @@ class EncDecDecoder(DecoderSide):
 
         def build() -> nn.Module:
             stack = cls.stack(config, dtype)
-            cls.take_cross_over(stack)
+            cls.replace_cross_attention(stack)
             return DecoderModule(stack, config.d_model, cls.vocab_size(config), biased=biased)
 
         module = empty_module(build)
@@ -129,7 +129,7 @@ class EncDecDecoder(DecoderSide):
         """The family's decoder stack, without weights."""
 
     @classmethod
-    def take_cross_over(cls, stack: PreTrainedModel) -> None:
+    def replace_cross_attention(cls, stack: PreTrainedModel) -> None:
         """Puts a `CrossAttention` in place of each module that attends to encoder rows; as BART has them."""
         for index, layer in enumerate(stack.layers):
             original = layer.encoder_attn
@@ -149,7 +149,7 @@ class EncDecDecoder(DecoderSide):
 
     @classmethod
     def vocab_size(cls, config: PreTrainedConfig) -> int:
-        """Tokens that the decoder can say."""
+        """Tokens of the decoder's vocabulary."""
         return int(config.vocab_size)
 
     @classmethod
@@ -219,8 +219,8 @@ class EncDecDecoder(DecoderSide):
 
     def start_token(self) -> int:
         """The token that begins every decoder prompt, by generation_config, else by config."""
-        said = self.generation.extra.get("decoder_start_token_id")
-        for value in (said, getattr(self.config, "decoder_start_token_id", None), self.config.bos_token_id):
+        first = self.generation.extra.get("decoder_start_token_id")
+        for value in (first, getattr(self.config, "decoder_start_token_id", None), self.config.bos_token_id):
             if value is not None:
                 return int(value[0] if isinstance(value, list) else value)
         return 0

@@ -18,7 +18,7 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Suppress:
-    """Tokens that are never said."""
+    """Tokens that are never generated."""
 
     token_ids: tuple[int, ...]
 
@@ -85,13 +85,13 @@ class NoRepeatNgram:
             return
         last = ids[len(ids) + 1 - self.size :]
         ends = range(self.size - 1, len(ids))
-        said = [ids[end] for end in ends if ids[end + 1 - self.size : end] == last]
-        logits[_known(said, logits)] = _NEVER
+        banned = [ids[end] for end in ends if ids[end + 1 - self.size : end] == last]
+        logits[_known(banned, logits)] = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Nothing but these tokens at the first position: the language that is heard."""
+    """Only these tokens at the first position: to detect the language."""
 
     token_ids: tuple[int, ...]
 
@@ -126,7 +126,7 @@ class Timestamps:
         elif opens:
             logits[: self.eos_token_id] = _NEVER
         before = next((token for token in reversed(output_ids) if token >= first), first - 1)
-        # The end of one segment may be the beginning of the next; the same time is not said a third time.
+        # The end of one segment may be the beginning of the next; the same time does not come a third time.
         logits[first : before if opens else before + 1] = _NEVER
         if not output_ids:
             logits[:first] = _NEVER
@@ -142,22 +142,22 @@ def checkpoint_rules(defaults: GenerationDefaults, options: Options) -> tuple[Lo
 
     `options["max_tokens"]`, where given, is what the request's output may have at most.
     """
-    said = defaults.extra
-    forced_first = said.get("forced_bos_token_id")
+    extra = defaults.extra
+    forced_first = extra.get("forced_bos_token_id")
     rules: list[LogitsRule] = []
-    if size := int(said.get("no_repeat_ngram_size") or 0):
+    if size := int(extra.get("no_repeat_ngram_size") or 0):
         rules.append(NoRepeatNgram(size))
-    if words := tuple(word[0] for word in said.get("bad_words_ids") or () if len(word) == 1):
+    if words := tuple(word[0] for word in extra.get("bad_words_ids") or () if len(word) == 1):
         rules.append(Suppress(words))
-    if (length := int(said.get("min_length") or 0)) and defaults.eos_token_ids:
+    if (length := int(extra.get("min_length") or 0)) and defaults.eos_token_ids:
         rules.append(MinLength(length, defaults.eos_token_ids))
-    if suppressed := tuple(said.get("suppress_tokens") or ()):
+    if suppressed := tuple(extra.get("suppress_tokens") or ()):
         rules.append(Suppress(suppressed))
-    if begin := tuple(said.get("begin_suppress_tokens") or ()):
+    if begin := tuple(extra.get("begin_suppress_tokens") or ()):
         rules.append(SuppressAtBegin(begin, 0 if forced_first is None else 2))
     if forced_first is not None:
         rules.append(ForcedFirst(int(forced_first)))
-    forced_last, most = said.get("forced_eos_token_id"), options.get("max_tokens")
+    forced_last, most = extra.get("forced_eos_token_id"), options.get("max_tokens")
     if forced_last is not None and most:
         ids = forced_last if isinstance(forced_last, list) else [forced_last]
         rules.append(ForcedLast(tuple(map(int, ids)), int(most)))

@@ -1,4 +1,4 @@
-"""What Qwen2.5-VL and Qwen3-VL share: patch grids, pixel limits and positions in three dimensions."""
+"""The parts that Qwen2.5-VL and Qwen3-VL share: patch grids, pixel limits and M-RoPE positions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _OPTIONS = {"min_pixels": is_count, "max_pixels": is_count, "size": _is_size}
 
 
 class PatchLinear(nn.Module):
-    """In the place of a convolution over patches that touch nothing beside them: kernel, stride and input
-    are one patch, so that the sum is a product with a matrix, and several times as fast.
+    """A patch embedding as one matrix product, several times as fast as the convolution that it replaces.
+
+    The convolution's kernel and stride are one patch, so that no output depends on a neighbour.
 
     Takes [patches, channels, *patch] and gives [patches, out, 1, ...], as the convolution does.
     """
@@ -49,7 +50,7 @@ class PatchLinear(nn.Module):
 
 
 class QwenEncoder(EncoderSide):
-    """Tower of one checkpoint. A row is one merged patch."""
+    """The tower of a Qwen checkpoint. A row is one merged patch."""
 
     keys: ClassVar[KeyMap]
 

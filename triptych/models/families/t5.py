@@ -132,7 +132,7 @@ class T5TextDecoder(EncDecDecoder):
         return module
 
     @classmethod
-    def take_cross_over(cls, stack: PreTrainedModel) -> None:
+    def replace_cross_attention(cls, stack: PreTrainedModel) -> None:
         for index, block in enumerate(stack.block):
             block.layer[1].EncDecAttention = CrossAttention(
                 block.layer[1].EncDecAttention,
@@ -150,8 +150,8 @@ class T5TextDecoder(EncDecDecoder):
         for block in self.module.decoder.block:
             own, cross, feed_forward = block.layer
             hidden = hidden + own.SelfAttention(own.layer_norm(hidden), attention)
-            heard, _ = cross.EncDecAttention(cross.layer_norm(hidden), attn_metadata=attention)
-            hidden = feed_forward(hidden + heard)
+            attended, _ = cross.EncDecAttention(cross.layer_norm(hidden), attn_metadata=attention)
+            hidden = feed_forward(hidden + attended)
         normed: torch.Tensor = self.module.decoder.final_layer_norm(hidden)
         return normed
 
@@ -162,8 +162,8 @@ class T5TextDecoder(EncDecDecoder):
         return super().logits(hidden)
 
     def start_token(self) -> int:
-        said = self.generation.extra.get("decoder_start_token_id")
-        for value in (said, getattr(self.config, "decoder_start_token_id", None), self.config.pad_token_id):
+        first = self.generation.extra.get("decoder_start_token_id")
+        for value in (first, getattr(self.config, "decoder_start_token_id", None), self.config.pad_token_id):
             if value is not None:
                 return int(value)
         return 0

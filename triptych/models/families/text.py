@@ -30,7 +30,7 @@ class TextModule(nn.Module):
 
 
 class TextDecoder(DecoderSide):
-    """What is alike in all families; a family names its keys, its text model and its positions."""
+    """The decoder of all decoder-only families; a family names its keys, its text model and its positions."""
 
     keys: ClassVar[KeyMap]
     position_rows: ClassVar[int] = 1

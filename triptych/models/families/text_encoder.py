@@ -29,7 +29,7 @@ _MOST_CHARS_PER_TOKEN = 128
 
 
 class TextEncoder(EncoderSide):
-    """A family names its keys and builds its stack."""
+    """The encoder of all text-to-text families; a family names its keys and builds its stack."""
 
     modality: ClassVar[str] = "text"
     keys: ClassVar[KeyMap]
@@ -93,7 +93,7 @@ class TextEncoder(EncoderSide):
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:
-        """The tokenizer's files are in the model key already; here is what reads them."""
+        """The version of the tokenizers library; the tokenizer's files are in the model key already."""
         return {"tokenizers": tokenizers.__version__}
 
     def sample(self) -> bytes:
@@ -130,7 +130,7 @@ class TextEncoder(EncoderSide):
             text = bytes(data).decode("utf-8")
         except UnicodeDecodeError:
             raise InvalidRequest("encoder_prompt: not UTF-8 text", param="encoder_prompt") from None
-        # Tokenising takes seconds for some MiB, which nobody shall have for nothing.
+        # Tokenising takes seconds for some MiB, which no request may cost before it is admitted.
         if len(text) > self._most * _MOST_CHARS_PER_TOKEN:
             raise TooLarge(
                 f"encoder_prompt: {len(text)} characters are more than this encoder's {self._most} tokens "

@@ -1,4 +1,4 @@
-"""TrOCR: a ViT reads a picture of a line of text, a decoder in BART's manner writes it by cross-attention."""
+"""TrOCR: a ViT encodes the picture of a line of text, a decoder like BART's attends to it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TrOCREncoder(EncoderSide):
 
 
 class PagedSelfAttention(nn.Module):
-    """transformers' projections behind the registered attention function, which its own module passes by."""
+    """Self-attention through the registered attention function, which transformers' own module skips."""
 
     def __init__(self, original: TrOCRAttention, config: PreTrainedConfig, layer_idx: int) -> None:
         super().__init__()
@@ -159,8 +159,8 @@ class TrOCRTextDecoder(EncDecDecoder):
             hidden = stack.layernorm_embedding(hidden)
         for layer in stack.layers:
             hidden = layer.self_attn_layer_norm(hidden + layer.self_attn(hidden, attention))
-            seen, _ = layer.encoder_attn(hidden, attn_metadata=attention)
-            hidden = layer.encoder_attn_layer_norm(hidden + seen)
+            attended, _ = layer.encoder_attn(hidden, attn_metadata=attention)
+            hidden = layer.encoder_attn_layer_norm(hidden + attended)
             wide = layer.activation_fn(layer.fc1(hidden))
             hidden = layer.final_layer_norm(hidden + layer.fc2(wide))
         return hidden

@@ -1,4 +1,4 @@
-"""Whisper: sound to text. A window of a file is an item; its features are those of the whole file."""
+"""Whisper: speech to text. A window of a file is an item; its features are those of the whole file."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ KEYS = KeyMap(
     ),
     tied=(("lm_head.weight", "decoder.embed_tokens.weight"),),
 )
-#: Features of the files last heard: windows of one file come one after another.
+#: Features of the latest files: windows of one file come one after another.
 _CACHE_BYTES = 256 << 20
 
 
 class Silence:
-    """Half a second without sound."""
+    """An `AudioFile` of half a second of silence."""
 
     digest = "silence"
 
@@ -54,7 +54,7 @@ class Silence:
 
 
 class WhisperAudioEncoder(EncoderSide):
-    """Takes an `AudioFile`; the option `start_frame` says where the window begins, 0 by default."""
+    """The encoder of windows of an `AudioFile`; the option `start_frame` is a window's first frame."""
 
     modality: ClassVar[str] = "audio"
     keys: ClassVar[KeyMap] = KEYS

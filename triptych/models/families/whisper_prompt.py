@@ -1,4 +1,4 @@
-"""What Whisper is told before it writes: language, task, times, and text that went before."""
+"""Whisper's decoder prompts: language, task, timestamps, and the text before."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ TASKS = ("transcribe", "translate")
 
 
 class WhisperPrompts:
-    """By the checkpoint's generation_config (`said`). Options, all of them optional:
+    """The prompts of a checkpoint, by its `generation` config. Options, all of them optional:
 
-    `language` (a code, an English name or the token's text; English where nobody says), `task`,
+    `language` (a code, an English name or the token's text; English by default), `task`,
     `timestamps`, `prompt_ids` (tokens of text that went before), `detect_language` (the prompt is the start
     token alone, and the only output that counts is a language's token).
     """
 
-    def __init__(self, start: int, said: Options, max_positions: int) -> None:
+    def __init__(self, start: int, generation: Options, max_positions: int) -> None:
         self.start = start
-        self.languages: dict[str, int] = dict(said.get("lang_to_id") or {})
-        self.tasks: dict[str, int] = dict(said.get("task_to_id") or {})
-        self.multilingual = bool(said.get("is_multilingual", bool(self.languages))) and bool(self.languages)
-        self.no_timestamps: int | None = said.get("no_timestamps_token_id")
-        self._language = said.get("language") or "en"
-        self._last_initial = said.get("max_initial_timestamp_index")
-        suppressed = list(said.get("suppress_tokens") or ())
-        before = said.get("prev_sot_token_id")
+        self.languages: dict[str, int] = dict(generation.get("lang_to_id") or {})
+        self.tasks: dict[str, int] = dict(generation.get("task_to_id") or {})
+        self.multilingual = bool(generation.get("is_multilingual", bool(self.languages))) and bool(
+            self.languages
+        )
+        self.no_timestamps: int | None = generation.get("no_timestamps_token_id")
+        self._language = generation.get("language") or "en"
+        self._last_initial = generation.get("max_initial_timestamp_index")
+        suppressed = list(generation.get("suppress_tokens") or ())
+        before = generation.get("prev_sot_token_id")
         # `generate` finds the token there when the checkpoint does not name it.
         self._before = suppressed[-2] if before is None and len(suppressed) > 1 else before
         self._most_before = max_positions // 2 - 1

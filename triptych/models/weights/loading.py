@@ -1,4 +1,4 @@
-"""Each side of a family loads its own share of the checkpoint, and proves that it has all of it."""
+"""Loading of one side of a family: its own share of the checkpoint, and all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPUTED = re.compile(
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Which checkpoint keys belong to which side, as (pattern, name in the side's module) rules.
+    """The map from checkpoint keys to sides, as (pattern, name in the side's module) rules.
 
     The first rule that matches decides. Together the sides hold the whole checkpoint; a key on both must
     match `shared`. `tied` are (name, name it may be tied to) inside one side.

@@ -1,4 +1,4 @@
-"""Linear layers of a CPU with their weights laid out for the product: once, not in every step.
+"""Prepacked linear layers for CPUs: the weight is brought into oneDNN's layout once, not in every step.
 
 A plain weight is brought into the blocks that the product works on each time it is multiplied; with the few
 rows of a decode step that is a third of the time and more (`benchmarks/results/prepack.md`).
@@ -22,7 +22,7 @@ LEAST_OF_MANY_ROWS = 1 << 16
 
 
 class PrepackedLinear(nn.Module):
-    """In the place of an `nn.Linear`: y = x Wᵀ + b. `weight` is in oneDNN's layout; its `to_dense()` is W."""
+    """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W."""
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights in 8 bits: linear layers keep whole numbers and a scale per output channel.
+"""int8 quantization of linear layers: 8-bit weights and a scale per output channel.
 
 `int8` holds the linear layers of both sides so, `int8-decoder` those of the decoder alone, which leaves the
 embeddings of items, and their keys in the store, as they are. Token embeddings, the head, convolutions and
@@ -39,7 +39,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Int8Linear(nn.Module):
-    """In the place of an `nn.Linear`: y = (x Wᵀ) s + b, W in whole numbers, exact in every float dtype."""
+    """A linear layer in place of an `nn.Linear`: y = (x Wᵀ) s + b, with W in int8."""
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
