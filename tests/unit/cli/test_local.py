@@ -6,8 +6,10 @@ import re
 
 import pytest
 import soundfile
+from click.testing import CliRunner
 
 from support.options import assert_refused, triptych
+from triptych.cli.app import app
 from triptych.cli.commands.local import write_tones
 from triptych.errors import ConfigError
 
@@ -28,6 +30,11 @@ def test_tones_of_what_is_not_dialled_are_refused(tmp_path, digits):
 def test_tones_for_a_folder_that_is_not_there_are_told(tmp_path):
     with pytest.raises(ConfigError, match="--output .*name a file that can be written"):
         write_tones("12", tmp_path / "no" / "x.wav")
+
+
+def test_tones_need_a_file_to_go_to():
+    result = CliRunner().invoke(app, ["tones", "12"])
+    assert result.exit_code == 2 and "--output" in result.output
 
 
 def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
