@@ -107,12 +107,14 @@ class _Run:
     def result(self) -> Simulation:
         for _ in range(min(self._concurrency or 1, len(self._load))):
             self._plan_next(0.0)
-        self._loop.run(lambda: self._over or len(self._records) == len(self._load))
+        self._loop.run()
         for task in self._tasks:
             task.cancel()
         # Timers that repeat for ever end with the proxy. Messages under way still arrive, unless it is over.
         self._spawn(self._cluster.proxy.close())
-        self._loop.run(lambda: self._over)
+        if self._over:
+            self._loop.stop()
+        self._loop.run()
         records = tuple(self._records[index] for index in sorted(self._records))
         seconds = max(record.sent + record.e2e for record in records)
         counters = count(self._cluster, records, max(seconds, 1e-9))
@@ -139,5 +141,7 @@ class _Run:
         self._records[record.index] = record
         if self._enough is not None and self._enough(record):
             self._over = True
+        if self._over or len(self._records) == len(self._load):
+            self._loop.stop()
         if self._concurrency:
             self._plan_next(record.sent + record.e2e)

@@ -44,6 +44,7 @@ class VirtualLoop:
         self._ready: deque[VirtualTimer] = deque()
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._order = itertools.count()
+        self._stopping = False
         self._failure: BaseException | None = None
 
     def time(self) -> float:
@@ -93,11 +94,18 @@ class VirtualLoop:
         finally:
             asyncio._set_running_loop(outer)
 
-    def run(self, over: Callable[[], bool] = lambda: False) -> None:
-        """Until nothing is left to happen, or `over` says so; it is asked before time goes on."""
-        self.call(lambda: self._run(over))
+    def run(self) -> None:
+        """Until nothing is left to happen, or until what is ready is done after a call of `stop`."""
+        try:
+            self.call(self._run)
+        finally:
+            self._stopping = False
 
-    def _run(self, over: Callable[[], bool]) -> None:
+    def stop(self) -> None:
+        """Time does not go on: the run ends, or the next one when none is under way."""
+        self._stopping = True
+
+    def _run(self) -> None:
         ready, timers = self._ready, self._timers
         while True:
             while ready:
@@ -111,7 +119,7 @@ class VirtualLoop:
                 del timer  # a task that has failed reports it when it is gone
             if self._failure is not None:
                 raise self._failure
-            if over() or not timers:
+            if self._stopping or not timers:
                 return
             moment, _, timer = heapq.heappop(timers)
             if timer.call is not None:

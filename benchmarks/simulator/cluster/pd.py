@@ -39,6 +39,8 @@ _LONGEST = 32768
 #: As in the worker: requests that it holds beside those that run.
 _MAX_WAITING = 1024
 _ROOT = bytes(32)
+#: For updates without a step.
+_NO_STEP, _NO_RESULT = SchedulerOutput(0), ModelRunnerOutput()
 
 
 class TokenStream(Protocol):
@@ -280,7 +282,7 @@ class SimulatedPD:
         self._device.on_waiter(self._cut)
         if self.scheduler.has_events:
             # What scheduling the first step has brought is reported at its end.
-            events = self.scheduler.update(SchedulerOutput(0), ModelRunnerOutput(sampled=[]), now)
+            events = self.scheduler.update(_NO_STEP, _NO_RESULT, now)
             self._loop.call_at(run.end(1), self._attached.step, events, 0)
         return True
 
@@ -304,7 +306,7 @@ class SimulatedPD:
         self.counts.seconds += now - run.started
         ends = [run.end(step) for step in range(1, run.steps + 1)]
         self._attached.run(self._runs.advance(run.steps, now), ends)
-        self._update(SchedulerOutput(0), [])
+        self._update(_NO_STEP, [])
         self._end()
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> bool:

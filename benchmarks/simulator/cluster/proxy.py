@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from triptych.errors import Overloaded, RequestError
@@ -157,12 +157,12 @@ class SimulatedProxy:
         client = ClientStream(request, self._loop.create_future())
         sent, timeout = self._loop.now, self._limits.client_timeout
         self._transport.clients[request.name] = client
-        timings, error = Timings(), ""
+        timings, error, taken_in = Timings(), "", sent
         try:
             async with asyncio.timeout(timeout):
-                taken_in = await self._take_in(request)
+                await self._take_in(request)
+                taken_in = self._loop.now
                 timings = await self._chat(client)
-                timings = replace(timings, fetch=timings.fetch + taken_in - sent)
         except TimeoutError:
             error = f"timeout after {timeout:g} s"
         except RequestError as failure:
@@ -170,6 +170,9 @@ class SimulatedProxy:
             error = f"HTTP {failure.status}: {failure.message}"
         del self._transport.clients[request.name]
         moments = [] if error else client.moments
+        stages = {} if error else {name: getattr(timings, name) for name in _STAGES}
+        if stages:
+            stages["fetch"] += taken_in - sent
         record = RequestRecord(
             index=request.index,
             planned=planned,
@@ -182,20 +185,19 @@ class SimulatedProxy:
             output_tokens=len(moments),
             asked_tokens=request.output_tokens,
             error=error,
-            stages={} if error else {name: getattr(timings, name) for name in _STAGES},
+            stages=stages,
             caches=tuple(item.cache for item in timings.items),
             warm_up=warm_up,
         )
         self._ended(record)
 
-    async def _take_in(self, request: SimulatedRequest) -> float:
-        """When the proxy has read the request: one after another."""
+    async def _take_in(self, request: SimulatedRequest) -> None:
+        """The proxy reads requests one after another."""
         async with self._intake:
             seconds = self._costs.take(len(request.features), request.media_bytes, request.text_tokens)
             self.counts.intake_seconds += seconds
             await asyncio.sleep(seconds)
         self.counts.requests += 1
-        return self._loop.now
 
     async def _chat(self, client: ClientStream) -> Timings:
         """Reads the reply: its beginning as soon as it comes, the rest when no more will come.

@@ -1,4 +1,4 @@
-"""A run of decode steps leaves the scheduler as its single steps would, and ends where anything changes."""
+"""A run of decode steps leaves the scheduler as its single steps would, and ends before anything changes."""
 
 from __future__ import annotations
 
@@ -63,23 +63,35 @@ def test_a_run_leaves_what_its_steps_would_leave(steps: int) -> None:
     single, _ = decoding(*shapes)
     events = [event for at in range(steps) for event in step(single, at + 1.0)]
     at_once, runs = decoding(*shapes)
-    told = runs.advance(steps, float(steps))
+    advanced = runs.advance(steps, float(steps))
     assert state_of(at_once) == state_of(single)
-    for event in told:
+    for event in advanced:
         alone = [e for e in events if isinstance(e, NewTokens) and e.request_id == event.request_id]
         assert event.position == alone[0].position
         assert list(event.token_ids) == [token for e in alone for token in e.token_ids]
 
 
-def test_a_run_ends_with_the_first_request_that_ends() -> None:
-    scheduler, runs = decoding((3, 40), (8, 6))
-    steps = runs.steps_left(lambda i: 0.0)
-    assert steps == 5
-    runs.advance(steps, 1.0)
-    assert [state.request.request_id for state in scheduler.running] == ["r0"]
-    assert scheduler.has_events, "the end comes with the next update"
-    [end, *_] = scheduler.update(SchedulerOutput(0), ModelRunnerOutput(), 1.0)
-    assert isinstance(end, RequestFinished) and end.request_id == "r1"
+def test_a_run_ends_with_the_first_request_that_does_as_its_steps_would() -> None:
+    shapes = ((3, 40), (8, 6))
+    single, _ = decoding(*shapes)
+    events = [event for at in range(5) for event in step(single, at + 1.0)]
+    at_once, runs = decoding(*shapes)
+    assert runs.steps_left(lambda i: 0.0) == 5
+    runs.advance(5, 5.0)
+    (end,) = at_once.update(SchedulerOutput(0), ModelRunnerOutput(), 5.0)
+    assert end == events[-1] and isinstance(end, RequestFinished)
+    assert state_of(at_once) == state_of(single)
+    assert not at_once.has_events
+
+
+def test_a_run_may_begin_with_a_step_that_is_scheduled_already() -> None:
+    single, _ = decoding((3, 40), (8, 40))
+    for at in range(6):
+        step(single, at + 1.0)
+    at_once, runs = decoding((3, 40), (8, 40))
+    at_once.schedule(1.0)
+    runs.advance(6, 6.0)
+    assert state_of(at_once) == state_of(single)
 
 
 def test_a_run_needs_only_free_blocks() -> None:
@@ -97,8 +109,24 @@ def test_a_run_passes_no_deadline() -> None:
 
 
 def test_a_plain_step_decodes_all_running_requests_and_nothing_else() -> None:
-    scheduler, runs = decoding((3, 40), (8, 3))
-    assert runs.is_plain(scheduler.schedule(1.0))
-    scheduler, runs = decoding((3, 40), (8, 3))
-    scheduler.add(replace(make_request("new", 4), output=CountedOutput(3, TOKEN)), 1.0)
-    assert not runs.is_plain(scheduler.schedule(1.0)), "a request starts"
+    scheduler, runs = decoding((3, 40), (8, 40))
+    output = scheduler.schedule(1.0)
+    assert runs.is_plain(output)
+    scheduler.update(output, ModelRunnerOutput(sampled=[TOKEN] * 2), 1.0)
+    scheduler.add(replace(make_request("new", 4), output=CountedOutput(3, TOKEN)), 2.0)
+    assert not runs.is_plain(scheduler.schedule(2.0)), "a prompt is computed in it"
+
+
+def test_a_step_that_computes_an_evicted_request_again_is_not_plain() -> None:
+    scheduler, runs = decoding((6, 12), (6, 12), num_blocks=5)
+    plain = []
+    for at in range(40):
+        output = scheduler.schedule(at + 1.0)
+        again = any(chunk.count > 1 for chunk in output.chunks)
+        plain.append((runs.is_plain(output), again or bool(output.preempted)))
+        sampled = [TOKEN] * sum(chunk.samples for chunk in output.chunks)
+        scheduler.update(output, ModelRunnerOutput(sampled=sampled), at + 1.0)
+        if not scheduler.num_running and not scheduler.num_waiting:
+            break
+    assert any(other for _, other in plain)
+    assert not any(is_plain and other for is_plain, other in plain)

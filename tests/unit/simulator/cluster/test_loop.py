@@ -35,12 +35,13 @@ def test_sleeps_and_timeouts_of_tasks_take_no_time_but_virtual_one() -> None:
     assert seen == [("quick", 60.0), ("slow late", 3600.0)]
 
 
-def test_a_run_ends_where_it_is_over_and_goes_on_from_there() -> None:
+def test_a_run_ends_where_it_is_stopped_and_goes_on_from_there() -> None:
     loop, seen = VirtualLoop(), list[int]()
     for moment in range(4):
         loop.call_at(float(moment), seen.append, moment)
-    loop.run(lambda: len(seen) == 2)
-    assert seen == [0, 1]
+    loop.call_at(1.0, loop.stop)
+    loop.run()
+    assert seen == [0, 1] and loop.time() == 1.0
     loop.run()
     assert seen == [0, 1, 2, 3]
 
