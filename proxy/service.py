@@ -33,7 +33,8 @@ from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import SPARE_CALLS, GrpcAdmission, server_options
 from triptych.proxy.grpc.server import ProxyServicer
-from triptych.proxy.http.body_budget import BodyBudget, BudgetedBodies
+from triptych.proxy.http.body_budget import BodyBudget
+from triptych.proxy.http.body_middleware import BodyBudgetMiddleware
 from triptych.proxy.http.connections import (
     ConnectionLimits,
     Sweeper,
@@ -148,7 +149,7 @@ async def _serve(
         stack.enter_context(
             metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
         )
-    app = BudgetedBodies(app, bodies)
+    app = BodyBudgetMiddleware(app, bodies)
     http = HttpServer(
         AuthMiddleware(app, authenticator) if authenticator is not None else app, listener, limits
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -11,11 +13,12 @@ from triptych.hashing import framed_digest, mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.hold import MediaHold, gather_or_cancel
 from triptych.proxy.media.ports import ItemMedia, MediaSource
 from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.spool import MediaHold
 
 MODALITY = "image"
+T = TypeVar("T")
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
 _PIECE = 1024
 _MAX_PIECES = 256
@@ -142,3 +145,14 @@ def prompt_chain(call: ChatCall, prompt: RawPrompt, item: str = "") -> tuple[str
         last = framed_digest((("last", last.encode()), ("prompt", data[at : at + _PIECE])))
         chain.append(last)
     return tuple(chain)
+
+
+async def gather_or_cancel(works: Sequence[Coroutine[object, None, T]]) -> list[T]:
+    """Results in order; the first error cancels the rest."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,8 +9,8 @@ import msgspec
 
 from triptych.chat import ItemSlot, Message, MessageToolCall, Role, TemplateOptions, TextPart
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
-from triptych.proxy.media.hold import MediaHold
 from triptych.proxy.media.source import ImagePart
+from triptych.proxy.media.spool import MediaHold
 from triptych.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
 
 #: A client's word for a role, and the one that templates know.
@@ -32,6 +32,10 @@ class ChatMessage:
     name: str | None = None
     tool_calls: tuple[MessageToolCall, ...] = ()
     tool_call_id: str | None = None
+
+    @property
+    def parts(self) -> int:
+        return 1 if isinstance(self.content, str) else len(self.content)
 
     @property
     def text_length(self) -> int:
@@ -111,6 +115,16 @@ class ChatCall:
         So it is for one prompt of token ids beside media; a `decoder_prompt` gets the start token.
         """
         return self.encoder is not None and isinstance(self.prompt, tuple) and self.prompt_param == "prompt"
+
+    @property
+    def parts(self) -> int:
+        """Parts of all messages."""
+        return sum(message.parts for message in self.messages)
+
+    @property
+    def text_length(self) -> int:
+        """Characters of all messages."""
+        return sum(message.text_length for message in self.messages)
 
     def images(self) -> list[ImagePart]:
         return [image for message in self.messages for image in message.images()]

@@ -43,7 +43,7 @@ class ToolUse:
 
 def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None) -> ToolUse:
     """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean together."""
-    by_name = _checked(tools or ())
+    by_name = _checked(tools) if tools else {}
     mode, names = _chosen(choice)
     for name in names:
         if name not in by_name:

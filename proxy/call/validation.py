@@ -129,10 +129,6 @@ def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def part_count(messages: Sequence[ChatMessage]) -> int:
-    return sum(1 if isinstance(message.content, str) else len(message.content) for message in messages)
-
-
 def check_parts(count: int) -> None:
     """Every message and part costs, however short its text."""
     if count > MAX_PARTS:
@@ -140,11 +136,6 @@ def check_parts(count: int) -> None:
             f"messages holds {count} messages and parts; this server takes at most {MAX_PARTS}: join texts",
             param="messages",
         )
-
-
-def text_length(messages: Sequence[ChatMessage]) -> int:
-    """Characters of all texts."""
-    return sum(message.text_length for message in messages)
 
 
 def check_text(characters: int, param: str) -> None:

@@ -24,10 +24,8 @@ from triptych.proxy.call.validation import (
     check_sampling,
     check_text,
     in_range,
-    part_count,
     seed_of,
     template_options,
-    text_length,
 )
 from triptych.proxy.media.source import ImagePart, parse_image_url
 from triptych.types import OutputFormat, SamplingParams
@@ -65,8 +63,8 @@ def call_of(
             continue_final_message=request.continue_final_message,
         ),
     )
-    check_parts(part_count(messages))
-    check_text(text_length(messages), "messages")
+    check_parts(call.parts)
+    check_text(call.text_length, "messages")
     check_image_count(len(call.images()), max_images)
     return call, tools
 

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from triptych.config import MIB
 from triptych.errors import Overloaded
 
@@ -117,28 +115,3 @@ class MessageRoom:
             return
         self._budget.remove(self._held)
         self._held = 0
-
-
-class BudgetedBodies:
-    """ASGI middleware. A body counts as it arrives, and until its request has been answered."""
-
-    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
-        self._app = app
-        self._budget = budget
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = 0
-
-        async def counted() -> Message:
-            """The next message; Overloaded when its bytes find no room."""
-            nonlocal held
-            message = await receive()
-            if size := len(message.get("body", b"")):
-                self._budget.add(size)
-                held += size
-            return message
-
-        try:
-            await self._app(scope, counted, send)
-        finally:
-            self._budget.remove(held)

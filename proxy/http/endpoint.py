@@ -78,7 +78,13 @@ class PostEndpoint(ABC, Generic[P]):
 
     async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
         raw = await self._read(headers, receive)
-        return await self._parse(raw, request_id, headers.get(b"content-type", b""))
+        if not raw:
+            raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
+        content_type = headers.get(b"content-type", b"")
+        if len(raw) <= INLINE_BODY:
+            return self.parse(raw, request_id, content_type)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
@@ -98,21 +104,13 @@ class PostEndpoint(ABC, Generic[P]):
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    async def _parse(self, raw: bytes, request_id: str, content_type: bytes) -> P:
-        if not raw:
-            raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
-        if len(raw) <= INLINE_BODY:
-            return self.parse(raw, request_id, content_type)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
-
     async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
 
         One look now and then at the write that is under way costs less than a timer for each write.
         """
-        answer = asyncio.create_task(self.answer(request, reply))
         watch = asyncio.create_task(_disconnect(receive))
+        answer = asyncio.create_task(self.answer(request, reply))
         try:
             while not answer.done():
                 await asyncio.wait(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable
+from functools import partial
 
 from triptych.config import ProxyConfig, format_size
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
@@ -12,9 +13,8 @@ from triptych.proxy.media.address_rules import parse_rules
 from triptych.proxy.media.connection import MediaConnections
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.file import MediaFolder
-from triptych.proxy.media.hold import MediaHold
 from triptych.proxy.media.source import MAGIC_BYTES, AudioPart, FileUrl, ImagePart, WebUrl, image_format
-from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+from triptych.proxy.media.spool import MediaHold, MediaSpool, SpooledMedia
 
 #: What encoder workers take of one item.
 LARGEST_MEDIA = 64 << 20
@@ -51,18 +51,23 @@ class MediaLoader:
     async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
         """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
         source = part.source
-        if isinstance(source, WebUrl):
-            url = source
-            return await hold.get(("web", url.text), lambda: self._fetch(url, part.param))
-        if isinstance(source, FileUrl):
-            path = source.path
-            return await hold.get(("file", path), lambda: self._read(path, part.param))
-        inline = source
-        return await hold.get(id(part), lambda: self._decode(inline, part, hold))
+        # Two parts may name one URL; inline content is each part's own.
+        key = source if isinstance(source, WebUrl | FileUrl) else id(part)
+        return await hold.get(key, partial(self._load, part, hold))
 
     async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> SpooledMedia:
         """What `encoded` gives, as an item's bytes, once for all that `hold` serves with the same `text`."""
         return await hold.get(id(text), lambda: self.spool.keep(encoded()))
+
+    async def _load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
+        async with hold.room:
+            match part.source:
+                case WebUrl() as url:
+                    return await self._fetch(url, part.param)
+                case FileUrl(path):
+                    return await self._read(path, part.param)
+                case content:
+                    return await self._decode(content, part, hold)
 
     async def _fetch(self, source: WebUrl, param: str) -> SpooledMedia:
         if self._fetcher is None:
@@ -82,9 +87,7 @@ class MediaLoader:
     ) -> SpooledMedia:
         """The request keeps `content` itself as well, which is counted."""
         what = f"{part.param}: {'the picture' if isinstance(part, ImagePart) else 'the audio file'}"
-        nbytes = len(content)
-        self.spool.reserve(memory=nbytes)
-        hold.at_end(lambda: self.spool.reserve(memory=-nbytes))
+        hold.count(self.spool, len(content))
         if isinstance(content, str):
             text = content
             content = await self.spool.in_thread(lambda: decode_base64(text, part.param))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from triptych.proxy.media.hold import MediaHold
+from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.media.source import AudioPart, ImagePart
 
 T = TypeVar("T")

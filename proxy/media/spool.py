@@ -1,4 +1,4 @@
-"""Keeps the media of requests in flight: small ones in memory, large ones in unlinked files."""
+"""The media of requests in flight: small items in memory, large ones in unlinked files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -20,6 +20,8 @@ from triptych.metrics import ProxyMetrics
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+#: Sources of one request that are loaded at once.
+LOADS_AT_ONCE = 8
 #: Items above this go to disk.
 MEMORY_ITEM_BYTES = 1 << 20
 RETRY_AFTER = 2.0
@@ -222,6 +224,56 @@ class SpooledMedia:
             raise
         future.add_done_callback(lambda _: self.release())
         return await asyncio.wrap_future(future)
+
+
+class MediaHold:
+    """One request's media: every source is loaded once, and kept until the request's last user leaves.
+
+    Shared by everything that serves the request: its choices see the same bytes of one URL.
+    """
+
+    def __init__(self) -> None:
+        #: Bounds the loads that are under way at once.
+        self.room = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._users = 0
+        self._loads: dict[Hashable, asyncio.Task[SpooledMedia]] = {}
+        self._counted: list[tuple[MediaSpool, int]] = []
+
+    def join(self) -> None:
+        """One more user."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """One user fewer; with the last one go all media, and loads that are under way."""
+        self._users -= 1
+        if self._users:
+            return
+        loads, self._loads = self._loads, {}
+        for load in loads.values():
+            load.cancel()
+            load.add_done_callback(_release)
+        counted, self._counted = self._counted, []
+        for spool, nbytes in counted:
+            spool.reserve(memory=-nbytes)
+
+    def count(self, spool: MediaSpool, nbytes: int) -> None:
+        """Counts bytes that the request itself keeps in memory, until the last user leaves."""
+        spool.reserve(memory=nbytes)
+        self._counted.append((spool, nbytes))
+
+    async def get(
+        self, source: Hashable, load: Callable[[], Coroutine[object, None, SpooledMedia]]
+    ) -> SpooledMedia:
+        """The source's bytes, by `load` at the first call; the hold keeps them, not the caller."""
+        task = self._loads.get(source)
+        if task is None:
+            task = self._loads[source] = asyncio.create_task(load())
+        return await asyncio.shield(task)
+
+
+def _release(load: asyncio.Task[SpooledMedia]) -> None:
+    if not load.cancelled() and load.exception() is None:
+        load.result().release()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

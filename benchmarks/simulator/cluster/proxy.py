@@ -20,7 +20,7 @@ from triptych.goodput.load.record import RequestRecord
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.media.hold import MediaHold
+from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.workers import KnownWorkers
 from triptych.simulator.cluster.loop import VirtualLoop

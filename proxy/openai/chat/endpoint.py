@@ -7,7 +7,7 @@ from contextlib import aclosing
 from triptych.proxy.call.chat import ChatCall, Done
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.openai.chat.replies import ChatStream, WholeReply
+from triptych.proxy.openai.chat.replies import ChatStream, whole_reply
 from triptych.proxy.openai.chat.request import ChatOptions, parse_body
 
 
@@ -37,10 +37,7 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatOptions]]):
         model = self._dispatcher.resolve_model(call.model)
         async with aclosing(self._dispatcher.chat(call)) as batches:
             if not options.stream:
-                whole = WholeReply(call.label, model, options)
-                async for outputs in batches:
-                    whole.add(outputs)
-                await reply.whole(whole.body())
+                await reply.whole(await whole_reply(call.label, model, options, batches))
                 return
             stream = ChatStream(call.label, model, options)
             pace = WritePacer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 
 from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
 from triptych.proxy.call.chat import Delta, Done, Output, Started
@@ -49,13 +49,10 @@ class ChoiceState:
     def __init__(self, options: ChatOptions) -> None:
         self.reader = ChoiceReader(options.calls, parallel=options.parallel_calls)
         self.begun = False
+        self.shown: list[Shown] = []
+        self.reason = ""
         self.token_ids: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
-
-    def read(self, delta: Delta) -> list[Shown]:
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        return self.reader.read(delta)
 
 
 class ChatStream:
@@ -86,7 +83,10 @@ class ChatStream:
         first = b"" if self._choices[index].begun else self._first(index)
         if isinstance(output, Done):
             return first + self._last(index, output)
-        shown = self._choices[index].read(output)
+        state = self._choices[index]
+        state.token_ids += output.token_ids
+        state.logprobs += output.logprobs
+        shown = state.reader.read(output)
         if not shown and self._has_waiting(index):
             shown = [""]
         return first + b"".join([self._piece(index, piece) for piece in shown])
@@ -139,54 +139,51 @@ class ChatStream:
         return event({**self._head, "choices": choices, **self._usage, **extra})
 
 
-class WholeReply:
-    """A reply that is sent in one piece: collects outputs until the last choice is done."""
-
-    def __init__(self, request_id: str, model: str, options: ChatOptions) -> None:
-        self._head = _head(request_id, "chat.completion", model)
-        self._options = options
-        self._choices = [ChoiceState(options) for _ in range(options.n)]
-        self._shown: list[list[Shown]] = [[] for _ in range(options.n)]
-        self._reasons = [""] * options.n
-        self._prompt: tuple[int, ...] = ()
-        self._done: Done | None = None
-
-    def add(self, outputs: Sequence[Output]) -> None:
+async def whole_reply(
+    request_id: str, model: str, options: ChatOptions, batches: AsyncIterable[Sequence[Output]]
+) -> bytes:
+    """The JSON of a reply that is sent in one piece: everything up to the last choice's end."""
+    choices = [ChoiceState(options) for _ in range(options.n)]
+    prompt: tuple[int, ...] = ()
+    last: Done | None = None
+    async for outputs in batches:
         for output in outputs:
             if isinstance(output, Started):
-                self._prompt = output.prompt_token_ids
-            elif isinstance(output, Delta):
-                self._shown[output.choice] += self._choices[output.choice].read(output)
-            else:
-                rest, self._reasons[output.choice] = self._choices[output.choice].reader.end(output)
-                self._shown[output.choice] += rest
-                self._done = output if output.final else self._done
+                prompt = output.prompt_token_ids
+                continue
+            state = choices[output.choice]
+            if isinstance(output, Delta):
+                state.token_ids += output.token_ids
+                state.logprobs += output.logprobs
+                state.shown += state.reader.read(output)
+                continue
+            rest, state.reason = state.reader.end(output)
+            state.shown += rest
+            last = output
+    assert last is not None and last.final
+    reply = _head(request_id, "chat.completion", model)
+    reply["choices"] = [_whole_choice(index, state, options) for index, state in enumerate(choices)]
+    reply["usage"] = usage_body(last.usage)
+    if options.return_token_ids:
+        reply["prompt_token_ids"] = prompt
+    if options.timings:
+        reply["triptych_timings"] = timings_body(last.timings)
+    return to_json(reply)
 
-    def body(self) -> bytes:
-        """The JSON reply; only after the last Done."""
-        assert self._done is not None
-        choices = [self._choice(index) for index in range(self._options.n)]
-        reply = self._head | {"choices": choices, "usage": usage_body(self._done.usage)}
-        if self._options.return_token_ids:
-            reply["prompt_token_ids"] = self._prompt
-        if self._options.timings:
-            reply["triptych_timings"] = timings_body(self._done.timings)
-        return to_json(reply)
 
-    def _choice(self, index: int) -> Json:
-        state, shown = self._choices[index], self._shown[index]
-        calls = [_call_body(piece, piece.arguments) for piece in shown if isinstance(piece, ShownCall)]
-        text = "".join(piece for piece in shown if isinstance(piece, str))
-        content = None if calls and not text else text
-        message: Json = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message["tool_calls"] = calls
-        choice: Json = {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs_body(state.logprobs) if self._options.logprobs else None,
-            "finish_reason": self._reasons[index],
-        }
-        if self._options.return_token_ids:
-            choice["token_ids"] = state.token_ids
-        return choice
+def _whole_choice(index: int, state: ChoiceState, options: ChatOptions) -> Json:
+    calls = [_call_body(piece, piece.arguments) for piece in state.shown if isinstance(piece, ShownCall)]
+    text = "".join(piece for piece in state.shown if isinstance(piece, str))
+    content = None if calls and not text else text
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
+    choice: Json = {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs_body(state.logprobs) if options.logprobs else None,
+        "finish_reason": state.reason,
+    }
+    if options.return_token_ids:
+        choice["token_ids"] = state.token_ids
+    return choice

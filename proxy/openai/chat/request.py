@@ -18,9 +18,7 @@ from triptych.proxy.call.validation import (
     check_salt,
     check_text,
     in_range,
-    part_count,
     template_options,
-    text_length,
 )
 from triptych.proxy.http.json_body import convert_field, decode_body
 from triptych.proxy.media.source import ImagePart, parse_image_url
@@ -105,8 +103,8 @@ def call_of(
             continue_final_message=bool(body.continue_final_message),
         ),
     )
-    check_parts(part_count(messages))
-    check_text(text_length(messages), "messages")
+    check_parts(call.parts)
+    check_text(call.text_length, "messages")
     check_image_count(len(call.images()), max_images)
     options = ChatOptions(
         stream=bool(body.stream),

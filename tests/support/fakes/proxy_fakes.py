@@ -27,7 +27,8 @@ from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.server import ProxyServicer
-from triptych.proxy.http.body_budget import BodyBudget, BudgetedBodies
+from triptych.proxy.http.body_budget import BodyBudget
+from triptych.proxy.http.body_middleware import BodyBudgetMiddleware
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
@@ -110,7 +111,7 @@ class FakeCluster:
         listener = bind("127.0.0.1", 0)
         self.listener = listener
         self.bodies = BodyBudget(body_memory, max_body)
-        app = BudgetedBodies(app, self.bodies)
+        app = BodyBudgetMiddleware(app, self.bodies)
         if authenticator is not None:
             app = AuthMiddleware(app, authenticator)
         self.http = HttpServer(app, listener, limits)
