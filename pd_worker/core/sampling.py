@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.limits import (
+from triptych.request.limits import (
     MAX_BIASES,
     MAX_STOP_STRINGS,
     LogitBias,

@@ -8,9 +8,9 @@ from typing import NotRequired, TypedDict, TypeVar
 
 import msgspec
 
-from triptych.chat import ItemSlot, Message, MessageToolCall, TextPart
 from triptych.errors import InvalidRequest
-from triptych.limits import MAX_DEPTH, MAX_TOOLS
+from triptych.request.chat import ItemSlot, Message, MessageToolCall, TextPart
+from triptych.request.limits import MAX_DEPTH, MAX_TOOLS
 
 T = TypeVar("T")
 

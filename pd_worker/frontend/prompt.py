@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from triptych.chat import Message, TemplateOptions, TextPart
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
@@ -22,6 +21,7 @@ from triptych.pd_worker.frontend.messages import (
     protect_object,
 )
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
+from triptych.request.chat import Message, TemplateOptions, TextPart
 from triptych.types import ItemPlan, MMFeature, Placement
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sized
 
-from triptych.chat import TemplateOptions
 from triptych.errors import InvalidRequest
 from triptych.hashing import MM_HASH
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import plan_from_proto
+from triptych.request.chat import TemplateOptions
 from triptych.types import ItemPlan
 
 #: Keys of one notice.

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from triptych.errors import InvalidRequest
-from triptych.limits import MAX_TOOLS
 from triptych.proxy.call.output_format import schema_format
 from triptych.proxy.call.validation import check_depth
+from triptych.request.limits import MAX_TOOLS
 from triptych.types import OutputFormat
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

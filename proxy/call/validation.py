@@ -12,9 +12,10 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from triptych.chat import TemplateOptions
 from triptych.errors import InvalidRequest
-from triptych.limits import (
+from triptych.proxy.call.chat import ChatMessage
+from triptych.request.chat import TemplateOptions
+from triptych.request.limits import (
     MAX_BIASES,
     MAX_DEPTH,
     MAX_STOP_STRINGS,
@@ -31,7 +32,6 @@ from triptych.limits import (
     TopP,
     check_limits,
 )
-from triptych.proxy.call.chat import ChatMessage
 from triptych.types import SamplingParams
 
 MAX_SALT = 256

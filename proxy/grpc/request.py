@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
@@ -28,6 +27,7 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.request.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.types import OutputFormat, SamplingParams
 
 T = TypeVar("T")

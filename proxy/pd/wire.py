@@ -9,7 +9,6 @@ from typing import Protocol
 
 from grpc import aio
 
-from triptych.chat import TemplateOptions
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
@@ -18,6 +17,7 @@ from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.lifecycle import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
+from triptych.request.chat import TemplateOptions
 from triptych.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from triptych.chat import TextPart
+from triptych.request.chat import TextPart
 from triptych.errors import Overloaded, RequestError
 from triptych.goodput.load.record import RequestRecord
 from triptych.metrics import ProxyMetrics

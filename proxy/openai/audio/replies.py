@@ -7,13 +7,13 @@ import zlib
 
 from triptych.proxy.http.sse import event, to_json
 from triptych.proxy.openai.audio.request import TranscriptionRequest
-from triptych.proxy.openai.audio.transcriber import Segment, Transcript
+from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment
 
 TEXT = b"text/plain; charset=utf-8"
 JSON = b"application/json"
 
 
-def whole_reply(request: TranscriptionRequest, transcript: Transcript) -> tuple[bytes, bytes]:
+def whole_reply(request: TranscriptionRequest, transcript: FileTranscript) -> tuple[bytes, bytes]:
     """The reply's body and its content type."""
     match request.response_format:
         case "text":
@@ -27,7 +27,7 @@ def whole_reply(request: TranscriptionRequest, transcript: Transcript) -> tuple[
     return to_json({"text": transcript.text.strip(), "usage": usage(transcript)}), JSON
 
 
-def usage(transcript: Transcript) -> dict[str, object]:
+def usage(transcript: FileTranscript) -> dict[str, object]:
     return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
 
 
@@ -35,12 +35,12 @@ def delta_event(text: str) -> bytes:
     return event({"type": "transcript.text.delta", "delta": text})
 
 
-def done_event(transcript: Transcript) -> bytes:
+def done_event(transcript: FileTranscript) -> bytes:
     done = {"type": "transcript.text.done", "text": transcript.text.strip(), "usage": usage(transcript)}
     return event(done)
 
 
-def _verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str, object]:
+def _verbose(request: TranscriptionRequest, transcript: FileTranscript) -> dict[str, object]:
     temperature = request.call.sampling.temperature or 0.0
     return {
         "task": "translate" if request.translates else "transcribe",
@@ -52,7 +52,7 @@ def _verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str,
     }
 
 
-def _segment(index: int, segment: Segment, temperature: float) -> dict[str, object]:
+def _segment(index: int, segment: TimedSegment, temperature: float) -> dict[str, object]:
     """`no_speech_prob` is always 0: nothing here asks the model for it."""
     data = segment.text.encode()
     return {
@@ -69,24 +69,24 @@ def _segment(index: int, segment: Segment, temperature: float) -> dict[str, obje
     }
 
 
-def _srt(transcript: Transcript) -> str:
+def _srt(transcript: FileTranscript) -> str:
     return "".join(
         f"{index}\n{_clock(it.start, ',')} --> {_clock(it.end, ',')}\n{_line(it)}\n\n"
         for index, it in enumerate(_cues(transcript), start=1)
     )
 
 
-def _vtt(transcript: Transcript) -> str:
+def _vtt(transcript: FileTranscript) -> str:
     cues = [f"{_clock(it.start, '.')} --> {_clock(it.end, '.')}\n{_line(it)}\n\n" for it in _cues(transcript)]
     return "WEBVTT\n\n" + "".join(cues)
 
 
-def _cues(transcript: Transcript) -> list[Segment]:
+def _cues(transcript: FileTranscript) -> list[TimedSegment]:
     """The segments in which something is said; a caption of nothing is none."""
     return [segment for segment in transcript.segments if segment.text.strip()]
 
 
-def _line(segment: Segment) -> str:
+def _line(segment: TimedSegment) -> str:
     """A cue's text; what would end the cue, or look like a time line, is none of it."""
     return " ".join(segment.text.split()).replace("-->", "->")
 

@@ -30,7 +30,7 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TimedSegment:
     """What was said from `start` to `end`, in seconds; `seek` is the first frame of its window."""
 
     start: float
@@ -42,12 +42,12 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Transcript:
+class FileTranscript:
     """All that is known of a file so far."""
 
     language: str = ""
     frames: int = 0
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TimedSegment] = field(default_factory=list)
     text: str = ""
 
     @property
@@ -85,7 +85,7 @@ class Transcriber:
     """One file. `transcript` grows while `run` is iterated."""
 
     def __init__(self, chats: Chats, texts: Texts, model: str, request: TranscriptionRequest) -> None:
-        self.transcript = Transcript()
+        self.transcript = FileTranscript()
         self._chats = chats
         self._texts = texts
         self._model = model
@@ -194,13 +194,13 @@ class Transcriber:
                 await self._superseded.aclose()
         return heard
 
-    async def _segments(self, heard: _Output, cut: Heard, seek: int) -> list[Segment]:
+    async def _segments(self, heard: _Output, cut: Heard, seek: int) -> list[TimedSegment]:
         pieces = [tuple(heard.token_ids[span.first : span.last]) for span in cut.spans]
         texts = await asyncio.gather(
             *(self._texts.detokenize(self._model, ids, skip_special_tokens=True) for ids in pieces)
         )
         return [
-            Segment(span.start, span.end, text, ids, seek, _mean(heard.logprobs[span.first : span.last]))
+            TimedSegment(span.start, span.end, text, ids, seek, _mean(heard.logprobs[span.first : span.last]))
             for span, text, ids in zip(cut.spans, texts, pieces, strict=True)
         ]
 

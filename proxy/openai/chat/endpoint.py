@@ -8,10 +8,10 @@ from triptych.proxy.call.chat import ChatCall, Done
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.openai.chat.replies import ChatStream, whole_reply
-from triptych.proxy.openai.chat.request import ChatOptions, parse_body
+from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 
 
-class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatOptions]]):
+class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     """A conversation in; the assistant's next message out."""
 
     def __init__(
@@ -23,7 +23,9 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatOptions]]):
         self._max_choices = max_choices
         self._timeout = timeout
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> tuple[ChatCall, ChatOptions]:
+    def parse(
+        self, raw: bytes, request_id: str, content_type: bytes = b""
+    ) -> tuple[ChatCall, ChatReplyOptions]:
         return parse_body(
             raw,
             request_id,
@@ -32,7 +34,7 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatOptions]]):
             max_choices=self._max_choices,
         )
 
-    async def answer(self, request: tuple[ChatCall, ChatOptions], reply: HttpReply) -> None:
+    async def answer(self, request: tuple[ChatCall, ChatReplyOptions], reply: HttpReply) -> None:
         call, options = request
         model = self._dispatcher.resolve_model(call.model)
         async with aclosing(self._dispatcher.chat(call)) as batches:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Sequence
 from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.http.sse import DONE, event, to_json
-from triptych.proxy.openai.chat.request import ChatOptions
+from triptych.proxy.openai.chat.request import ChatReplyOptions
 from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body, usage_body
 from triptych.types import PositionLogprobs
 
@@ -46,7 +46,7 @@ class TextChunks:
 class ChoiceState:
     """One choice on its way: what of it has been read, and what still waits to be sent."""
 
-    def __init__(self, options: ChatOptions) -> None:
+    def __init__(self, options: ChatReplyOptions) -> None:
         self.reader = ChoiceReader(options.calls, parallel=options.parallel_calls)
         self.begun = False
         self.shown: list[Shown] = []
@@ -58,7 +58,7 @@ class ChoiceState:
 class ChatStream:
     """The chunks of one streamed reply. Tokens whose text is held back go with the next chunk."""
 
-    def __init__(self, request_id: str, model: str, options: ChatOptions) -> None:
+    def __init__(self, request_id: str, model: str, options: ChatReplyOptions) -> None:
         self._options = options
         self._choices = [ChoiceState(options) for _ in range(options.n)]
         self._prompt: tuple[int, ...] | None = ()
@@ -140,7 +140,7 @@ class ChatStream:
 
 
 async def whole_reply(
-    request_id: str, model: str, options: ChatOptions, batches: AsyncIterable[Sequence[Output]]
+    request_id: str, model: str, options: ChatReplyOptions, batches: AsyncIterable[Sequence[Output]]
 ) -> bytes:
     """The JSON of a reply that is sent in one piece: everything up to the last choice's end."""
     choices = [ChoiceState(options) for _ in range(options.n)]
@@ -171,7 +171,7 @@ async def whole_reply(
     return to_json(reply)
 
 
-def _whole_choice(index: int, state: ChoiceState, options: ChatOptions) -> Json:
+def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
     calls = [_call_body(piece, piece.arguments) for piece in state.shown if isinstance(piece, ShownCall)]
     text = "".join(piece for piece in state.shown if isinstance(piece, str))
     content = None if calls and not text else text

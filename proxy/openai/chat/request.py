@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from triptych.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm, tool_use
@@ -32,13 +31,14 @@ from triptych.proxy.openai.chat.types import (
 )
 from triptych.proxy.openai.fields.sampling import chat_logprobs, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
+from triptych.request.chat import FunctionCall, MessageToolCall, Role, TextPart
 
 _ROLES: dict[str, Role] = {**ROLES, "function": "tool"}
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatOptions:
+class ChatReplyOptions:
     """What of a request concerns only the form of the reply."""
 
     stream: bool
@@ -58,7 +58,7 @@ class ChatOptions:
 
 def parse_body(
     raw: bytes, request_id: str, *, max_images: int, timeout: float, max_choices: int = 16
-) -> tuple[ChatCall, ChatOptions]:
+) -> tuple[ChatCall, ChatReplyOptions]:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     return call_of(
         decode_body(_decoder, raw),
@@ -71,7 +71,7 @@ def parse_body(
 
 def call_of(
     body: ChatBody, request_id: str, *, max_images: int, timeout: float, max_choices: int = 1
-) -> tuple[ChatCall, ChatOptions]:
+) -> tuple[ChatCall, ChatReplyOptions]:
     """The request that a decoded body means."""
     refuse_unserved(body)
     in_range("n", body.n, 1, max_choices)
@@ -106,7 +106,7 @@ def call_of(
     check_parts(call.parts)
     check_text(call.text_length, "messages")
     check_image_count(len(call.images()), max_images)
-    options = ChatOptions(
+    options = ChatReplyOptions(
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),

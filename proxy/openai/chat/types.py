@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from triptych.chat import MessageToolCall
-from triptych.limits import Logprobs, OutputTokens
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody
+from triptych.request.chat import MessageToolCall
+from triptych.request.limits import Logprobs, OutputTokens
 
 
 class StreamOptions(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http.sse import DONE, event, to_json
-from triptych.proxy.openai.completions.request import CompletionOptions
+from triptych.proxy.openai.completions.request import CompletionReplyOptions
 from triptych.proxy.openai.fields.reply_fields import Json, finite_logprob, timings_body, usage_body
 from triptych.types import PositionLogprobs, Usage
 
@@ -19,7 +19,7 @@ class CompletionBook:
     """
 
     def __init__(
-        self, request_id: str, model: str, options: CompletionOptions, echoes: Sequence[str]
+        self, request_id: str, model: str, options: CompletionReplyOptions, echoes: Sequence[str]
     ) -> None:
         self.options = options
         self.head: Json = {

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from triptych.errors import InvalidRequest
-from triptych.limits import Logprobs
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
@@ -19,6 +18,7 @@ from triptych.proxy.openai.completions.two_prompts import two_prompts
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
+from triptych.request.limits import Logprobs
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
@@ -85,7 +85,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionOptions:
+class CompletionReplyOptions:
     """What of a request concerns only the form of the reply; `n` choices for each of `prompts`.
 
     A prompt is None where an encoder-decoder model's decoder begins by itself.
@@ -108,7 +108,7 @@ class CompletionRequest:
 
     request_id: str
     calls: tuple[ChatCall, ...]
-    options: CompletionOptions
+    options: CompletionReplyOptions
 
 
 def parse_completion(
@@ -150,7 +150,7 @@ def parse_completion(
     for index, prompt in enumerate(prompts[1:], start=1):
         # Equal seeds for unequal prompts: a prompt's answer does not depend on its place in the list.
         calls.append(replace(first, label=f"{request_id}#p{index}", prompt=prompt))
-    form = CompletionOptions(
+    form = CompletionReplyOptions(
         prompts=prompts,
         n=n,
         stream=bool(body.stream),

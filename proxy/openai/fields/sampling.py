@@ -7,7 +7,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from triptych.errors import InvalidRequest
-from triptych.limits import (
+from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
+from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.request.limits import (
     MAX_STOP_STRINGS,
     LogitBias,
     MinP,
@@ -21,10 +25,6 @@ from triptych.limits import (
     TopK,
     TopP,
 )
-from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
-from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
-from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.unserved import UnservedBody
 from triptych.types import OutputFormat, SamplingParams
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from triptych.limits import MAX_TOOLS
+from triptych.request.limits import MAX_TOOLS
 
 #: Prompts of one completions request.
 MAX_PROMPTS = 64

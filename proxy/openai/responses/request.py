@@ -10,14 +10,14 @@ import msgspec
 from msgspec import Meta
 
 from triptych.errors import InvalidRequest
-from triptych.limits import Logprobs, OutputTokens
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.openai.chat.request import ChatOptions, call_of
+from triptych.proxy.openai.chat.request import ChatReplyOptions, call_of
 from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody
 from triptych.proxy.openai.responses.input import Conversation, FieldNames
+from triptych.request.limits import Logprobs, OutputTokens
 
 LOGPROBS = "message.output_text.logprobs"
 #: Fields that would need memory between requests, or that have another name here.
@@ -101,7 +101,7 @@ class ResponsesRequest:
     """`body` has what the reply repeats; `names` leads from the call's fields back to the client's."""
 
     call: ChatCall
-    options: ChatOptions
+    options: ChatReplyOptions
     body: ResponsesBody
     names: FieldNames
 

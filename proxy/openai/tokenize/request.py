@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from triptych.errors import InvalidRequest
-from triptych.limits import TokenId
 from triptych.protos import pd_pb2
 from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
 from triptych.proxy.http.json_body import decode_body
@@ -18,6 +17,7 @@ from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
+from triptych.request.limits import TokenId
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

@@ -6,12 +6,12 @@ import json
 import pytest
 
 from support.data.media import split_alone
-from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
 from triptych.hashing import mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.splitter import SplitRequest
+from triptych.request.chat import TextPart
 from triptych.types import SamplingParams
 
 

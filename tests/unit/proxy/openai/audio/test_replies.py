@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from triptych.proxy.openai.audio.replies import whole_reply
-from triptych.proxy.openai.audio.transcriber import Segment, Transcript
+from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment
 
-SILENT_END = Transcript(
+SILENT_END = FileTranscript(
     "en",
     500,
     [
-        Segment(0.0, 0.5, " ", (), 0, 0.0),
-        Segment(0.5, 61.25, " one\n-->  two ", (5, 6), 0, -0.5),
-        Segment(61.25, 62.0, "", (), 200, 0.0),
+        TimedSegment(0.0, 0.5, " ", (), 0, 0.0),
+        TimedSegment(0.5, 61.25, " one\n-->  two ", (5, 6), 0, -0.5),
+        TimedSegment(61.25, 62.0, "", (), 200, 0.0),
     ],
     " one\n-->  two ",
 )

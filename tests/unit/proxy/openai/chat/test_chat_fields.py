@@ -9,16 +9,16 @@ import jsonschema
 import pytest
 
 from support.hostile.malformed import HELLO, chosen, tool, with_value
-from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm
-from triptych.proxy.openai.chat.request import ChatOptions, parse_body
+from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.splitter import pd_messages
+from triptych.request.chat import TextPart
 from triptych.types import OutputFormat
 
 
-def parse(body: dict[str, Any]) -> tuple[ChatCall, ChatOptions]:
+def parse(body: dict[str, Any]) -> tuple[ChatCall, ChatReplyOptions]:
     return parse_body(json.dumps(body).encode(), "r", max_images=2, timeout=10.0)
 
 

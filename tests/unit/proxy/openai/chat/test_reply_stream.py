@@ -11,14 +11,14 @@ from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http import endpoint as http_endpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.chat.replies import ChatStream
-from triptych.proxy.openai.chat.request import ChatOptions, parse_body
+from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.types import FinishReason, Usage
 
 DONE = Done(FinishReason.STOP, Usage(3, 2), Timings())
 BODY = b'{"messages": [{"role": "user", "content": "x"}], "stream": true%s}'
 
 
-def options(extra: bytes = b"") -> ChatOptions:
+def options(extra: bytes = b"") -> ChatReplyOptions:
     return parse_body(BODY % extra, "id", max_images=1, timeout=9.0)[1]
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from support.hostile.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
-from triptych.chat import TextPart
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
-from triptych.proxy.openai.chat.request import ChatOptions, parse_body
+from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.request.chat import TextPart
 
 
-def parse(body: Any) -> tuple[ChatCall, ChatOptions]:
+def parse(body: Any) -> tuple[ChatCall, ChatReplyOptions]:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return parse_body(raw, "r", max_images=2, timeout=10.0)
 
@@ -105,4 +105,4 @@ def test_a_developer_message_is_a_system_message() -> None:
 
 def test_the_replys_form_is_told_apart_from_the_request() -> None:
     body = with_value(stream=True, stream_options={"include_usage": True}, return_token_ids=True)
-    assert parse(body)[1] == ChatOptions(True, True, True, False)
+    assert parse(body)[1] == ChatReplyOptions(True, True, True, False)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from triptych.errors import InvalidRequest
-from triptych.limits import RepetitionPenalty, Seed, Temperature, check_limits
+from triptych.request.limits import RepetitionPenalty, Seed, Temperature, check_limits
 
 
 @pytest.mark.parametrize("value", [None, 0, 0.5, 2])

@@ -1,0 +1,1 @@
+"""A request as proxies and PD workers share it: messages, template options, limits of values."""
