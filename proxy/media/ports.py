@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.spool import MediaHold
 
 T = TypeVar("T")
 

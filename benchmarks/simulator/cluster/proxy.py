@@ -14,15 +14,15 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from triptych.request.chat import TextPart
 from triptych.errors import Overloaded, RequestError
 from triptych.goodput.load.record import RequestRecord
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.workers import KnownWorkers
+from triptych.request.chat import TextPart
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.shape import Limits
