@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -22,9 +22,9 @@ JSON_OBJECT = OutputFormat("json_object")
 class FormatBody(Protocol):
     """The fields that name a form; at most one of them may be set."""
 
-    response_format: dict[str, Any] | None
-    structured_outputs: dict[str, Any] | None
-    guided_json: str | dict[str, Any] | bool | None
+    response_format: dict[str, object] | None
+    structured_outputs: dict[str, object] | None
+    guided_json: str | dict[str, object] | bool | None
     guided_regex: str | None
     guided_choice: list[str] | None
 
@@ -48,7 +48,7 @@ def format_of(body: FormatBody) -> OutputFormat | None:
     return next(iter(found.values()), None)
 
 
-def response_format(body: Mapping[str, Any], param: str = "response_format") -> OutputFormat | None:
+def response_format(body: Mapping[str, object], param: str = "response_format") -> OutputFormat | None:
     """OpenAI's {"type": "text" | "json_object" | "json_schema", "json_schema": {"name", "schema", "strict"}}.
 
     A schema is always held to, whatever `strict` says.
@@ -74,7 +74,7 @@ def response_format(body: Mapping[str, Any], param: str = "response_format") -> 
     return schema_format(schema, f"{param}.json_schema.schema")
 
 
-def structured_outputs(body: Mapping[str, Any], param: str = "structured_outputs") -> OutputFormat | None:
+def structured_outputs(body: Mapping[str, object], param: str = "structured_outputs") -> OutputFormat | None:
     """vLLM's {"json" | "regex" | "choice" | "json_object": …}; grammars and structural tags are refused."""
     named = [key for key in ("json", "regex", "choice", "json_object") if body.get(key)]
     for key in ("grammar", "structural_tag"):
@@ -94,7 +94,7 @@ def structured_outputs(body: Mapping[str, Any], param: str = "structured_outputs
     return choice_format(body[key], path) if key == "choice" else JSON_OBJECT
 
 
-def schema_format(schema: Any, param: str) -> OutputFormat:
+def schema_format(schema: object, param: str) -> OutputFormat:
     """A JSON schema, as an object or as the text of one. What it says is the PD worker's to judge."""
     if isinstance(schema, str):
         try:
@@ -108,13 +108,13 @@ def schema_format(schema: Any, param: str) -> OutputFormat:
     return OutputFormat("json_schema", _short(text, param), param=param)
 
 
-def regex_format(pattern: Any, param: str) -> OutputFormat:
+def regex_format(pattern: object, param: str) -> OutputFormat:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidRequest(f"{param} must be a regular expression", param=param)
     return OutputFormat("regex", _short(pattern, param), param=param)
 
 
-def choice_format(texts: Any, param: str) -> OutputFormat:
+def choice_format(texts: object, param: str) -> OutputFormat:
     if (
         not isinstance(texts, Sequence)
         or not all(isinstance(text, str) and text for text in texts)

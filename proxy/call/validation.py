@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgpack
 import msgspec
@@ -95,7 +94,7 @@ def check_salt(salt: str) -> str:
     return salt
 
 
-def check_options(options: Mapping[str, Any], param: str = "mm_processor_kwargs") -> Mapping[str, Any]:
+def check_options(options: Mapping[str, object], param: str = "mm_processor_kwargs") -> Mapping[str, object]:
     """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size and depth."""
     check_depth(options, param)
     try:
@@ -164,7 +163,7 @@ def template_options(
     last: ChatMessage,
     *,
     tools: bytes,
-    variables: Mapping[str, Any],
+    variables: Mapping[str, object],
     generation_prompt: bool | None,
     continue_final_message: bool,
 ) -> TemplateOptions:

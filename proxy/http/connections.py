@@ -6,7 +6,6 @@ import asyncio
 import logging
 import resource
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
@@ -74,7 +73,7 @@ class LimitedConnection(HttpToolsProtocol):
         self,
         config: Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
