@@ -32,7 +32,7 @@ class PDLoad:
 
 
 def rendezvous(key: str, address: str) -> int:
-    """The weight of `address` for `key`: the highest one wins, whoever else comes or goes."""
+    """The weight of `address` for `key`: the highest one wins, whatever other workers come or go."""
     return int(xxh3_64_intdigest(f"{key}|{address}".encode()))
 
 

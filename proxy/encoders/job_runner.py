@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
+from triptych.proxy.encoders.loads import tower_patches
 from triptych.proxy.encoders.recent_items import RecentItems
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import WorkModel
@@ -57,7 +57,7 @@ class JobRunner:
         flow_control: bool = True,
     ) -> None:
         self._model = WorkModel()
-        self.table = EncoderJobTable(share, _patches, self._model, flow_control=flow_control)
+        self.table = EncoderJobTable(share, tower_patches, self._model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
         self._transport = transport
@@ -102,7 +102,7 @@ class JobRunner:
         work = None
         if not joined:
             self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
-            work = self._model.work(_patches(job.plan) if job.plan is not None else None)
+            work = self._model.work(tower_patches(job.plan) if job.plan is not None else None)
         if job.plan is not None:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._events.planned, source.request_id, source.mm_hash, job.plan)
@@ -242,7 +242,7 @@ class JobRunner:
         self._unpin(job.mm_hash)
         self._recent.add(job.mm_hash, end, self._clock())
         if not end.already_stored and end.encode_seconds > 0:
-            self._model.learn(_patches(end.plan), end.encode_seconds)
+            self._model.learn(tower_patches(end.plan), end.encode_seconds)
         for request_id in list(job.waiters):
             self._events.ready(request_id, job.mm_hash, end)
 
@@ -315,8 +315,3 @@ def _poison() -> RequestError:
         "save the picture anew in another format or leave it out",
         param="image",
     )
-
-
-def _patches(plan: ItemPlan) -> int:
-    """What a tower's time goes with: patches of a picture, rows of anything else."""
-    return math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows

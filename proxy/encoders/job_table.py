@@ -87,7 +87,7 @@ class EncoderJobTable:
 
     @property
     def published_bytes(self) -> int:
-        """Bytes in a tower or in the store that nobody has loaded yet."""
+        """Bytes in a tower or in the store that no PD worker has loaded yet."""
         return self._published.nbytes
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ _NOTHING = _Sums()
 
 
 class EncoderLoads:
-    """Sums by encoder, kept up to date job by job. `patches` says what a tower's time goes with."""
+    """Sums by encoder, kept up to date job by job. `patches` is the size that a tower's time grows with."""
 
     def __init__(self, patches: Callable[[ItemPlan], int], model: WorkModel) -> None:
         self.isolation = EncoderIsolation()
@@ -135,3 +136,8 @@ class EncoderLoads:
             load.unknown += sign
         else:
             load.patches += sign * entry.patches
+
+
+def tower_patches(plan: ItemPlan) -> int:
+    """Size that a tower's time grows with: patches of a picture, rows of anything else."""
+    return math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows

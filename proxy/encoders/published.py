@@ -1,4 +1,4 @@
-"""Bytes that are in a tower or in the store and that nobody has loaded yet."""
+"""Published bytes: in a tower or in the store, and not loaded by a PD worker yet."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Published:
                 self._forget(mm_hash, request_id)
 
     def free_unheld(self, mm_hash: str) -> None:
-        """The item counts no more where nobody has still to load it."""
+        """The item counts no more where no request has still to load it."""
         hold = self._holds.get(mm_hash)
         if hold is not None and not hold.holders:
             self.free(mm_hash)

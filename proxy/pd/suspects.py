@@ -83,7 +83,7 @@ class Suspects:
         return guilty
 
     def returned(self, incarnation: str) -> None:
-        """The process is there and was all the time, only its connection was lost: that blames nobody."""
+        """The process never ended, only its connection was lost: no request is suspected for that."""
         for request_id, losses in list(self._losses.items()):
             left = [loss for loss in losses if loss.final or loss.incarnation != incarnation]
             if left:
@@ -92,7 +92,7 @@ class Suspects:
                 del self._losses[request_id]
 
     def place(self, request_id: str, model_key: str, workers: Sequence[PDLoad]) -> str | None:
-        """The worker to set apart for a suspect; None while another one is tried, or nobody can take it."""
+        """The worker to set apart for a suspect; None while another one is tried, or none can take it."""
         if model_key in self._trials or not workers:
             return None
         known = {loss.address for loss in self._losses.get(request_id, ())}
