@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_cancels_all_its_prompts(store: EmbeddingStor
         await until(lambda: len(worker.requests) == 2, "both prompts at the worker")
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        await until(lambda: len(worker.cancels) == 2, "both cancellations")
+        await until(lambda: len(set(worker.cancels)) == 2, "both cancellations")  # one may be sent again
         await cluster.at_rest()
 
 
