@@ -101,7 +101,7 @@ def _parts_of(url: str) -> SplitResult:
 
 def _db(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"--store names a database that is no number: {_REMEDY}")
+        raise ConfigError(f"--store names a database that is not a number: {_REMEDY}")
     return int(text)
 
 

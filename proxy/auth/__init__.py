@@ -1,1 +1,1 @@
-"""API keys: who a request comes from, and the limits of that principal."""
+"""API keys: the principal of a request, and its limits."""

@@ -1,4 +1,4 @@
-"""API keys: who they stand for and what each may use. Pure values; `key_ring` reads the file.
+"""API keys: the principal behind each and its limits. Pure values; `key_ring` reads the file.
 
 A key file has one key per line, `#` begins a comment:
 

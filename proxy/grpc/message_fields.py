@@ -60,4 +60,4 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise ValueError("no number")
+            raise ValueError("not a number")

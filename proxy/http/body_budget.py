@@ -75,7 +75,7 @@ class BodyBudget:
             raise
 
     def _next_turns(self) -> None:
-        """Gives turns in order of arrival; who has to wait for others of its principal is overtaken."""
+        """Gives turns in order of arrival; a body that waits for others of its principal is overtaken."""
         for principal, turn in list(self._waiting):
             full = self.nbytes + self.message_bytes > self.limit
             if full or self._receiving.total() >= self.at_once:

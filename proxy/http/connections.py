@@ -26,7 +26,7 @@ BUSY = Unavailable("too many connections to this proxy; try again later", retry_
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds and bytes. `most`: connections that are served; `spare`: further ones that are told so;
+    """Seconds and bytes. `most`: connections that are served; `spare`: further ones that get a 503;
     `grpc`: those of gRPC clients."""
 
     head_seconds: float = 10.0

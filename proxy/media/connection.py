@@ -29,7 +29,7 @@ LookUpHost = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
 class AddressRefused(Exception):
-    """The host has no address, or one that the rules do not allow. Which of both is told to nobody."""
+    """The host has no address, or one that the rules do not allow. The message does not say which of both."""
 
 
 def look_up_host(host: str, port: int) -> Sequence[tuple[Any, ...]]:

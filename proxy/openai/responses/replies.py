@@ -1,4 +1,4 @@
-"""Replies in the shapes of OpenAI's Responses API: one response object, told by events or whole."""
+"""Replies in the shapes of OpenAI's Responses API: one response object, streamed as events or whole."""
 
 from __future__ import annotations
 
