@@ -109,6 +109,9 @@ class JobStream(Protocol):
     async def result(self) -> JobReady | JobFailure:
         """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
 
+    async def close(self) -> None:
+        """Ends the stream once its result has been delivered; takes a second at most."""
+
 
 class JobOwner(Protocol):
     """Owner of job streams."""

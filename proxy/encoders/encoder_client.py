@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from grpc import aio
@@ -38,6 +39,7 @@ class EncodeStream:
         self._phase_timeout = phase_timeout
         self._to_send: asyncio.Queue[str] = asyncio.Queue()
         self._deadline: asyncio.Timeout | None = None
+        self._call: aio.StreamStreamCall[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent] | None = None
         #: Whether the worker has been sent the whole item: it was there, and may be at work on it.
         self.media_sent = False
 
@@ -49,29 +51,40 @@ class EncodeStream:
     async def result(self) -> JobReady | JobFailure:
         """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
         self._to_send.put_nowait("media")
-        media = self._media.retain()
-        call = self._encode(self._requests())
-        end: JobReady | JobFailure | None = None
+        self._media.retain()
+        call = self._call = self._encode(self._requests())
         try:
             async with asyncio.timeout(self._phase_timeout) as self._deadline:
                 async for event in call:
-                    if end is None and (end := self._handle(event)) is not None:
-                        # Ended by both sides a stream frees itself; broken off, it is a cycle of tasks and
-                        # generators that waits for the garbage collector.
-                        self._to_send.put_nowait("end")
-                        self._extend(CLOSING_SECONDS)
-        except TimeoutError:
-            if end is None:
-                raise Unavailable("the encoder worker did not answer in time") from None
-        except aio.AioRpcError:
-            if end is None:
-                raise
-        finally:
-            call.cancel()
-            media.release()
-        if end is None:
+                    if (end := self._handle(event)) is not None:
+                        return end
             raise Unavailable("the encoder worker ended the job without an answer")
-        return end
+        except TimeoutError:
+            self._break_off()
+            raise Unavailable("the encoder worker did not answer in time") from None
+        except BaseException:
+            self._break_off()
+            raise
+
+    async def close(self) -> None:
+        """Ends the stream after its result. Ended by both sides it frees itself; broken off, it is a cycle of
+        tasks and generators that waits for the garbage collector."""
+        if self._call is None:
+            return
+        self._to_send.put_nowait("end")
+        try:
+            with contextlib.suppress(TimeoutError, aio.AioRpcError):  # the job has its result
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    async for _ in self._call:
+                        pass
+        finally:
+            self._break_off()
+
+    def _break_off(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+            self._media.release()
 
     def _handle(self, event: encoder_pb2.EncodeEvent) -> JobReady | JobFailure | None:
         kind = event.WhichOneof("body")

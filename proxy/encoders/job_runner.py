@@ -65,7 +65,8 @@ class JobRunner:
         self._clock = clock
         self._sources: dict[str, ItemSource] = {}
         self._tries: dict[str, _Try] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        #: Of the tries, and of those that have ended and close their streams.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._recent = RecentItems()
         self._ticker: asyncio.TimerHandle | None = None
         #: Items that left an encoder, by its address and the reason, and are not in the log yet.
@@ -75,7 +76,7 @@ class JobRunner:
     async def close(self) -> None:
         if self._ticker:
             self._ticker.cancel()
-        tasks = [entry.task for entry in self._tries.values()] + list(self._ending)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,6 +205,8 @@ class JobRunner:
         stream = self._transport.open_job(job.address, message, source.media, self)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")
         self._tries[job.try_id] = _Try(job, stream, task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _follow(self, try_id: str, job: EncoderJob, stream: JobStream) -> None:
         try:
@@ -227,6 +230,7 @@ class JobRunner:
         finally:
             self._tries.pop(try_id, None)
         self.pump()
+        await stream.close()
 
     def planned(self, job_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(job_id, plan)
@@ -305,8 +309,6 @@ class JobRunner:
     def _forget(self, try_id: str, entry: _Try) -> None:
         self._tries.pop(try_id, None)
         entry.task.cancel()
-        self._ending.add(entry.task)
-        entry.task.add_done_callback(self._ending.discard)
 
 
 def _poison() -> RequestError:

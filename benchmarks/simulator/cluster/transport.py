@@ -103,6 +103,9 @@ class SimulatedJob:
             self._loop.call_later(self._rpc, self._encoder.leave, self)
             raise
 
+    async def close(self) -> None:
+        """The worker has ended the stream with its last message."""
+
     def planned(self, plan: ItemPlan) -> None:
         """Sent by the worker."""
         self._loop.call_later(self._rpc, self._owner.planned, self._job_id, plan)

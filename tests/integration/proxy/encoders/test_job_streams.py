@@ -62,11 +62,17 @@ class Permits:
         self.stream.run()
 
 
-async def _run(channel: aio.Channel, media: SpooledMedia, number: int) -> None:
+async def _ready(channel: aio.Channel, media: SpooledMedia, number: int) -> EncodeStream:
     job = encoder_pb2.EncodeJob(job_id=str(number), mm_hash=f"{number:064x}", media_bytes=media.nbytes)
     owner = Permits()
     owner.stream = EncodeStream(channel, job, media, owner, phase_timeout=PATIENCE)
     assert isinstance(await within("a job's end", owner.stream.result()), JobReady)
+    return owner.stream
+
+
+async def _run(channel: aio.Channel, media: SpooledMedia, number: int) -> None:
+    stream = await _ready(channel, media, number)
+    await within("its stream's end", stream.close())
 
 
 def _streams() -> Counter[str]:
@@ -97,6 +103,19 @@ async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
         finally:
             gc.enable()
     assert sum(left.values()) < JOBS / 5, left
+
+
+async def test_an_item_is_ready_before_its_stream_has_ended(
+    store: EmbeddingStore, media: SpooledMedia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_client, "CLOSING_SECONDS", 0.1)
+    encoder = Lingering(store)
+    async with _channel_to(encoder) as channel:
+        stream = await _ready(channel, media, 1)
+        await asyncio.sleep(0.3)
+        assert not encoder.cancelled
+        await stream.close()
+        await until(lambda: encoder.cancelled, "the stream to be cancelled")
 
 
 async def test_a_worker_that_does_not_end_the_stream_cannot_keep_its_job(
