@@ -59,8 +59,9 @@ async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answer
             worker.admission.set()
         error_id = await bad
         assert await asyncio.gather(*good) == [whole_text(40)] * 10 + [whole_text(4)] * 3
-        # Tokens that a worker's end has overtaken come again, so a late poison may be cleared once.
-        assert ends(cluster) == 3 if tokens < CLEARING_TOKENS else ends(cluster) <= 5
+        # A late poison is cleared whenever its trial brings so many new tokens, and must then be found again
+        # by two ends; how often that is depends on the tokens that a worker's end has overtaken.
+        assert 3 <= ends(cluster) <= 3 + 2 * (tokens // CLEARING_TOKENS)
         assert any(
             error_id in record.getMessage() and record.levelno == logging.ERROR for record in caplog.records
         )
