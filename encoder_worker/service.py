@@ -13,6 +13,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.loading import activation_bytes, load, parameter_bytes
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
+from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
@@ -106,4 +107,5 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
             "metrics_port": metrics_port,
         },
         modality=identity.modality,
+        kind=worker_kind(config.worker_kind, config.device, tower_threads(config.threads, config.cpus)),
     )

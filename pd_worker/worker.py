@@ -12,8 +12,10 @@ from dataclasses import replace
 
 from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer
+from triptych.cpu.threads import decoder_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.errors import Unavailable
+from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.engine_builder import build_engine
@@ -104,6 +106,7 @@ class PDWorker:
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration. It serves all namespaces of its model_key."""
+        threads = decoder_threads(self._config.threads, self._model.decoder.geometry.hidden_size)
         return WorkerInfo(
             address=address,
             pool="pd",
@@ -118,6 +121,7 @@ class PDWorker:
                 "encoder_decoder": int(self._model.decoder.cross is not None),
             },
             modality=self._model.decoder.modality,
+            kind=worker_kind(self._config.worker_kind, self._config.device, threads),
         )
 
     def start(self) -> None:

@@ -10,13 +10,11 @@ from xxhash import xxh3_64_intdigest
 
 #: Share of a worker's sequences by which a prefix match may outweigh load.
 PREFIX_SLACK = 0.25
-#: Seconds that any item is expected to take, whatever the fit says of small ones.
-LEAST_WORK = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderLoad:
-    """An encoder that may take a job now, with its outstanding work in seconds."""
+    """An encoder that may take a job now: seconds until it would have done all its work and then the job."""
 
     address: str
     work: float
@@ -37,7 +35,8 @@ def rendezvous(key: str, address: str) -> int:
 
 
 def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -> str | None:
-    """Least outstanding work; among those closer than half a job, the one that this key belongs to."""
+    """The one that is first to have done the job; among those closer than half of the job's `work`, the one
+    that this key belongs to."""
     loads = list(encoders)
     if not loads:
         return None
@@ -83,41 +82,3 @@ def choose_pd(workers: Sequence[PDLoad], chain: Sequence[str], affinity: PrefixA
 
 def _tie(chain: Sequence[str], address: str) -> int:
     return -rendezvous(chain[-1] if chain else "", address)
-
-
-class WorkModel:
-    """Seconds of an encoder job, learnt as a + b·patches from what the towers report."""
-
-    def __init__(self, decay: float = 0.98) -> None:
-        self._decay = decay
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-
-    def learn(self, patches: int, seconds: float) -> None:
-        x = float(patches)
-        for name, value in (("_n", 1.0), ("_x", x), ("_y", seconds), ("_xx", x * x), ("_xy", x * seconds)):
-            setattr(self, name, getattr(self, name) * self._decay + value)
-
-    def work(self, patches: int | None) -> float:
-        """Seconds expected of an item; of an average one when its patches are not known yet."""
-        if self._n == 0:
-            return 1.0
-        mean_x, mean_y, slope = self._fit()
-        if patches is None or slope == 0.0:
-            return max(mean_y, LEAST_WORK)
-        return max(mean_y + slope * (patches - mean_x), LEAST_WORK)
-
-    def total(self, unknown: int, known: int, patches: int) -> float:
-        """Seconds expected of `unknown` items without a plan and of `known` ones with `patches` together."""
-        if self._n == 0:
-            return float(unknown + known)
-        mean_x, mean_y, slope = self._fit()
-        planned = known * mean_y + slope * (patches - known * mean_x)
-        return unknown * max(mean_y, LEAST_WORK) + max(planned, known * LEAST_WORK)
-
-    def _fit(self) -> tuple[float, float, float]:
-        """Patches and seconds of an average item, and the seconds of a patch more."""
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        spread = self._xx / self._n - mean_x * mean_x
-        if spread <= 1e-9 * max(mean_x * mean_x, 1.0):
-            return mean_x, mean_y, 0.0
-        return mean_x, mean_y, max((self._xy / self._n - mean_x * mean_y) / spread, 0.0)

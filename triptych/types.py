@@ -205,7 +205,8 @@ class WorkerInfo:
     holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
     `encoder_cache_bytes` (PD workers); `encoder_decoder` is 1 for models whose items are consumed through
     cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` shows that
-    the writer knows the internal token (`triptych.rpc.proofs`); empty where none is in use.
+    the writer knows the internal token (`triptych.rpc.proofs`); empty where none is in use. `kind` names the
+    device: workers of one kind are equally fast; empty where the writer is of an older release.
     """
 
     address: str
@@ -217,6 +218,7 @@ class WorkerInfo:
     capacity: dict[str, int] = field(default_factory=dict)
     modality: str = "image"
     proof: str = ""
+    kind: str = ""
 
 
 def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:

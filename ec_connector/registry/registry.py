@@ -186,7 +186,7 @@ def _unpack(raw: bytes) -> WorkerInfo | None:
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         logger.warning("a registration of %d bytes cannot be read", len(raw))
         return None
-    texts = (info.address, info.pool, info.incarnation, info.model_key, info.model, info.modality)
+    texts = (info.address, info.pool, info.incarnation, info.model_key, info.model, info.modality, info.kind)
     numbers = info.capacity.values() if isinstance(info.capacity, Mapping) else (None,)
     if all(isinstance(text, str) for text in (*texts, *info.namespaces)) and all(
         isinstance(n, int) for n in numbers

@@ -55,12 +55,13 @@ class ItemSource:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSlot:
-    """An encoder that may get jobs; credits are this proxy's part."""
+    """An encoder that may get jobs; credits are this proxy's part, `kind` is the worker's."""
 
     address: str
     namespaces: tuple[str, ...]
     plan_credit: int
     tower_credit: int
+    kind: str = ""
 
 
 class AdmittedWaiters:
@@ -107,6 +108,8 @@ class EncoderJob:
     damaged_digest: str = ""
     state: JobState = JobState.QUEUED
     address: str = ""
+    #: The kind of the encoder at `address`.
+    kind: str = ""
     tries: int = 0
     #: Encoders that ended while they worked on the item.
     losses: int = 0

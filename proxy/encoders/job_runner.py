@@ -18,8 +18,8 @@ from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, Ite
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import tower_patches
 from triptych.proxy.encoders.recent_items import RecentItems
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
-from triptych.proxy.routing import WorkModel
 from triptych.proxy.workers import KnownWorkers
 from triptych.types import ItemPlan
 
@@ -180,6 +180,7 @@ class JobRunner:
                 worker.info.namespaces,
                 max(worker.info.capacity.get("plan_credit", DEFAULT_CREDIT) // proxies, 1),
                 max(worker.info.capacity.get("tower_credit", DEFAULT_CREDIT) // proxies, 1),
+                worker.info.kind,
             )
             for worker in self._pool.serving("encoder")
         ]
@@ -245,8 +246,8 @@ class JobRunner:
             return
         self._unpin(job.mm_hash)
         self._recent.add(job.mm_hash, end, self._clock())
-        if not end.already_stored and end.encode_seconds > 0:
-            self._model.learn(tower_patches(end.plan), end.encode_seconds)
+        if not end.already_stored:
+            self._model.learn(tower_patches(end.plan), end.encode_seconds, job.kind)
         for request_id in list(job.waiters):
             self._events.ready(request_id, job.mm_hash, end)
 

@@ -29,7 +29,8 @@ from triptych.proxy.encoders.job import (
 from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
 from triptych.proxy.encoders.published import Published
-from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
+from triptych.proxy.encoders.work_model import WorkModel
+from triptych.proxy.routing import EncoderLoad, choose_encoder
 from triptych.types import ItemPlan
 
 
@@ -276,6 +277,7 @@ class EncoderJobTable:
                 walk.skip()
                 continue
             job.address, job.state = address, JobState.PLANNING
+            job.kind = self._encoders[address].kind
             self._settle(job, now)
             started.append(StartPlan(job))
         return started
@@ -288,11 +290,17 @@ class EncoderJobTable:
         admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
         if job.suspect and not admitting:
             isolation.keep(slot.address for slot in able)
-        free = [slot.address for slot in admitting if self._plan_free(slot)]
+        free = [slot for slot in admitting if self._plan_free(slot)]
         if job.owner_address:
-            return job.owner_address if job.owner_address in free else None
-        loads = [EncoderLoad(address, self._loads.work(address)) for address in free]
-        return choose_encoder(loads, job.mm_hash, self._loads.cost(job))
+            return job.owner_address if any(slot.address == job.owner_address for slot in free) else None
+        if not free:
+            return None
+        costs = {kind: self._loads.cost(job, kind) for kind in {slot.kind for slot in free}}
+        loads = [
+            EncoderLoad(slot.address, self._loads.work(slot.address, slot.kind) + costs[slot.kind])
+            for slot in free
+        ]
+        return choose_encoder(loads, job.mm_hash, min(costs.values()))
 
     def _forget_owners(self) -> None:
         """Jobs that would join an encoder which has gone start anywhere."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
-from triptych.proxy.routing import WorkModel
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
 
 
@@ -95,14 +95,14 @@ class EncoderLoads:
     def running(self, address: str) -> int:
         return self._loads.get(address, _NOTHING).running
 
-    def work(self, address: str) -> float:
-        """Seconds of tower time that the encoder still owes this proxy."""
+    def work(self, address: str, kind: str) -> float:
+        """Seconds of tower time that the encoder, of this kind, still owes this proxy."""
         load = self._loads.get(address, _NOTHING)
-        return self._model.total(load.unknown, load.jobs - load.unknown, load.patches)
+        return self._model.total(load.unknown, load.jobs - load.unknown, load.patches, kind)
 
-    def cost(self, job: EncoderJob) -> float:
-        """Seconds of tower time expected of the job."""
-        return self._model.work(self._patches(job.plan) if job.plan is not None else None)
+    def cost(self, job: EncoderJob, kind: str) -> float:
+        """Seconds of tower time expected of the job at an encoder of this kind."""
+        return self._model.work(self._patches(job.plan) if job.plan is not None else None, kind)
 
     def count(self, job: EncoderJob) -> None:
         """Counts the job where it stands now, and nowhere else."""

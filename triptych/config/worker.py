@@ -46,6 +46,11 @@ class WorkerConfig(ServiceConfig):
         choices=("none", "int8", "int8-decoder"),
     )
     threads: int = flag(0, "torch threads; 0 chooses")
+    worker_kind: str = flag(
+        "",
+        "name of the machine or device; proxies learn what an item costs for each name apart",
+        shown="what the device says of itself, like cuda NVIDIA H200",
+    )
     core_page: str = flag("", "file in which the workers of one machine see whose threads compute")
     core_slot: int = flag(0, "this worker's place in --core-page")
 

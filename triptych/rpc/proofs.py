@@ -66,8 +66,10 @@ class InternalKey:
             return False  # fields that no worker of ours writes
 
     def _registration_proof(self, info: WorkerInfo) -> str:
-        content = json.dumps(asdict(replace(info, proof="")), sort_keys=True)
-        return self._proof(b"registration", content.encode()).hex()
+        fields = asdict(replace(info, proof=""))
+        if not info.kind:
+            del fields["kind"]  # workers of releases without it sign without it
+        return self._proof(b"registration", json.dumps(fields, sort_keys=True).encode()).hex()
 
     def worker_proof(self, identity: bytes, client: bytes, worker: bytes) -> bytes:
         """A worker's proof, over its identity and the nonces of both sides."""

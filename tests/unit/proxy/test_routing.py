@@ -5,7 +5,6 @@ from triptych.proxy.routing import (
     EncoderLoad,
     PDLoad,
     PrefixAffinity,
-    WorkModel,
     choose_encoder,
     choose_pd,
     rendezvous,
@@ -69,21 +68,6 @@ def test_affinity_is_bounded() -> None:
 
 def test_rendezvous_is_the_same_in_every_process() -> None:
     assert rendezvous("k", "a") == 4338435921006465380
-
-
-def test_work_is_learnt_as_a_line_over_the_patches() -> None:
-    model = WorkModel()
-    for patches in (100, 200, 400, 800):
-        model.learn(patches, 0.5 + 0.01 * patches)
-    assert abs(model.work(1000) - 10.5) < 0.01
-    assert model.work(100) < model.work(None) < model.work(800)
-
-
-def test_work_is_the_mean_while_all_items_are_alike() -> None:
-    model = WorkModel()
-    model.learn(100, 2.0)
-    model.learn(100, 4.0)
-    assert 2.9 < model.work(500) < 3.1
 
 
 def test_media_are_refused_while_re_encodes_exceed_a_tenth_of_the_work() -> None:

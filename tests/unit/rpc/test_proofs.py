@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 
 import pytest
@@ -23,7 +24,24 @@ CHANGES = {
     "capacity": {"max_num_seqs": 5},
     "modality": "audio",
     "proof": "",
+    "kind": "cuda other",
 }
+
+
+#: What a worker of a release without kinds signs.
+OLD_CONTENT = json.dumps(
+    {
+        "address": "10.0.0.7:1",
+        "capacity": {"max_num_seqs": 4},
+        "incarnation": "i1",
+        "modality": "image",
+        "model": "m",
+        "model_key": "k" * 64,
+        "namespaces": ["n" * 64],
+        "pool": "pd",
+        "proof": "",
+    }
+)
 
 
 def test_a_signed_registration_is_known_by_everybody_with_the_token() -> None:
@@ -39,6 +57,10 @@ def test_an_unsigned_one_or_one_of_another_token_is_not() -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(WorkerInfo)])
 def test_no_field_can_be_changed_after_it_was_signed(field: str) -> None:
     assert not KEY.has_signed(replace(KEY.signed(INFO), **{field: CHANGES[field]}))
+
+
+def test_a_worker_of_a_release_without_kinds_is_known() -> None:
+    assert KEY.signed(INFO).proof == KEY._proof(b"registration", OLD_CONTENT.encode()).hex()
 
 
 @pytest.mark.parametrize("forged", [{"proof": 5}, {"proof": "é"}, {"capacity": {b"": 1}}, {"capacity": None}])

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import EncoderIsolation
-from triptych.proxy.routing import EncoderLoad, WorkModel, choose_encoder
+from triptych.proxy.encoders.work_model import WorkModel
+from triptych.proxy.routing import EncoderLoad, choose_encoder
 from triptych.types import ItemPlan
 
 SPACES = ("n", "m")
 ADDRESSES = ("e1", "e2", "e3", "e4")
+#: How long an item takes by kind of worker.
+KINDS = {"fast": 1.0, "slow": 7.3}
 
 
 class PlainTable(EncoderJobTable):
@@ -71,27 +74,31 @@ class PlainTable(EncoderJobTable):
             address = self._address_for(job, admitting)
             if address is not None:
                 isolation.enter(address, suspect=job.suspect)
-                job.address, job.state = address, JobState.PLANNING
+                job.address, job.state, job.kind = address, JobState.PLANNING, self._encoders[address].kind
                 started.append(StartPlan(job))
         return started
 
     def _address_for(self, job: EncoderJob, slots: list[EncoderSlot]) -> str | None:
-        free = [s.address for s in slots if self._at(s.address, JobState.PLANNING) < s.plan_credit]
+        free = [s for s in slots if self._at(s.address, JobState.PLANNING) < s.plan_credit]
         if job.owner_address in self._encoders:
-            return job.owner_address if job.owner_address in free else None
+            return job.owner_address if job.owner_address in [s.address for s in free] else None
         job.owner_address = ""
-        loads = [EncoderLoad(address, self._work_at(address)) for address in free]
-        return choose_encoder(loads, job.mm_hash, self._work_of(job))
+        loads = [
+            EncoderLoad(s.address, self._work_at(s.address, s.kind) + self._work_of(job, s.kind))
+            for s in free
+        ]
+        least = min((self._work_of(job, s.kind) for s in free), default=0.0)
+        return choose_encoder(loads, job.mm_hash, least)
 
     def _at(self, address: str, state: JobState) -> int:
         return sum(job.state is state and job.address == address for job in self._jobs.values())
 
-    def _work_at(self, address: str) -> float:
+    def _work_at(self, address: str, kind: str) -> float:
         at = (j for j in self._jobs.values() if j.state is not JobState.QUEUED and j.address == address)
-        return sum(map(self._work_of, at))
+        return sum(self._work_of(job, kind) for job in at)
 
-    def _work_of(self, job: EncoderJob) -> float:
-        return self.model.work(None if job.plan is None else job.plan.rows)
+    def _work_of(self, job: EncoderJob, kind: str) -> float:
+        return self.model.work(None if job.plan is None else job.plan.rows, kind)
 
 
 class Course:
@@ -172,14 +179,20 @@ class Course:
             for table in self.tables:
                 table.planned(try_id, plan)
         elif job.state is JobState.RUNNING:
-            self.model.learn(rows, 0.0123 + 0.00171 * rows)
+            self.model.learn(rows, (0.0123 + 0.00171 * rows) * KINDS[job.kind], job.kind)
             for table in self.tables:
                 table.ready(try_id, plan)
 
     def set_encoders(self) -> None:
         rng = self.rng
         slots = [
-            EncoderSlot(address, SPACES[: rng.randint(1, 2)], rng.randint(1, 4), rng.randint(1, 3))
+            EncoderSlot(
+                address,
+                SPACES[: rng.randint(1, 2)],
+                rng.randint(1, 4),
+                rng.randint(1, 3),
+                rng.choice((*KINDS,)),
+            )
             for address in rng.sample(ADDRESSES, rng.randint(0, 4))
         ]
         for table in self.tables:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
 
 SPACE = "n"
@@ -333,3 +335,33 @@ def test_a_job_whose_only_encoder_fails_it_again_and_again_waits_longer_every_ti
         waits.append(job.not_before - now)
         now = job.not_before
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+
+
+def test_unequal_encoders_get_equal_seconds_of_work_not_equal_numbers_of_items() -> None:
+    model = WorkModel()
+    for rows in (1, 2, 4):
+        model.learn(rows, 0.1 * rows, "fast")
+        model.learn(rows, 1.0 * rows, "slow")
+    jobs = EncoderJobTable(1 << 20, model=model)
+    jobs.set_encoders(
+        [EncoderSlot("f", (SPACE,), 999, 1, "fast"), EncoderSlot("s", (SPACE,), 999, 1, "slow")]
+    )
+    counts: Counter[str] = Counter()
+    for index in range(110):
+        job, _ = jobs.want(f"{index:064x}", f"r{index}", SPACE)
+        jobs.pump(0.0)
+        counts[job.kind] += 1
+    seconds = {kind: model.work(None, kind) * count for kind, count in counts.items()}
+    assert counts["slow"] > 0
+    assert abs(seconds["fast"] - seconds["slow"]) <= model.work(None, "slow")
+
+
+def test_an_idle_slow_encoder_gets_nothing_that_a_fast_one_does_sooner() -> None:
+    model = WorkModel()
+    model.learn(4, 0.1, "fast")
+    model.learn(4, 1.0, "slow")
+    jobs = EncoderJobTable(1 << 20, model=model)
+    jobs.set_encoders([EncoderSlot("f", (SPACE,), 9, 1, "fast"), EncoderSlot("s", (SPACE,), 9, 1, "slow")])
+    for index in range(5):
+        jobs.want(f"{index:064x}", "r", SPACE)
+    assert {action.job.address for action in jobs.pump(0.0)} == {"f"}

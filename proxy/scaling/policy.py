@@ -1,0 +1,258 @@
+"""Scaling policy: how many workers a pool should have, as one pure function of what is observed.
+
+With the backlog B and the largest outstanding item c in seconds of work, and W seconds of work arriving per
+second, N_flow = ceil(W / utilization) workers keep up with the arrivals and N_slo = ceil(B / max(slo - c, c))
+finish the backlog in time. The pool goes up to the larger of both at once. It goes down to what would have
+been enough, with `reserve` to spare, all through the window, and to zero when it has been idle long enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
+
+#: Arriving work is a burst where the fast average is at least this many times the slow one.
+PANIC_RATIO = 2.0
+#: A pool is idle for at least this many starts of a worker before it goes to zero.
+IDLE_COLD_STARTS = 3.0
+#: A start is taken for failed when it takes this many usual ones and more; further workers replace it.
+START_PATIENCE = 3.0
+#: Seconds that any start is given.
+LEAST_PATIENCE = 60.0
+#: Seconds over which arriving work is averaged for `PoolDemand.fast` and `PoolDemand.slow`.
+FAST_SECONDS = 6.0
+SLOW_SECONDS = 60.0
+#: Arriving work-seconds per second that are as good as none.
+NO_FLOW = 1e-4
+#: Steps in which the window is remembered.
+WINDOW_STEPS = 60
+#: More workers than any pool has.
+_MANY = 1_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """What a pool is scaled by. ValueError, naming the field and its limit, for what makes no sense.
+
+    `slo` is the seconds that an item may take in the pool, its wait included, and `utilization` the share of
+    a worker's time that arriving work may fill. Before a worker is drained, the rest must have been enough
+    for `window` seconds for demand that is larger by the share `reserve`.
+    """
+
+    least: int
+    most: int
+    slo: float
+    utilization: float = 0.7
+    window: float = 60.0
+    reserve: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.least < 0:
+            raise ValueError(f"least is {self.least}: it must be 0 or more")
+        if self.most < max(self.least, 1):
+            raise ValueError(f"most is {self.most} and least is {self.least}: most must be >= least and >= 1")
+        for name, value, low, high in (
+            ("slo", self.slo, 0.0, math.inf),
+            ("utilization", self.utilization, 0.0, 1.0),
+            ("window", self.window, 0.0, math.inf),
+        ):
+            if not (low < value <= high and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}: it must be above {low:g}, finite, and at most {high:g}")
+        if not 0.0 <= self.reserve <= 10.0:
+            raise ValueError(f"reserve is {self.reserve}: it must be between 0 and 10")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A pool at one moment. `now` is of any clock; a new worker takes `cold_start` seconds to register.
+
+    `groups` has one entry for each kind; the pool grows by the kind whose speed is 1.0.
+    """
+
+    now: float
+    demand: PoolDemand
+    groups: Sequence[WorkerGroup] = ()
+    cold_start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """What the policy remembers of a pool between two decisions.
+
+    `workers` is what was decided last. Times are of a clock of its own, which counts the seconds that were
+    observed: a jump of the observed clock is no time.
+    """
+
+    workers: int = 0
+    elapsed: float = 0.0
+    #: The observed clock at the last decision; None before the first.
+    seen: float | None = None
+    #: (when, workers needed with the reserve), of falling need: the first is the most of the window.
+    needs: tuple[tuple[float, int], ...] = ()
+    #: When the pool became idle; None while it is not.
+    idle_since: float | None = None
+    #: Since when no further worker has become ready although some should; None while none is missing.
+    short_since: float | None = None
+    #: Workers that were ready at that time.
+    ready: int = 0
+
+    @classmethod
+    def holding(cls, workers: int) -> ScalingState:
+        """The state of a pool that has this many workers: it keeps them for a whole window at least."""
+        return cls(workers=workers, needs=((0.0, workers),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    """Workers that are ready: of the kind that the pool grows by, and all others in terms of these."""
+
+    own: int
+    others: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Workers of the kind that the pool grows by which demand asks for."""
+
+    flow: int
+    backlog: int
+    panic: bool
+
+    @property
+    def workers(self) -> int:
+        return max(self.flow, self.backlog)
+
+
+def decide(
+    seen: Observation, state: ScalingState, rules: ScalingRules
+) -> tuple[ScalingState, ScalingDecision]:
+    """The pool's number of workers from now on, and the state for the next decision."""
+    demand, capacity = _checked(seen.demand), _capacity(seen.groups)
+    busy = demand.waiting > 0 or demand.backlog > 0.0 or demand.fast > NO_FLOW
+    state = _advance(state, seen.now, capacity.own, rules, busy=busy)
+    need = _need(demand, rules, capacity, 0.0)
+    active = busy or (state.workers > 0 and _idle_seconds(state) < _idle_limit(seen.cold_start, rules))
+    # The first item of an empty pool asks for a worker, whatever it is expected to cost.
+    floor = 1 if active and capacity.others <= 0.0 else 0
+    asked = max(need.workers, floor)
+    if need.workers > capacity.own and _start_failed(state, seen.cold_start):
+        asked += need.workers - capacity.own
+    spare = _need(demand, rules, capacity, rules.reserve)
+    state = _remember(state, min(max(spare.workers, asked), rules.most), rules)
+    workers, reason = _wanted(need, asked, state, rules) if active else (rules.least, "idle")
+    return replace(state, workers=workers), ScalingDecision(workers, reason, active)
+
+
+def _wanted(need: _Need, asked: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
+    """The number of workers while there is demand or was some lately, and the word for it."""
+    # The reserve keeps workers; it asks for none.
+    kept = min(state.workers, state.needs[0][1])
+    workers = max(asked, state.workers if need.panic else kept)
+    if workers > rules.most:
+        return rules.most, "max"
+    if workers < rules.least:
+        return rules.least, "min"
+    if workers < state.workers:
+        return workers, "consolidate"
+    if workers > asked:
+        return workers, "hold"
+    if need.backlog > need.flow:
+        return workers, "backlog"
+    return workers, "panic" if need.panic else "flow"
+
+
+def _need(demand: PoolDemand, rules: ScalingRules, capacity: _Capacity, reserve: float) -> _Need:
+    """Workers for this demand and a share more of it. No more than there are items to work on."""
+    more, largest = 1.0 + reserve, demand.largest
+    panic = demand.fast > NO_FLOW and demand.fast >= PANIC_RATIO * demand.slow
+    items = demand.waiting + capacity.own
+
+    def flow(work: float, seconds: float) -> int:
+        arrived = _ceil(seconds * work / largest) if largest > 0.0 else 0
+        return min(_ceil(more * work / rules.utilization - capacity.others), max(items, arrived))
+
+    workers = flow(demand.slow, SLOW_SECONDS)
+    if panic:
+        workers = max(workers, flow(demand.fast, FAST_SECONDS))
+    seconds = max(rules.slo - largest, largest)
+    backlog = min(_ceil(more * demand.backlog / seconds - capacity.others), items)
+    return _Need(workers, backlog, panic)
+
+
+def _ceil(workers: float) -> int:
+    """Whole workers, and none below zero. A sum that is a whole number but for its rounding is that number."""
+    return max(math.ceil(min(workers, _MANY) - 1e-9), 0)
+
+
+def _advance(state: ScalingState, now: float, ready: int, rules: ScalingRules, *, busy: bool) -> ScalingState:
+    """The state at the time of this decision, before it."""
+    step = 0.0 if state.seen is None else now - state.seen
+    # A clock that goes back, or ahead by more than decisions are apart, was set: nothing was observed then.
+    step = min(max(step, 0.0), rules.window / 4) if math.isfinite(step) else 0.0
+    elapsed = state.elapsed + step
+    idle_since, short_since = state.idle_since, state.short_since
+    if busy:
+        idle_since = None
+    elif idle_since is None:
+        idle_since = elapsed
+    if ready >= state.workers:
+        short_since = None
+    elif short_since is None or ready > state.ready:
+        short_since = elapsed
+    return replace(
+        state,
+        elapsed=elapsed,
+        seen=now if math.isfinite(now) else state.seen,
+        idle_since=idle_since,
+        short_since=short_since,
+        ready=ready,
+    )
+
+
+def _remember(state: ScalingState, workers: int, rules: ScalingRules) -> ScalingState:
+    """Notes what is needed now, and forgets what is older than the window."""
+    needs = [(when, need) for when, need in state.needs if when >= state.elapsed - rules.window]
+    while needs and needs[-1][1] <= workers:
+        needs.pop()
+    if not needs or state.elapsed - needs[-1][0] >= rules.window / WINDOW_STEPS:
+        needs.append((state.elapsed, workers))
+    return replace(state, needs=tuple(needs))
+
+
+def _idle_seconds(state: ScalingState) -> float:
+    return 0.0 if state.idle_since is None else state.elapsed - state.idle_since
+
+
+def _idle_limit(cold_start: float, rules: ScalingRules) -> float:
+    """Seconds without any work after which a pool is not active."""
+    return max(rules.window, IDLE_COLD_STARTS * _finite(cold_start))
+
+
+def _start_failed(state: ScalingState, cold_start: float) -> bool:
+    """Whether workers that should have become ready long ago have not."""
+    patience = max(START_PATIENCE * _finite(cold_start), LEAST_PATIENCE)
+    return state.short_since is not None and state.elapsed - state.short_since > patience
+
+
+def _capacity(groups: Sequence[WorkerGroup]) -> _Capacity:
+    own = sum(max(group.ready, 0) for group in groups if group.speed == 1.0)
+    others = sum(max(group.ready, 0) * _finite(group.speed) for group in groups if group.speed != 1.0)
+    return _Capacity(own, others)
+
+
+def _checked(demand: PoolDemand) -> PoolDemand:
+    """The demand without what is no number of seconds: that counts as nothing."""
+    return PoolDemand(
+        _finite(demand.backlog),
+        max(demand.waiting, 0),
+        _finite(demand.largest),
+        _finite(demand.fast),
+        _finite(demand.slow),
+    )
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) and value > 0.0 else 0.0
