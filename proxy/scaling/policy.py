@@ -183,7 +183,7 @@ def _need(demand: PoolDemand, rules: ScalingRules, capacity: _Capacity, reserve:
 
 
 def _ceil(workers: float) -> int:
-    """Whole workers, and none below zero. A sum that is a whole number but for its rounding is that number."""
+    """Whole workers, none below zero; what is whole but for its rounding is not rounded up."""
     return max(math.ceil(min(workers, _MANY) - 1e-9), 0)
 
 
