@@ -1,0 +1,1 @@
+"""Autoscaling of the worker pools: demand, policy, and the loop that publishes decisions."""
