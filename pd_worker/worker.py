@@ -13,6 +13,7 @@ from dataclasses import replace
 from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer
 from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.registry.matching import ROW_WIDTH
 from triptych.errors import Unavailable
 from triptych.metrics import PDMetrics
 from triptych.models.identity import ModelIdentity
@@ -116,6 +117,7 @@ class PDWorker:
                 "max_model_len": self.engine.max_model_len,
                 "metrics_port": metrics_port,
                 "encoder_decoder": int(self._model.decoder.cross is not None),
+                ROW_WIDTH: self._model.decoder.row_width,
             },
             modality=self._model.decoder.modality,
         )
