@@ -9,7 +9,9 @@ from triptych.config import EncoderConfig, check_advertise, check_bind
 from triptych.cpu.step_pacer import step_pacer
 from triptych.cpu.threads import tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
+from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.loading import activation_bytes, load, parameter_bytes
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
@@ -76,8 +78,10 @@ async def _serve(
     async with watch:
         try:
             with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-                info = auth.add_worker(worker_info(config, identity, metrics_port))
-                heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
+                info = auth.add_worker(worker_info(config, identity, metrics_port, encoder.width))
+                registry = Registry(store)
+                await warn_of_mismatch(registry, info)
+                heartbeat = Heartbeat(registry, info, healthy=watch.healthy)
                 await server.start()
                 await health.serving()
                 heartbeat.start()
@@ -92,7 +96,20 @@ async def _serve(
             await worker.stop()
 
 
-def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: int) -> WorkerInfo:
+async def warn_of_mismatch(registry: Registry, info: WorkerInfo) -> None:
+    """Logs why the PD workers that are registered now do not take this worker's embeddings, if so."""
+    try:
+        found = PDModels.of(await registry.workers()).mismatch(info)
+    except StoreUnavailable as error:
+        logger.warning("not compared with the PD workers: %s", error)
+        return
+    if found is not None:
+        logger.warning("the embeddings of this %s are not taken: %s", described(info), found.text)
+
+
+def worker_info(
+    config: EncoderConfig, identity: WorkerIdentity, metrics_port: int, row_width: int
+) -> WorkerInfo:
     """The worker's registration."""
     return WorkerInfo(
         address=identity.address,
@@ -105,6 +122,7 @@ def worker_info(config: EncoderConfig, identity: WorkerIdentity, metrics_port: i
             "plan_credit": config.plan_credit,
             "tower_credit": config.tower_credit,
             "metrics_port": metrics_port,
+            ROW_WIDTH: row_width,
         },
         modality=identity.modality,
         kind=worker_kind(config.worker_kind, config.device, tower_threads(config.threads, config.cpus)),

@@ -14,6 +14,7 @@ from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer
 from triptych.cpu.threads import decoder_threads
 from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.registry.matching import ROW_WIDTH
 from triptych.errors import Unavailable
 from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
@@ -119,6 +120,7 @@ class PDWorker:
                 "max_model_len": self.engine.max_model_len,
                 "metrics_port": metrics_port,
                 "encoder_decoder": int(self._model.decoder.cross is not None),
+                ROW_WIDTH: self._model.decoder.row_width,
             },
             modality=self._model.decoder.modality,
             kind=worker_kind(self._config.worker_kind, self._config.device, threads),

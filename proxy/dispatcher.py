@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from dataclasses import replace
 
 from triptych.config import ProxyConfig
+from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission
@@ -302,6 +303,9 @@ class Dispatcher:
         self._shortage.pool_changed()
         for pool in ("encoder", "pd"):
             self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
+        mismatches = self._pool.mismatches()
+        for reason in MISMATCHES:
+            self._metrics.mismatched_encoders.labels(reason).set(mismatches[reason])
 
     def worker_lost(self, worker: Worker) -> None:
         if worker.info.pool == "pd":

@@ -142,8 +142,11 @@ class WorkerPool(KnownWorkers):
         if snapshot.workers is not None:
             changed |= self._update(snapshot.workers)
         self._mark = snapshot.mark
-        for worker in [worker for worker in self._unregistered.values() if not worker.alive]:
+        gone = [worker for worker in self._unregistered.values() if not worker.alive]
+        for worker in gone:
             self._remove(worker)
+        if gone:
+            self.match_encoders()
             changed = True
         if changed:
             self.report_change()
@@ -160,8 +163,13 @@ class WorkerPool(KnownWorkers):
                 changed = True
             elif worker.info != info:
                 changed |= self._renew(self._watches[key], info)
-        for info in sorted(infos, key=lambda info: info.pool != "pd"):
-            self.declare(info)
+        for info in infos:
+            if info.pool == "pd":
+                self.declare(info)
+        changed |= self.match_encoders()
+        for info in infos:
+            if info.pool == "encoder" and self.workers[info.pool, info.address].matched:
+                self.declare(info)
         for key, worker in self.workers.items():
             if key in named:
                 worker.registered = True

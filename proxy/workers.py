@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triptych.ec_connector.registry.matching import Mismatch, PDModels, described
 from triptych.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
 from triptych.proxy.call.model_kind import ModelKind
 from triptych.types import WorkerInfo
+
+logger = logging.getLogger(__name__)
 
 BIND_POLL_SECONDS = 0.1
 
@@ -22,6 +27,10 @@ class Worker:
     serving: bool = True
     #: Whether the registry names it.
     registered: bool = True
+    #: Of an encoder: why no PD worker takes its embeddings.
+    mismatch: Mismatch | None = None
+    #: False for one that gets no jobs because of that.
+    matched: bool = True
 
 
 @dataclass(slots=True)
@@ -88,9 +97,33 @@ class KnownWorkers:
             model = self._models[info.model_key] = _Model(info.model, kind)
         model.namespaces += [name for name in info.namespaces if name not in model.namespaces]
 
+    def match_encoders(self) -> bool:
+        """Compares the encoders with the PD workers; logs each that does not fit, once. Whether any changed.
+
+        A model key that has had a PD worker stays matched while those are away: its requests wait for them.
+        """
+        models = PDModels.of(worker.info for worker in self.workers.values())
+        changed = False
+        for (pool, _), worker in self.workers.items():
+            if pool != "encoder":
+                continue
+            found = models.mismatch(worker.info)
+            if found != worker.mismatch:
+                _log_match(worker.info, found)
+                worker.mismatch = found
+            matched = found is None or (found.may_pass and worker.info.model_key in self._models)
+            changed |= matched is not worker.matched
+            worker.matched = matched
+        return changed
+
+    def mismatches(self) -> Counter[str]:
+        """Encoders whose embeddings no PD worker takes, by reason."""
+        return Counter(worker.mismatch.reason for worker in self.workers.values() if worker.mismatch)
+
     def serving(self, pool: str) -> list[Worker]:
         """Workers of "encoder" or "pd" that may get new work."""
-        return [w for w in self.workers.values() if w.info.pool == pool and w.alive and w.serving]
+        found = (worker for worker in self.workers.values() if worker.info.pool == pool and worker.matched)
+        return [worker for worker in found if worker.alive and worker.serving]
 
     def namespaces_served(self) -> frozenset[str]:
         """Namespaces with an encoder that may get new work."""
@@ -150,3 +183,12 @@ class KnownWorkers:
         """The limits of all known PD workers of the key, live or not; 0 where one names none."""
         infos = [worker.info for worker in self.workers.values() if worker.info.pool == "pd"]
         return [info.capacity.get("max_model_len", 0) for info in infos if info.model_key == model_key]
+
+
+def _log_match(info: WorkerInfo, found: Mismatch | None) -> None:
+    if found is None:
+        logger.info("the embeddings of %s are taken now", described(info))
+    elif found.reason == "model":
+        logger.info("the embeddings of %s are not taken: %s", described(info), found.text)
+    else:
+        logger.warning("the embeddings of %s are not taken: %s", described(info), found.text)

@@ -174,6 +174,9 @@ class ProxyMetrics:
             "triptych_published_bytes", "bytes published in the store and not yet loaded"
         )
         self.workers = gauge("triptych_workers", "live workers", "pool")
+        self.mismatched_encoders = gauge(
+            "triptych_mismatched_encoders", "encoders whose embeddings no PD worker takes", "reason"
+        )
         self.media_bytes = gauge("triptych_media_bytes", "media of requests in flight", "place")
         self.media_fetches = counter("triptych_media_fetches", "media fetched by URL, by outcome", "result")
         self.media_fetched_bytes = counter("triptych_media_fetched_bytes", "bytes of media fetched by URL")

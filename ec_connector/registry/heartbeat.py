@@ -13,6 +13,10 @@ from triptych.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between two registrations: two come within a term, so that one may be lost. What dies is not found
+#: by this but by its connections, and by a health check as soon as the term is over.
+INTERVAL = 2.0
+
 
 class Heartbeat:
     """A task that registers `info` every `interval` seconds until stopped, in one event loop.
@@ -24,7 +28,7 @@ class Heartbeat:
         self,
         registry: Registry,
         info: WorkerInfo,
-        interval: float = 1.0,
+        interval: float = INTERVAL,
         healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self.info = info

@@ -162,8 +162,7 @@ class InputProcessor:
             raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
 
     def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
-        geometry, cross = self._decoder.geometry, self._decoder.cross
-        width = geometry.hidden_size * (1 + geometry.deepstack_levels) if cross is None else cross.width
+        cross, width = self._decoder.cross, self._decoder.row_width
         distinct: dict[str, ItemPlan] = {}
         for plan in plans:
             if plan.modality != self._decoder.modality:

@@ -123,6 +123,7 @@ class Replica:
         self._config = config
         self._address = address
         self._identity = encoder_worker.worker_identity(config.encoder, model.encoder_model, address)
+        self._row_width = model.encoder.width
         self.registry = CollectorRegistry()
         metrics = EncoderMetrics(model.decoder.name, self.registry)
         saving, loading = _transfers(config, self._identity, model.decoder.identity)
@@ -153,7 +154,7 @@ class Replica:
     def infos(self, metrics_port: int) -> tuple[WorkerInfo, WorkerInfo]:
         """Its registrations, one in each pool."""
         return (
-            encoder_service.worker_info(self._config.encoder, self._identity, metrics_port),
+            encoder_service.worker_info(self._config.encoder, self._identity, metrics_port, self._row_width),
             self.pd.info(self._address, metrics_port),
         )
 

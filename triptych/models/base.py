@@ -215,6 +215,13 @@ class DecoderSide(ABC):
     #: What the model's own attention adds to its scores; None for most.
     bias: AttentionBias | None = None
 
+    @property
+    def row_width(self) -> int:
+        """Columns of an embedding's row, those of deepstack levels included."""
+        if self.cross is not None:
+            return self.cross.width
+        return self.geometry.hidden_size * (1 + self.geometry.deepstack_levels)
+
     @classmethod
     @abstractmethod
     def load(

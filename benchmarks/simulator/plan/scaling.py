@@ -32,7 +32,7 @@ SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
 BEAT, LOOK, LOOK_WORKER = 41e-6, 47e-6, 1.93e-6
 LOOK_PROXY, LOOK_PROXY_WORKER = 179e-6, 7.0e-6
 #: Per second: of a worker (`ec_connector/registry/heartbeat.py`), and of a proxy (`proxy/pool.py`).
-BEATS, LOOKS = 1.0, 2.0
+BEATS, LOOKS = 0.5, 2.0
 WORKERS = (2, 4, 8, 16, 32, 64, 128, 250, 500, 1000)
 LIMITS = ("proxy", "store", "registry")
 

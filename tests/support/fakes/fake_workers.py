@@ -86,6 +86,8 @@ class FakeWorker:
     encoder_decoder = False
     #: Most tokens of a PD worker, announced and kept to; 0: it names none.
     max_model_len = 0
+    #: Columns of an embedding's row, announced by either pool; 0: it names none.
+    row_width = 0
 
     def __init__(self) -> None:
         self.port = 0
@@ -112,6 +114,8 @@ class FakeWorker:
             capacity["encoder_decoder"] = 1
         if self.pool == "pd" and self.max_model_len:
             capacity["max_model_len"] = self.max_model_len
+        if self.row_width:
+            capacity["row_width"] = self.row_width
         incarnation = f"i{self.incarnation}"
         return self.door.add_worker(
             WorkerInfo(

@@ -1,0 +1,117 @@
+"""Encoders whose embeddings no PD worker takes: they get no jobs, and the operator reads why."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from openai import APIStatusError
+
+from support.fakes.fake_encoder import FakeEncoder
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import MODEL_KEY, NAMESPACE, WIDTH, FakeWorker, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+
+OTHER_KEY, OTHER_NAMESPACE = "c" * 64, "d" * 64
+
+
+@contextlib.asynccontextmanager
+async def joined(cluster: FakeCluster, worker: FakeWorker) -> AsyncIterator[None]:
+    """The worker beside those of the cluster, once the proxy knows it."""
+    await worker.start()
+    await cluster.registry.register(worker.info, term=600.0)
+    await until(lambda: (worker.pool, worker.address) in cluster.pool.workers, "the registration")
+    if isinstance(worker, FakePD):
+        await until(lambda: worker.attaches, "the stream to the PD worker")
+    yield
+    await worker.kill()
+
+
+def mismatched(cluster: FakeCluster, reason: str) -> float:
+    value = cluster.metrics.registry.get_sample_value("triptych_mismatched_encoders", {"reason": reason})
+    assert value is not None
+    return value
+
+
+async def answers(cluster: FakeCluster, *names: str) -> None:
+    for name in names:
+        reply = await cluster.ask(user("?", picture(name)))
+        assert reply.choices[0].message.content == whole_text(8)
+
+
+async def test_an_encoder_of_another_key_gets_no_jobs_until_a_pd_worker_of_its_key_is_there(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        foreign, new = FakeEncoder(store), FakePD()
+        foreign.model_key = new.model_key = OTHER_KEY
+        foreign.namespace = OTHER_NAMESPACE
+        with caplog.at_level(logging.WARNING):
+            async with joined(cluster, foreign):
+                await answers(cluster, "one", "two", "three")
+                assert (len(foreign.jobs), len(cluster.encoders[0].jobs)) == (0, 3)
+                assert mismatched(cluster, "model_key") == 1
+                await cluster.registry.register(foreign.info, term=500.0)
+                await cluster.pool.poll()
+                (line,) = [r.getMessage() for r in caplog.records if foreign.address in r.getMessage()]
+                for word in (MODEL_KEY[:12], OTHER_KEY[:12], OTHER_NAMESPACE[:12], "--model-revision"):
+                    assert word in line
+                # The other half of a rolling update: from here on both versions are served.
+                async with joined(cluster, new):
+                    await until(lambda: mismatched(cluster, "model_key") == 0, "the match")
+                    await answers(cluster, "four")
+                    assert [job.namespace for job in foreign.jobs] == [OTHER_NAMESPACE]
+        await cluster.at_rest()
+
+
+async def test_rows_of_another_width_are_never_asked_for(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store, encoders=0, pd_workers=0) as cluster:
+        pd_worker, right, wrong = FakePD(), FakeEncoder(store), FakeEncoder(store)
+        pd_worker.row_width = right.row_width = WIDTH
+        wrong.row_width, wrong.namespace = WIDTH + 1, OTHER_NAMESPACE
+        async with joined(cluster, pd_worker), joined(cluster, wrong), joined(cluster, right):
+            await answers(cluster, "one", "two")
+            assert (len(wrong.jobs), len(right.jobs)) == (0, 2)
+            assert mismatched(cluster, "row_width") == 1
+            assert f"its rows are {WIDTH + 1} wide" in caplog.text
+            assert [worker.info.address for worker in cluster.pool.serving("encoder")] == [right.address]
+
+
+async def test_with_only_a_wrong_encoder_pictures_wait_within_their_deadline_and_text_goes_on(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store, encoders=0, pd_workers=0, request_timeout=1.5) as cluster:
+        pd_worker, wrong = FakePD(), FakeEncoder(store)
+        pd_worker.row_width, wrong.row_width = WIDTH, WIDTH + 1
+        async with joined(cluster, pd_worker), joined(cluster, wrong):
+            assert await cluster.stream([{"role": "user", "content": "count"}]) == whole_text(8)
+            with pytest.raises(APIStatusError) as error:
+                await cluster.ask(user("?", picture("one")))
+            assert error.value.status_code in (503, 504)
+            assert not wrong.jobs
+        await cluster.at_rest()
+
+
+async def test_encoders_keep_their_jobs_while_the_pd_workers_of_their_key_are_away(
+    store: EmbeddingStore,
+) -> None:
+    """A PD worker that is started again beside one of another version makes no encoder a foreign one."""
+    async with FakeCluster(store) as cluster:
+        encoder, new = cluster.encoders[0], FakePD()
+        new.model_key = OTHER_KEY
+        async with joined(cluster, new):
+            old = cluster.pd_workers[0]
+            await old.kill()
+            await cluster.registry.withdraw(old.info)
+            await until(lambda: ("pd", old.address) not in cluster.pool.workers, "the loss")
+            await until(lambda: mismatched(cluster, "model_key") == 1, "the count")
+            assert cluster.pool.namespaces_served() == {NAMESPACE}
+            await old.start()
+            await until(lambda: mismatched(cluster, "model_key") == 0, "the match")
+            assert not encoder.jobs

@@ -1,0 +1,252 @@
+"""KEDA's scaler over real gRPC, asked with stubs that were compiled apart from ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from support.keda.stubs import ScalerStub, message, scaled_object
+from support.waiting import until, within
+from triptych.errors import ConfigError
+from triptych.protos import externalscaler_pb2 as ours
+from triptych.proxy.scaling import keda
+from triptych.proxy.scaling.keda import ScalerServer
+from triptych.scaling import ScalingDecision
+
+#: As KEDA sends it: every key of the trigger's metadata.
+ENCODERS = scaled_object({"pool": "encoder", "scalerAddress": "proxy:8002", "metricType": "AverageValue"})
+PD = scaled_object({"pool": "pd"})
+
+
+class Decisions:
+    """Decisions that the test sets."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, ScalingDecision] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def decision(self, pool: str) -> ScalingDecision | None:
+        return self.found.get(pool)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def set(self, pool: str, workers: int, *, active: bool) -> None:
+        self.found[pool] = ScalingDecision(workers, "flow", active)
+        for listener in self._listeners:
+            listener()
+
+
+@contextlib.asynccontextmanager
+async def scaler(decisions: Decisions) -> AsyncIterator[Any]:
+    server = ScalerServer(decisions)
+    await server.start("127.0.0.1", 0)
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub: Any = ScalerStub(channel)
+            stub.server = server
+            yield stub
+    finally:
+        await server.stop()
+
+
+def metrics_of(name: str, reference: Any = ENCODERS) -> Any:
+    return message("GetMetricsRequest")(scaledObjectRef=reference, metricName=name)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(aio.AioRpcError) as error:
+        await call
+    return error.value.code(), str(error.value.details())
+
+
+async def test_the_metric_is_the_number_of_workers_with_a_target_of_one() -> None:
+    decisions = Decisions()
+    async with scaler(decisions) as stub:
+        decisions.set("encoder", 3, active=True)
+        decisions.set("pd", 2, active=False)
+        (spec,) = (await stub.GetMetricSpec(ENCODERS)).metricSpecs
+        assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == (
+            "triptych-encoder-workers",
+            1,
+            1.0,
+        )
+        (value,) = (await stub.GetMetrics(metrics_of(spec.metricName))).metricValues
+        assert (value.metricName, value.metricValue, value.metricValueFloat) == (spec.metricName, 3, 3.0)
+        (other,) = (await stub.GetMetrics(metrics_of("", PD))).metricValues
+        assert (other.metricName, other.metricValueFloat) == ("triptych-pd-workers", 2.0)
+        assert (await stub.IsActive(ENCODERS)).result is True
+        assert (await stub.IsActive(PD)).result is False
+
+
+async def test_no_workers_are_zero_in_the_float_and_in_the_field_that_keda_reads_then() -> None:
+    decisions = Decisions()
+    async with scaler(decisions) as stub:
+        decisions.set("encoder", 0, active=False)
+        (value,) = (await stub.GetMetrics(metrics_of("triptych-encoder-workers"))).metricValues
+        assert (value.metricValue, value.metricValueFloat) == (0, 0.0)
+
+
+async def test_while_nothing_is_known_there_is_no_number_but_the_metric_has_its_name() -> None:
+    async with scaler(Decisions()) as stub:
+        for call in (stub.IsActive(ENCODERS), stub.GetMetrics(metrics_of(""))):
+            code, why = await refusal(call)
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert "no decision about the encoder pool is in force" in why
+        assert (await stub.GetMetricSpec(ENCODERS)).metricSpecs[0].targetSizeFloat == 1.0
+
+
+@pytest.mark.parametrize("call", ["IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"])
+@pytest.mark.parametrize("metadata", [{}, {"pool": "Encoder"}, {"pool": "x" * 10_000}])
+async def test_a_pool_that_does_not_exist_is_refused_with_the_names_of_those_that_do(
+    call: str, metadata: dict[str, str]
+) -> None:
+    async with scaler(Decisions()) as stub:
+        request = scaled_object(metadata)
+        if call == "GetMetrics":
+            request = metrics_of("", request)
+        reply = getattr(stub, call)(request)
+        code, why = await refusal(anext(aiter(reply)) if call == "StreamIsActive" else reply)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert why.endswith("set pool to encoder or pd")
+        assert len(why) < 200
+
+
+async def test_another_metric_is_refused_with_the_name_of_the_pools() -> None:
+    decisions = Decisions()
+    decisions.set("encoder", 1, active=True)
+    async with scaler(decisions) as stub:
+        code, why = await refusal(stub.GetMetrics(metrics_of("queue-length")))
+        assert (code, "triptych-encoder-workers" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_stream_says_what_is_when_it_opens_and_then_every_change_and_nothing_else() -> None:
+    decisions = Decisions()
+    decisions.set("encoder", 0, active=False)
+    async with scaler(decisions) as stub:
+        stream = stub.StreamIsActive(ENCODERS)
+        assert (await stream.read()).result is False
+        decisions.set("pd", 5, active=True)
+        decisions.set("encoder", 0, active=False)
+        decisions.set("encoder", 1, active=True)
+        assert (await stream.read()).result is True
+        decisions.set("encoder", 4, active=True)
+        decisions.set("encoder", 0, active=False)
+        assert (await stream.read()).result is False
+        stream.cancel()
+
+
+async def test_a_stream_waits_without_an_error_while_nothing_is_known() -> None:
+    decisions = Decisions()
+    async with scaler(decisions) as stub:
+        stream = stub.StreamIsActive(ENCODERS)
+        asked = asyncio.create_task(stream.read())
+        await until(lambda: stub.server._scaler._streams == 1, "the stream")
+        assert not asked.done()
+        decisions.set("encoder", 1, active=True)
+        assert (await within("the push", asked)).result is True
+        stream.cancel()
+
+
+async def test_every_stream_gets_the_push_and_those_that_went_away_leave_nothing() -> None:
+    decisions = Decisions()
+    decisions.set("encoder", 0, active=False)
+    async with scaler(decisions) as stub:
+        streams = [stub.StreamIsActive(ENCODERS) for _ in range(8)]
+        assert [(await stream.read()).result for stream in streams] == [False] * 8
+        for stream in streams[:4]:
+            stream.cancel()
+        await until(lambda: stub.server._scaler._streams == 4, "the end of four streams")
+        decisions.set("encoder", 1, active=True)
+        assert [(await within("a push", stream.read())).result for stream in streams[4:]] == [True] * 4
+        async with aio.insecure_channel(f"127.0.0.1:{stub.server.port}") as channel:
+            lost: Any = ScalerStub(channel)
+            assert (await lost.StreamIsActive(ENCODERS).read()).result is True
+        await until(lambda: stub.server._scaler._streams == 4, "the end of the lost connection's stream")
+        for stream in streams[4:]:
+            stream.cancel()
+
+
+async def test_streams_beyond_the_limit_are_refused_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keda, "MAX_STREAMS", 2)
+    decisions = Decisions()
+    decisions.set("encoder", 0, active=False)
+    async with scaler(decisions) as stub:
+        streams = [stub.StreamIsActive(ENCODERS) for _ in range(2)]
+        for stream in streams:
+            await stream.read()
+        code, why = await refusal(anext(aiter(stub.StreamIsActive(ENCODERS))))
+        assert (code, "poll IsActive" in why) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        decisions.set("encoder", 1, active=True)
+        assert [(await stream.read()).result for stream in streams] == [True, True]
+
+
+async def test_a_proxy_that_leaves_ends_its_streams_without_an_error() -> None:
+    """After an error KEDA waits twice as long each time, up to a minute, before it opens a stream again."""
+    decisions = Decisions()
+    decisions.set("encoder", 0, active=False)
+    async with scaler(decisions) as stub:
+        streams = [stub.StreamIsActive(ENCODERS), stub.StreamIsActive(PD)]
+        await streams[0].read()
+        await until(lambda: stub.server._scaler._streams == 2, "both streams")
+        await stub.server.stop()
+        assert [await within("the end", stream.read()) for stream in streams] == [aio.EOF, aio.EOF]
+        assert [await stream.code() for stream in streams] == [grpc.StatusCode.OK] * 2
+
+
+async def test_pushed_metric_specs_are_not_served_so_that_keda_asks_for_them() -> None:
+    async with scaler(Decisions()) as stub:
+        code, _ = await refusal(anext(aiter(stub.StreamMetricSpec(ENCODERS))))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_nothing_but_the_scaler_is_reached_through_its_port() -> None:
+    async with scaler(Decisions()) as stub, aio.insecure_channel(f"127.0.0.1:{stub.server.port}") as channel:
+        for path in (
+            "/triptych.v1.ProxyService/ListModels",
+            "/triptych.v1.ProxyService/Chat",
+            "/triptych.v1.WorkerAuth/Authenticate",
+            "/grpc.health.v1.Health/Check",
+        ):
+            code, _ = await refusal(channel.unary_unary(path)(b""))
+            assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_message_above_the_limit_is_refused_and_the_next_one_answered() -> None:
+    decisions = Decisions()
+    decisions.set("encoder", 1, active=True)
+    async with scaler(decisions) as stub:
+        code, _ = await refusal(stub.IsActive(scaled_object({"pool": "encoder", "x": "y" * (128 << 10)})))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.IsActive(ENCODERS)).result is True
+
+
+async def test_a_port_that_is_taken_is_named_with_the_flag_that_picks_another() -> None:
+    async with scaler(Decisions()) as stub:
+        second = ScalerServer(Decisions())
+        with pytest.raises(ConfigError, match="--scaler-port picks another port"):
+            await second.start("127.0.0.1", stub.server.port)
+        await second.stop()
+
+
+def test_the_wire_has_kedas_numbers() -> None:
+    """Bytes written by hand from the contract: key = number * 8 + wire type."""
+    assert ours.IsActiveResponse(result=True).SerializeToString() == b"\x08\x01"
+    value = ours.MetricValue(metricName="m", metricValue=2, metricValueFloat=1.0)
+    one = b"\x00\x00\x00\x00\x00\x00\xf0\x3f"
+    assert value.SerializeToString() == b"\x0a\x01m\x10\x02\x19" + one
+    spec = ours.MetricSpec(metricName="m", targetSize=1, targetSizeFloat=1.0)
+    assert spec.SerializeToString() == b"\x0a\x01m\x10\x01\x19" + one
+    reference = ours.ScaledObjectRef(name="a", namespace="b", scalerMetadata={"pool": "pd"})
+    wire = b"\x0a\x01a\x12\x01b\x1a\x0a\x0a\x04pool\x12\x02pd"
+    assert reference.SerializeToString() == wire
+    request = ours.GetMetricsRequest(scaledObjectRef=reference, metricName="m")
+    assert request.SerializeToString() == b"\x0a" + bytes([len(wire)]) + wire + b"\x12\x01m"
