@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from triptych.config import format_size, parse_size
+from triptych.config import WorkerRange, format_size, parse_size, parse_workers
 from triptych.config.flags import AUTO, Config, Flag, config_from, flags_of
 from triptych.errors import ConfigError
 
@@ -38,6 +38,24 @@ class SizeType(click.ParamType[int]):
             return parse_size(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+
+class WorkerRangeType(click.ParamType[WorkerRange]):
+    """A number of workers like 4, or a range like 0..4, in the bounds of its flag."""
+
+    name = "n|least..most"
+
+    def __init__(self, flag: Flag) -> None:
+        self._flag = flag
+
+    def convert(
+        self, value: str | WorkerRange, param: click.Parameter | None, ctx: click.Context | None
+    ) -> WorkerRange:
+        if isinstance(value, WorkerRange):
+            return value
+        least, most = self._flag.bounds
+        assert least is not None and most is not None
+        return parse_workers(value, self._flag.option, least=least, most=most, to_zero=self._flag.to_zero)
 
 
 def configured(config: type[C]) -> Callable[[Callable[[C], None]], Command]:
@@ -95,6 +113,8 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
         return None
     if flag.size:
         return SizeType(auto=flag.auto)
+    if flag.kind is WorkerRange:
+        return WorkerRangeType(flag)
     if flag.choices:
         return click.Choice(flag.choices)
     if flag.bounds != (None, None):

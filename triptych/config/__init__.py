@@ -7,7 +7,7 @@ from triptych.config.access import (
     is_loopback,
     read_internal_token,
 )
-from triptych.config.cluster import ClusterConfig, ServeConfig, WorkerCounts
+from triptych.config.cluster import ClusterConfig, ServeConfig, WorkerCounts, check_scaled
 from triptych.config.memory import (
     CPU_SHARE,
     CUDA_CONTEXT_BYTES,
@@ -22,6 +22,7 @@ from triptych.config.memory import (
 from triptych.config.proxy import ProxyConfig
 from triptych.config.service import ServiceConfig
 from triptych.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
+from triptych.config.worker_range import WorkerRange, parse_workers
 
 __all__ = [
     "CPU_SHARE",
@@ -40,11 +41,14 @@ __all__ = [
     "ServiceConfig",
     "VIEW_SHARE",
     "WorkerConfig",
+    "WorkerRange",
     "check_advertise",
     "check_bind",
     "check_front_door",
+    "check_scaled",
     "format_size",
     "is_loopback",
     "parse_size",
+    "parse_workers",
     "read_internal_token",
 ]

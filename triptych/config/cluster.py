@@ -8,6 +8,8 @@ from triptych.config.flags import Config, flag, part
 from triptych.config.memory import MIB
 from triptych.config.proxy import ProxyConfig
 from triptych.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
+from triptych.config.worker_range import MOST_WORKERS, WorkerRange
+from triptych.errors import ConfigError
 
 #: Flags of workers that the cluster gives them.
 _GIVEN = (
@@ -53,27 +55,55 @@ class ClusterConfig(Config):
     model: str = ""
     encoder: EncoderConfig = part(EncoderConfig, without=_GIVEN)
     pd: PDConfig = part(PDConfig, without=_GIVEN)
-    encoders: int = flag(1, "encoder workers", least=1, most=64)
-    pd_workers: int = flag(1, "PD workers", least=1, most=64)
+    encoders: WorkerRange = flag(
+        WorkerRange.fixed(1),
+        "encoder workers; a range like 0..4 is scaled by the work that there is",
+        least=1,
+        most=MOST_WORKERS,
+        to_zero=True,
+    )
+    pd_workers: WorkerRange = flag(
+        WorkerRange.fixed(1),
+        "PD workers; a range like 1..3 is scaled by the work that there is",
+        least=1,
+        most=MOST_WORKERS,
+    )
     topology: str = flag(
         "epd",
         "epd: encoders and PD workers; colocated: replicas that are both in one process",
         choices=("epd", "colocated"),
     )
-    replicas: int = flag(1, "replicas of --topology colocated", least=1, most=64)
+    replicas: int = flag(1, "replicas of --topology colocated", least=1, most=MOST_WORKERS)
     store_memory: int = flag(512 * MIB, "memory of the store that --store auto starts", size=True)
 
     @property
     def counts(self) -> WorkerCounts:
-        """How many processes of which kind the cluster has."""
+        """How many processes of which kind the cluster has at most: what is planned for."""
         if self.topology == "colocated":
             return WorkerCounts(replicas=self.replicas)
-        return WorkerCounts(encoders=self.encoders, pd_workers=self.pd_workers)
+        return WorkerCounts(encoders=self.encoders.most, pd_workers=self.pd_workers.most)
+
+    @property
+    def pools(self) -> dict[str, WorkerRange]:
+        """How many workers of each pool are registered; a replica is in both."""
+        if self.topology == "colocated":
+            return {"encoder": WorkerRange.fixed(self.replicas), "pd": WorkerRange.fixed(self.replicas)}
+        return {"encoder": self.encoders, "pd": self.pd_workers}
 
     @property
     def swap_memory(self) -> int:
         """Host memory for swapped blocks in each PD worker; 0 where requests are computed again."""
         return self.pd.swap_memory if self.pd.preemption == "swap" else 0
+
+
+def check_scaled(config: ClusterConfig) -> None:
+    """ConfigError for a range of workers in a topology that is not scaled."""
+    for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
+        if config.topology == "colocated" and given.scaled:
+            raise ConfigError(
+                f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
+                f"--replicas {given.most}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +117,13 @@ class ServeConfig(ClusterConfig):
         choices=("images", "audio"),
         shown="images, where no MODEL is given",
     )
-    encoders: int = flag(
-        0, "encoder workers", least=0, most=64, shown="1; with --cpu-sharing pace one per core, up to 4"
+    encoders: WorkerRange = flag(
+        WorkerRange.fixed(0),
+        "encoder workers; a range like 0..4 is scaled by the work that there is",
+        least=0,
+        most=MOST_WORKERS,
+        to_zero=True,
+        shown="1; with --cpu-sharing pace one per core, up to 4",
     )
     cpus_per_worker: int = flag(0, "cores of its own for each worker; 0: all share all", least=0, most=1024)
     cpu_sharing: str = flag(

@@ -36,6 +36,8 @@ class Flag:
     choices: tuple[str, ...] = ()
     #: The least and the greatest number; None: no bound.
     bounds: tuple[int | None, int | None] = (None, None)
+    #: A range of workers may begin at 0.
+    to_zero: bool = False
     #: Reaches our own processes by an inherited file, never by their command line; no repr shows it.
     secret: bool = False
     #: May be given several times; the values are joined by commas.
@@ -77,6 +79,7 @@ def flag(
     choices: tuple[str, ...] = (),
     least: int | None = None,
     most: int | None = None,
+    to_zero: bool = False,
     secret: bool = False,
     joined: bool = False,
     required: bool = False,
@@ -94,6 +97,7 @@ def flag(
         auto=auto,
         choices=choices,
         bounds=(least, most),
+        to_zero=to_zero,
         secret=secret,
         joined=joined,
         required=required,

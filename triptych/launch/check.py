@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from triptych.config import ClusterConfig, format_size
+from triptych.config import ClusterConfig, check_scaled, format_size
 from triptych.launch.model_path import resolve_model
 from triptych.launch.plan.memory import check_fits, plan_memory
 from triptych.machine.resources import available_memory
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def check_model(config: ClusterConfig) -> None:
     """Prints the report; ConfigError when the model would not work or not fit."""
+    check_scaled(config)
     path, pd = resolve_model(config.model), config.pd
     import torch
 
@@ -50,7 +51,7 @@ def check_model(config: ClusterConfig) -> None:
     ]
     plan = plan_memory(sum(held.values()), config)
     available = available_memory()
-    lines += ["memory", plan.table(), f"available     {format_size(available)}"]
+    lines += [*_workers(config), "memory", plan.table(), f"available     {format_size(available)}"]
     sys.stdout.write("\n".join(lines) + "\n")
     check_fits(plan, available)
     sys.stdout.write("It fits.\n")
@@ -59,6 +60,13 @@ def check_model(config: ClusterConfig) -> None:
 def _tokens_held(kv_memory: int, kv_token: int) -> str:
     """How many tokens --kv-memory holds, where it is given."""
     return f"--kv-memory holds {kv_memory // kv_token}" if kv_memory else "--kv-memory is found at the start"
+
+
+def _workers(config: ClusterConfig) -> list[str]:
+    """The numbers of workers that the memory is for, where they are scaled."""
+    if not any(workers.scaled for workers in config.pools.values()):
+        return []
+    return [f"workers       {config.encoders} encoders and {config.pd_workers} PD workers, by their work"]
 
 
 def _kind(modality: str, decoder: DecoderSide) -> str:

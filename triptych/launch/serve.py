@@ -10,7 +10,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.config import ServeConfig, check_front_door, read_internal_token
+from triptych.config import (
+    ServeConfig,
+    WorkerRange,
+    check_front_door,
+    check_scaled,
+    read_internal_token,
+)
 from triptych.ec_connector.store.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.greeting import greeting
@@ -45,6 +51,7 @@ def serve_cluster(config: ServeConfig) -> None:
 
 def _checked(config: ServeConfig) -> ServeConfig:
     """The config with its secrets, its model's folder and name; ConfigError for what cannot be served."""
+    check_scaled(config)
     if config.store != "auto":
         parse_store_url(config.store)
     store = store_url(config.store, config.proxy.store_password_file)
@@ -83,9 +90,9 @@ def share_machine(config: ServeConfig) -> tuple[ServeConfig, dict[str, Share]]:
     try:
         shares = check_memory(chosen)
     except ConfigError:
-        if config.encoders or chosen.encoders == 1:
+        if config.encoders.most or chosen.encoders.most == 1:
             raise
-        chosen = share_cores(replace(config, encoders=1), cores)
+        chosen = share_cores(replace(config, encoders=WorkerRange.fixed(1)), cores)
         shares = check_memory(chosen)
     return chosen, shares | place_on_gpus(chosen)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.options import parse
-from triptych.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
+from triptych.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig, WorkerRange
 from triptych.config.flags import Config, Flag, arguments, config_from, flags_of, secrets_of
 
 
@@ -36,6 +36,10 @@ def _values(flag: Flag) -> st.SearchStrategy[object]:
     if isinstance(flag.default, bool):
         return st.booleans()
     least, most = flag.bounds
+    if isinstance(flag.default, WorkerRange):
+        number = st.integers(0 if flag.to_zero else 1, most or 0)
+        given = st.tuples(number, number).map(lambda two: WorkerRange(*sorted(two)))
+        return given.filter(lambda workers: workers.scaled or workers.most >= (least or 0))
     if isinstance(flag.default, int):
         return st.integers(least or 0, (1 << 50) if most is None else most)
     if isinstance(flag.default, float):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych.config import ServeConfig
+from triptych.config import ServeConfig, WorkerRange
 from triptych.cpu.core_page import CorePage
 from triptych.cpu.threads import (
     decoder_threads,
@@ -62,7 +62,7 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
 ):
     monkeypatch.setattr(serve, "check_memory", lambda config: {})
     chosen, _ = serve.share_machine(ServeConfig())
-    assert (chosen.encoders, chosen.encoder_threads) == (4, 1)
+    assert (chosen.encoders, chosen.encoder_threads) == (WorkerRange.fixed(4), 1)
     assert chosen == share_cores(ServeConfig(), 4)
     page = CorePage(str(tmp_path / "cores"), 0, 4)
     assert page._cores == 4

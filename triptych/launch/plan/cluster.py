@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from triptych.config import ColocatedConfig, ProxyConfig, ServeConfig, WorkerConfig
+from triptych.config import ColocatedConfig, ProxyConfig, ServeConfig, WorkerConfig, WorkerRange
 from triptych.config.flags import Config, arguments, secrets_of
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.fork.client import ForkServer
@@ -25,6 +25,9 @@ W = TypeVar("W", bound=WorkerConfig)
 class ClusterPlan:
     """The processes to start. `workers` has names and commands; `proxy_address` is that of HTTP.
 
+    `pools` are the fewest workers of each pool. Where a pool is `scaled` the others of its workers, up to
+    the most that it may have, start when there is work for them.
+
     Secrets are variables that no command line and no environment of a process shows.
     """
 
@@ -38,6 +41,7 @@ class ClusterPlan:
     store_url: str = field(repr=False)
     store: EmbeddedStore | None
     fork_server: tuple[str, ...] = ()
+    scaled: Mapping[str, WorkerRange] = field(default_factory=dict)
 
 
 def plan_cluster(
@@ -57,7 +61,8 @@ def plan_cluster(
         proxy=_command("proxy", proxy),
         proxy_secrets=secrets_of(proxy),
         proxy_address=(proxy.host if proxy.host != "0.0.0.0" else "127.0.0.1", proxy.port),
-        pools={"encoder": config.counts.encoding, "pd": config.counts.decoding},
+        pools={pool: workers.least for pool, workers in config.pools.items()},
+        scaled={pool: workers for pool, workers in config.pools.items() if workers.scaled},
         run_dir=run_dir,
         store_url=url,
         store=store,

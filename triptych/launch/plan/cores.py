@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from triptych.config import ServeConfig
+from triptych.config import ServeConfig, WorkerRange
 from triptych.errors import ConfigError
 
 #: Encoders that share a machine's cores, at most: more copies of a tower's weights gain little.
@@ -66,11 +66,13 @@ def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
     if sharing == "auto":
         shared = config.topology == "epd" and config.pd.device == "cpu" and not config.cpus_per_worker
         sharing = "pace" if shared else "free"
-    encoders = config.encoders or (min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
+    encoders = config.encoders
+    if not encoders.most:
+        encoders = WorkerRange.fixed(min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
     threads = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":
         # Never all cores for one of them: each of its layers would end with the core that is taken away.
-        threads = max(1, cores // max(encoders, 2))
+        threads = max(1, cores // max(encoders.most, 2))
     return replace(config, cpu_sharing=sharing, encoders=encoders, encoder_threads=threads)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.options import parse, serve_config
 from triptych.cli.app import app
-from triptych.config import ColocatedConfig, ProxyConfig
+from triptych.config import ColocatedConfig, ProxyConfig, WorkerRange
 from triptych.launch.plan.cluster import plan_cluster
 from triptych.launch.plan.cores import share_cores
 from triptych.launch.serve import with_token
@@ -91,3 +91,18 @@ def test_the_proxy_keeps_off_the_core_that_a_paced_pd_worker_keeps_to(tmp_path, 
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
     plan = plan_cluster(share_cores(serve_config(*words), 3), tmp_path)
     assert parse(ProxyConfig, "proxy", *plan.proxy[4:]).cpus == cpus
+
+
+def test_places_are_planned_for_the_most_workers_and_the_fewest_are_waited_for(tmp_path):
+    words = ("--encoders", "0..3", "--pd-workers", "1..2")
+    plan = plan_cluster(share_cores(serve_config(*words), 2), tmp_path)
+    assert [name for name, _ in plan.workers] == ["pd-0", "pd-1", "encoder-0", "encoder-1", "encoder-2"]
+    assert plan.pools == {"encoder": 0, "pd": 1}
+    assert plan.scaled == {"encoder": WorkerRange(0, 3), "pd": WorkerRange(1, 2)}
+    slots = [flags["core_slot"] for flags in _planned(tmp_path, *words).values()]
+    assert slots == [0, 1, 2, 3, 4]
+
+
+def test_a_fixed_number_is_not_scaled(tmp_path):
+    plan = plan_cluster(share_cores(serve_config("--encoders", "2", "--pd-workers", "3..3"), 2), tmp_path)
+    assert (plan.pools, plan.scaled) == ({"encoder": 2, "pd": 3}, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import ServeConfig
+from triptych.config import ServeConfig, WorkerRange
 from triptych.config.flags import config_from
 from triptych.errors import ConfigError
 from triptych.launch.plan.cores import assign_cores, check_sharing, proxy_cores, share_cores
@@ -41,8 +41,10 @@ def test_workers_that_share_no_cores_cannot_be_paced():
         ({}, 2, ("pace", 2, 1)),
         ({}, 1, ("pace", 1, 1)),
         ({}, 16, ("pace", 4, 4)),
-        ({"encoders": 1}, 8, ("pace", 1, 4)),
-        ({"encoders": 3, "encoder_threads": 2}, 8, ("pace", 3, 2)),
+        ({"encoders": WorkerRange.fixed(1)}, 8, ("pace", 1, 4)),
+        ({"encoders": WorkerRange.fixed(3), "encoder_threads": 2}, 8, ("pace", 3, 2)),
+        ({"encoders": WorkerRange(0, 8)}, 8, ("pace", 8, 1)),
+        ({"encoders": WorkerRange(0, 3), "cpu_sharing": "free"}, 8, ("free", 3, 0)),
         ({"threads": 1}, 8, ("pace", 4, 1)),
         ({"cpu_sharing": "pace", "cpus_per_worker": 1}, 8, ("pace", 4, 2)),
         ({"cpu_sharing": "free"}, 8, ("free", 1, 0)),
@@ -53,7 +55,9 @@ def test_workers_that_share_no_cores_cannot_be_paced():
 )
 def test_what_the_flags_leave_open_is_chosen_for_the_cores_of_the_machine(flags, cores, chosen):
     found = share_cores(config_from(ServeConfig, flags), cores)
-    assert (found.cpu_sharing, found.encoders, found.encoder_threads) == chosen
+    assert (found.cpu_sharing, found.encoders.most, found.encoder_threads) == chosen
+    given = flags.get("encoders")
+    assert found.encoders == (given or WorkerRange.fixed(chosen[1]))
 
 
 def test_cores_of_one_worker_are_of_one_node_as_long_as_there_are_such():
