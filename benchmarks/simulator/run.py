@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Protocol
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
@@ -16,6 +17,16 @@ from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape
 from triptych.simulator.result import Simulation, count
+
+
+class PoolController(Protocol):
+    """What starts and drains encoders while the cluster serves."""
+
+    def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
+        """Called once, before the first request."""
+
+    def stop(self) -> None:
+        """Called once all requests have ended: nothing that repeats may be left on the loop."""
 
 
 def simulate(
@@ -30,6 +41,7 @@ def simulate(
     warm_up: int = 0,
     concurrency: int = 0,
     enough: Callable[[RequestRecord], bool] | None = None,
+    controller: PoolController | None = None,
 ) -> Simulation:
     """Sends `load` to a cluster in virtual time, until every request has ended.
 
@@ -38,7 +50,8 @@ def simulate(
     ascending) `goodput.arrivals.arrival_times`', so that the same requests can be sent to a real cluster;
     `warm_up` of them are marked as not measured. `concurrency` above 0 keeps that many requests in flight
     instead, whatever `times` say. `enough` gets every record as its request ends; once it returns True the
-    simulation is over, and requests that had not ended have no record.
+    simulation is over, and requests that had not ended have no record. `controller` changes the encoders of
+    `shape` meanwhile.
 
     `shape` is made by `simulator.shape`'s `on_devices` and `colocated`, or by hand. `limits` are the
     services' flags. `seed` names the pictures: which worker a key belongs to depends on it. Equal
@@ -56,9 +69,10 @@ def simulate(
         raise ConfigError(f"{len(load)} requests have {len(times)} times: there must be one for each")
     if not load:
         raise ConfigError("a load without requests: nothing to simulate")
-    if not shape.encoders and any(planned.pictures for planned in load):
+    if not shape.encoders and controller is None and any(planned.pictures for planned in load):
         raise ConfigError(f"shape {shape.name} has no encoder, but the load has pictures")
     run = _Run(load, times, shape, costs, model_shape, limits or Limits(), seed, warm_up, concurrency, enough)
+    run.controller = controller
     with _without_collector():
         return run.result()
 
@@ -100,14 +114,19 @@ class _Run:
         self._enough = enough
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self.controller: PoolController | None = None
         self._cluster = self._loop.call(
             lambda: SimulatedCluster(self._loop, shape, costs, model, limits, self._maker.items, self._ended)
         )
 
     def result(self) -> Simulation:
+        if self.controller is not None:
+            self.controller.start(self._loop, self._cluster)
         for _ in range(min(self._concurrency or 1, len(self._load))):
             self._plan_next(0.0)
         self._loop.run()
+        if self.controller is not None:
+            self.controller.stop()
         for task in self._tasks:
             task.cancel()
         # Timers that repeat for ever end with the proxy. Messages under way still arrive, unless it is over.

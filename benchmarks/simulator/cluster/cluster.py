@@ -37,16 +37,17 @@ class SimulatedCluster:
         items: Mapping[str, SimulatedItem],
         ended: Callable[[RequestRecord], None],
     ) -> None:
+        self._loop, self._costs, self._limits = loop, costs, limits
+        self._in_memory = shape.in_memory
         self.store = SimulatedStore(limits.store_memory)
+        #: All that there have been: those of an elastic pool stay here when they have left.
         self.encoders: dict[str, SimulatedEncoder] = {}
         self.workers: dict[str, SimulatedPD] = {}
         for index, role in enumerate(shape.workers):
             # Both sides of one worker share its device.
             address, device, memory = f"worker-{index}", FifoLock(), shape.in_memory
             if role.encodes:
-                self.encoders[address] = SimulatedEncoder(
-                    loop, costs.encoder, limits.encoder, self.store, device, rpc=costs.rpc, in_memory=memory
-                )
+                self.start_encoder(address, device)
             if role.decodes:
                 self.workers[address] = SimulatedPD(
                     loop,
@@ -59,25 +60,57 @@ class SimulatedCluster:
                     in_memory=memory,
                     jumps=limits.jumps,
                 )
-        known = self._known_workers(limits)
+        self.known = self._known_workers()
         self.transport = SimulatedTransport(
             loop, costs.rpc, costs.proxy.token, self.encoders, self.workers, items
         )
-        self.proxy = SimulatedProxy(loop, costs.proxy, limits, known, self.store, self.transport, ended)
-        known.report_change()
+        self.proxy = SimulatedProxy(loop, costs.proxy, limits, self.known, self.store, self.transport, ended)
+        self.known.report_change()
 
-    def _known_workers(self, limits: Limits) -> KnownWorkers:
-        """All workers as they register; they neither come nor go."""
+    def start_encoder(self, address: str, device: FifoLock | None = None) -> SimulatedEncoder:
+        """A new encoder, on a device of its own unless one is given. The proxy does not know it yet."""
+        encoder = self.encoders[address] = SimulatedEncoder(
+            self._loop,
+            self._costs.encoder,
+            self._limits.encoder,
+            self.store,
+            device or FifoLock(),
+            rpc=self._costs.rpc,
+            in_memory=self._in_memory,
+        )
+        return encoder
+
+    def register_encoder(self, address: str) -> None:
+        """The proxy sees a new encoder in the registry."""
+        info = self._encoder_info(address)
+        self.known.workers[info.pool, address] = Worker(info)
+        self.known.declare(info)
+        self.known.report_change()
+
+    def encoder_drains(self, address: str) -> None:
+        """The proxy sees that the encoder takes no new jobs."""
+        self.known.workers["encoder", address].serving = False
+        self.known.report_change()
+
+    def encoder_gone(self, address: str) -> None:
+        """The proxy sees that the encoder's process has ended."""
+        self.known.report_loss(self.known.workers.pop(("encoder", address)))
+        self.known.report_change()
+
+    def _encoder_info(self, address: str) -> WorkerInfo:
+        config = self._limits.encoder
+        credit = {"plan_credit": config.plan_credit, "tower_credit": config.tower_credit}
+        return WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, (NAMESPACE,), credit)
+
+    def _known_workers(self) -> KnownWorkers:
+        """The workers of the cluster's shape, as they register."""
         known = KnownWorkers()
-        credit = {"plan_credit": limits.encoder.plan_credit, "tower_credit": limits.encoder.tower_credit}
-        sequences = {"max_num_seqs": limits.pd.max_num_seqs}
+        sequences = {"max_num_seqs": self._limits.pd.max_num_seqs}
         infos = [
             WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), sequences | {"max_model_len": pd.max_model_len})
             for name, pd in self.workers.items()
         ]
-        infos += [
-            WorkerInfo(name, "encoder", "0", MODEL_KEY, MODEL, (NAMESPACE,), credit) for name in self.encoders
-        ]
+        infos += map(self._encoder_info, self.encoders)
         for info in infos:
             known.workers[info.pool, info.address] = Worker(info)
             known.declare(info)

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from triptych.config import MIB, EncoderConfig
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
-from triptych.proxy.ports import JobReady
+from triptych.errors import Unavailable
+from triptych.proxy.ports import JobFailure, JobReady
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.requests import SimulatedItem
@@ -23,6 +24,14 @@ from triptych.types import ItemPlan
 #: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
 KEPT_BYTES = 64 * MIB
 SAVING_BYTES = 256 * MIB
+_DRAINS = JobFailure(
+    Unavailable.code,
+    "this encoder worker is shutting down",
+    "",
+    retryable=True,
+    owner_address="",
+    owner_token="",
+)
 
 
 class JobClient(Protocol):
@@ -33,6 +42,7 @@ class JobClient(Protocol):
 
     def planned(self, plan: ItemPlan) -> None: ...
     def ready(self, end: JobReady) -> None: ...
+    def failed(self, end: JobFailure) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -88,9 +98,18 @@ class SimulatedEncoder:
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
         self._tower_busy = False
+        self._draining = False
+        #: When the batch under way began.
+        self._began: float | None = None
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Of its tower since the start, the batch under way included."""
+        under_way = self._loop.now - self._began if self._began is not None else 0.0
+        return self.counts.tower_seconds + under_way
 
     def _trip(self) -> float:
         """Seconds to the store and back."""
@@ -98,6 +117,9 @@ class SimulatedEncoder:
 
     def open(self, stream: JobClient) -> None:
         """A try begins, its media with it."""
+        if self._draining:
+            stream.failed(_DRAINS)
+            return
         key = stream.item.plan.mm_hash
         job = self._jobs.get(key)
         if job is None:
@@ -126,6 +148,16 @@ class SimulatedEncoder:
         job.stream = None
         if job.stage is not Stage.ENCODING:
             self._forget(job)
+        self._pump()
+
+    def drain(self) -> None:
+        """Refuses new jobs, finishes those that may use the tower, sends the others elsewhere at once."""
+        self._draining = True
+        for job in list(self._jobs.values()):
+            if job.stage is not Stage.ENCODING and job.permitted_at is None:
+                if job.stream is not None:
+                    job.stream.failed(_DRAINS)
+                self._forget(job)
         self._pump()
 
     def _media(self, job: _Job) -> None:
@@ -200,12 +232,13 @@ class SimulatedEncoder:
 
     def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
         seconds = self._costs.tower(len(fresh), sum(job.item.patches for job in fresh))
-        started = self._loop.now
+        started = self._began = self._loop.now
         self.counts.tower_calls += 1
         self.counts.tower_items += len(fresh)
 
         def done() -> None:
             self.counts.tower_seconds += self._loop.now - started
+            self._began = None
             self._device.release()
             self._encoded(batch, self._loop.now - started)
 

@@ -145,6 +145,11 @@ class SimulatedProxy:
         return self._dispatcher.in_flight
 
     @property
+    def dispatcher(self) -> Dispatcher:
+        """The real one."""
+        return self._dispatcher
+
+    @property
     def re_encodes(self) -> int:
         """Items encoded again since their embeddings were lost."""
         return int(self._metrics.registry.get_sample_value("triptych_re_encodes_total") or 0)

@@ -13,7 +13,7 @@ from triptych.protos import encoder_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.proxy.call.chat import Started
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.ports import JobOwner, JobReady, LinkOwner, RequestEvents
+from triptych.proxy.ports import JobFailure, JobOwner, JobReady, LinkOwner, RequestEvents
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.pd import SimulatedPD
@@ -90,12 +90,12 @@ class SimulatedJob:
         self._encoder = encoder
         self._job_id = job.job_id
         self._owner = owner
-        self._end: asyncio.Future[JobReady] = self._loop.create_future()
+        self._end: asyncio.Future[JobReady | JobFailure] = self._loop.create_future()
 
     def run(self) -> None:
         self._loop.call_later(self._rpc, self._encoder.run, self)
 
-    async def result(self) -> JobReady:
+    async def result(self) -> JobReady | JobFailure:
         self._loop.call_later(self._rpc, self._encoder.open, self)
         try:
             return await self._end
@@ -114,7 +114,11 @@ class SimulatedJob:
         """Sent by the worker: its last message."""
         self._loop.call_later(self._rpc, self._finish, end)
 
-    def _finish(self, end: JobReady) -> None:
+    def failed(self, end: JobFailure) -> None:
+        """Sent by the worker: its last message."""
+        self._loop.call_later(self._rpc, self._finish, end)
+
+    def _finish(self, end: JobReady | JobFailure) -> None:
         if not self._end.done():
             self._end.set_result(end)
 
