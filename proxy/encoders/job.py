@@ -111,6 +111,8 @@ class EncoderJob:
     #: The kind of the encoder at `address`.
     kind: str = ""
     tries: int = 0
+    #: Times that it was queued again, without a failure, for an encoder with less work.
+    moves: int = 0
     #: Encoders that ended while they worked on the item.
     losses: int = 0
     plan: ItemPlan | None = None
@@ -127,7 +129,7 @@ class EncoderJob:
 
     @property
     def try_id(self) -> str:
-        return f"{self.mm_hash[:12]}-{self.order}.{self.tries}"
+        return f"{self.mm_hash[:12]}-{self.order}.{self.tries + self.moves}"
 
     @property
     def suspect(self) -> bool:
@@ -139,6 +141,11 @@ class EncoderJob:
         """Re-encodes first, then by admission, then by arrival."""
         first = self.admitted.first
         return (not self.re_encode, self.order if first is None else first, self.order)
+
+    def move(self) -> None:
+        """Leaves its encoder, which has not failed it."""
+        self.state = JobState.QUEUED
+        self.moves += 1
 
     def requeue(
         self, now: float, owner_address: str, owner_token: str, *, joins: bool, elsewhere: bool

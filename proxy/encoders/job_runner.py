@@ -145,6 +145,9 @@ class JobRunner:
     def pool_changed(self) -> None:
         """The encoders, or the number of proxies that share them, have changed."""
         self.table.set_encoders(self._slots())
+        for try_id in self.table.spread(self._clock()):
+            if entry := self._tries.get(try_id):
+                self._forget(try_id, entry)
         self.pump()
 
     def pump(self) -> None:

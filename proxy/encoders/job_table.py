@@ -76,6 +76,8 @@ class EncoderJobTable:
         self._counter = 0
         self._encoders: dict[str, EncoderSlot] = {}
         self._by_namespace: dict[str, list[EncoderSlot]] = {}
+        #: Encoders have come since the last `spread`.
+        self._grown = False
         self._loads = EncoderLoads(patches, model or WorkModel())
         self._published = Published()
         self._queued: JobFiles[_PlanKey] = JobFiles()
@@ -101,12 +103,36 @@ class EncoderJobTable:
 
     def set_encoders(self, encoders: Iterable[EncoderSlot]) -> None:
         """The encoders that may get jobs. Jobs on others end by their streams' failure."""
+        before = self._encoders.keys()
         self._encoders = {slot.address: slot for slot in encoders}
+        self._grown |= bool(self._encoders.keys() - before)
         self._by_namespace = {}
         for slot in self._encoders.values():
             for namespace in slot.namespaces:
                 self._by_namespace.setdefault(namespace, []).append(slot)
         self._forget_owners()
+
+    def spread(self, now: float) -> list[str]:
+        """Where encoders have come: queues planned jobs again that wait behind more than their encoder's part
+        of all work. Returns the tries that end by it.
+
+        A job keeps its encoder from its plan on. Without this a burst that has found one encoder would stay
+        there, however many come.
+        """
+        if not self._grown:
+            return []
+        self._grown = False
+        tries = []
+        for namespace, able in self._by_namespace.items():
+            part = sum(self._loads.work(slot.address) for slot in able) / len(able)
+            for job in sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True):
+                if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
+                    continue
+                if self._loads.work(job.address) - self._loads.cost(job) >= part:
+                    tries.append(job.try_id)
+                    job.move()
+                    self._settle(job, now)
+        return tries
 
     def want(
         self,

@@ -1,0 +1,105 @@
+"""Planned jobs where encoders have come: they wait no longer behind more than their encoder's part."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan
+from triptych.proxy.encoders.job_table import EncoderJobTable
+from triptych.proxy.routing import WorkModel
+from triptych.types import ItemPlan
+
+SPACE = "n"
+
+
+def slots(count: int, credit: int = 99, tower: int = 1) -> list[EncoderSlot]:
+    return [EncoderSlot(f"e{index}", (SPACE,), credit, tower) for index in range(count)]
+
+
+def plan_all(jobs: EncoderJobTable, rows: int = 1) -> list[EncoderJob]:
+    """Starts what may start, and answers with a plan."""
+    made = [action.job for action in jobs.pump(0.0) if isinstance(action, StartPlan)]
+    for job in made:
+        jobs.planned(job.try_id, ItemPlan(job.mm_hash, SPACE, "image", rows, 1, "float32", rows))
+    return made
+
+
+def burst(items: int, encoders: int = 1) -> tuple[EncoderJobTable, list[EncoderJob]]:
+    """That many items, all planned at the first encoders; each takes about a second."""
+    jobs = EncoderJobTable(1 << 30, model=WorkModel())
+    jobs.set_encoders(slots(encoders))
+    jobs.spread(0.0)
+    for index in range(items):
+        jobs.want(f"k{index:04}", f"r{index}", SPACE)
+    return jobs, plan_all(jobs)
+
+
+def where(made: list[EncoderJob]) -> Counter[str]:
+    return Counter(job.address for job in made)
+
+
+def test_a_burst_that_found_one_encoder_is_spread_over_those_that_come() -> None:
+    jobs, made = burst(40)
+    assert where(made) == {"e0": 40}
+    jobs.set_encoders(slots(4))
+    ended = jobs.spread(1.0)
+    assert len(ended) == 30 == len(set(ended))
+    plan_all(jobs)
+    assert where(made) == {"e0": 10, "e1": 10, "e2": 10, "e3": 10}
+
+
+def test_the_jobs_that_would_run_first_stay_where_they_are() -> None:
+    jobs, made = burst(8)
+    for job in made[4:]:
+        jobs.admit(next(iter(job.waiters)))
+    jobs.set_encoders(slots(2))
+    jobs.spread(1.0)
+    assert [job for job in made if job.state is JobState.PLANNED] == made[:0] + [made[0], *made[1:4]]
+
+
+def test_what_a_tower_works_on_stays() -> None:
+    jobs, (job,) = burst(1)
+    jobs.admit("r0")
+    jobs.pump(0.0)
+    assert job.state is JobState.RUNNING
+    jobs.set_encoders(slots(8))
+    assert jobs.spread(1.0) == [] and job.state is JobState.RUNNING
+
+
+def test_reports_of_the_try_that_ended_are_ignored() -> None:
+    jobs, made = burst(4)
+    jobs.set_encoders(slots(2))
+    old = jobs.spread(1.0)[0]
+    moved = next(job for job in made if job.state is JobState.QUEUED)
+    assert old != moved.try_id
+    plan = moved.plan
+    assert plan is not None and jobs.ready(old, plan) is None and jobs.lost(old, moved.mm_hash, 1.0) is None
+
+
+def test_nothing_moves_while_no_encoder_comes() -> None:
+    jobs, _ = burst(20, encoders=2)
+    assert jobs.spread(1.0) == []
+    jobs.set_encoders(slots(1))
+    assert jobs.spread(1.0) == []
+
+
+def test_a_move_is_no_failed_try() -> None:
+    jobs, made = burst(4)
+    jobs.set_encoders(slots(4))
+    jobs.spread(1.0)
+    assert all(job.tries == 0 and not job.avoid for job in made)
+
+
+@given(items=st.integers(0, 60), before=st.integers(1, 5), after=st.integers(0, 8))
+def test_no_encoder_is_left_with_a_whole_job_more_than_another(items: int, before: int, after: int) -> None:
+    jobs, made = burst(items, before)
+    jobs.set_encoders(slots(before + after))
+    jobs.spread(1.0)
+    plan_all(jobs)
+    assert all(job.state is JobState.PLANNED for job in made)
+    counts = where(made)
+    held = [counts[f"e{index}"] for index in range(before + after)]
+    assert max(held) - min(held) <= 1
