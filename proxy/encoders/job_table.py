@@ -124,11 +124,11 @@ class EncoderJobTable:
         self._grown = False
         tries = []
         for namespace, able in self._by_namespace.items():
-            part = sum(self._loads.work(slot.address) for slot in able) / len(able)
+            part = sum(self._loads.work(slot.address, slot.kind) for slot in able) / len(able)
             for job in sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True):
                 if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
                     continue
-                if self._loads.work(job.address) - self._loads.cost(job) >= part:
+                if self._loads.work(job.address, job.kind) - self._loads.cost(job, job.kind) >= part:
                     tries.append(job.try_id)
                     job.move()
                     self._settle(job, now)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.routing import WorkModel
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
 
 SPACE = "n"
