@@ -1,7 +1,8 @@
 """Every key in the store, how long it lives, and why.
 
 Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one shard: the
-item's `{mm_hash}`, `{leases}`, `{registry}`. A namespace needs no prefix: it is part of the mm_hash.
+item's `{mm_hash}`, `{leases}`, `{registry}`, `{scaling}`. A namespace needs no prefix: it is part of the
+mm_hash.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ PROXIES = "{registry}:proxies"
 #: A random word. No TTL: it goes only with everything else, so another word means a flush or restart.
 EPOCH = "{registry}:epoch"
 
+#: The newest scaling decision for each pool, a hash. No TTL, as with registrations.
+DECISIONS = "{scaling}:decisions"
+#: When each of them ends; as with leases.
+DECISION_DEADLINES = "{scaling}:deadlines"
+
 #: Seconds that an unused embedding stays unless its writer sets another TTL.
 EMBEDDING_TTL = 3600.0
 #: Seconds that the parts of a split value outlive its header: a reader of the header finds them.
@@ -41,3 +47,8 @@ def embedding(mm_hash: str) -> str:
 def part(mm_hash: str, write_id: str, index: int) -> str:
     """Part `index` of a value over 64 MiB, named by the write so that two writers never mix."""
     return f"{embedding(mm_hash)}:{write_id}:{index}"
+
+
+def demands(pool: str) -> tuple[str, str]:
+    """The hash of the proxies' demand for workers of the pool, and when each entry ends. No TTL."""
+    return f"{{scaling}}:{pool}:demands", f"{{scaling}}:{pool}:demand-deadlines"

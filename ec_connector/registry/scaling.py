@@ -1,0 +1,178 @@
+"""The board of autoscaling in the store: what each proxy asks of a pool, and the decision in force.
+
+Pools are named as in the registry. Entries have deadlines by the clock of the server and no TTL. Values
+are msgpack; those that Triptych has not written are ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgpack
+
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.server_clock import NOW
+from triptych.scaling import PoolDemand, ScalingDecision
+
+logger = logging.getLogger(__name__)
+
+#: Most workers and waiting items that an entry may name: more is no entry of ours.
+_MOST = 1_000_000_000
+_LONGEST_REASON = 40
+#: Dead entries that one command deletes.
+_AT_ONCE = 1000
+
+_PUBLISH = (
+    NOW
+    + """
+local proxy, term, value, at_once = unpack(ARGV)
+redis.call('HSET', KEYS[1], proxy, value)
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + term), proxy)
+local moment = string.format('%.0f', now)
+for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', moment, 'LIMIT', 0, at_once)) do
+  redis.call('HDEL', KEYS[1], dead)
+  redis.call('ZREM', KEYS[2], dead)
+end
+local found = {}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. moment, '+inf')) do
+  local each = redis.call('HGET', KEYS[1], name)
+  if each then found[#found + 1] = each end
+end
+return found
+"""
+)
+
+_LEAVE = """
+redis.call('HDEL', KEYS[1], ARGV[1])
+return redis.call('ZREM', KEYS[2], ARGV[1])
+"""
+
+_IN_FORCE = """
+local function in_force(pool)
+  local deadline = tonumber(redis.call('ZSCORE', KEYS[2], pool) or '0')
+  return deadline > now and redis.call('HGET', KEYS[1], pool) or ''
+end
+"""
+
+_READ = NOW + _IN_FORCE + "return in_force(ARGV[1])"
+
+# Of two proxies that decide at once, the one that has seen less does not undo what the other has decided.
+_ANNOUNCE = (
+    NOW
+    + _IN_FORCE
+    + """
+local pool, term, value, known = unpack(ARGV)
+if in_force(pool) ~= known then return 0 end
+redis.call('HSET', KEYS[1], pool, value)
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + term), pool)
+return 1
+"""
+)
+
+_DECISION_KEYS = [keys.DECISIONS, keys.DECISION_DEADLINES]
+
+
+class ScalingBoard:
+    """The board in the store. Every method raises StoreUnavailable when the store is down."""
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._control = store.control
+        #: The decisions in force as last read, by pool.
+        self._known: dict[str, bytes] = {}
+        #: Values that were warned of.
+        self._warned: set[bytes] = set()
+
+    async def publish(self, proxy_id: str, pool: str, demand: PoolDemand, term: float) -> list[PoolDemand]:
+        """Writes this proxy's demand for `term` seconds, and returns that of all live proxies, this one's
+        included."""
+        values: list[bytes] = await self._control.script(
+            _PUBLISH, keys.demands(pool), proxy_id, _milliseconds(term), pack_demand(demand), _AT_ONCE
+        )
+        demands = [(value, unpack_demand(value)) for value in values]
+        for value, found in demands:
+            if found is None:
+                self._warn(pool, value)
+        return [found for _, found in demands if found is not None]
+
+    async def withdraw(self, proxy_id: str, pool: str) -> None:
+        """The proxy has no demand any more. Idempotent."""
+        await self._control.script(_LEAVE, keys.demands(pool), proxy_id)
+
+    async def decision(self, pool: str) -> ScalingDecision | None:
+        """The decision in force; None where there is none: then the pool keeps the workers that it has."""
+        value: bytes = await self._control.script(_READ, _DECISION_KEYS, pool)
+        self._known[pool] = value
+        found = unpack_decision(value) if value else None
+        if value and found is None:
+            self._warn(pool, value)
+        return found
+
+    async def announce(self, pool: str, decision: ScalingDecision, term: float) -> bool:
+        """Puts the decision in force for `term` seconds.
+
+        False, and nothing is written, where another one is in force than when this board last read it.
+        """
+        value = pack_decision(decision)
+        written = await self._control.script(
+            _ANNOUNCE, _DECISION_KEYS, pool, _milliseconds(term), value, self._known.get(pool, b"")
+        )
+        if written:
+            self._known[pool] = value
+        return bool(written)
+
+    def _warn(self, pool: str, value: bytes) -> None:
+        if value not in self._warned and len(self._warned) < 100:
+            self._warned.add(value)
+            logger.warning("a scaling entry of %d bytes for pool %.32s cannot be read", len(value), pool)
+
+
+def pack_demand(demand: PoolDemand) -> bytes:
+    """A demand as it is stored."""
+    numbers = (demand.backlog, demand.waiting, demand.largest, demand.fast, demand.slow)
+    return bytes(msgpack.packb(numbers))
+
+
+def unpack_demand(raw: bytes) -> PoolDemand | None:
+    """A stored demand; None for a value that Triptych has not written."""
+    fields = _unpack(raw)
+    if fields is None or len(fields) != 5 or not all(type(field) in (int, float) for field in fields):
+        return None
+    backlog, waiting, largest, fast, slow = fields
+    if not (isinstance(waiting, int) and 0 <= waiting <= _MOST):
+        return None
+    seconds = [float(value) for value in (backlog, largest, fast, slow) if isinstance(value, int | float)]
+    if not all(math.isfinite(value) and value >= 0.0 for value in seconds):
+        return None
+    return PoolDemand(seconds[0], waiting, seconds[1], seconds[2], seconds[3])
+
+
+def pack_decision(decision: ScalingDecision) -> bytes:
+    """A decision as it is stored."""
+    return bytes(msgpack.packb((decision.workers, decision.reason, decision.active)))
+
+
+def unpack_decision(raw: bytes) -> ScalingDecision | None:
+    """A stored decision; None for a value that Triptych has not written."""
+    fields = _unpack(raw)
+    if fields is None or len(fields) != 3:
+        return None
+    workers, reason, active = fields
+    if type(workers) is not int or not 0 <= workers <= _MOST:
+        return None
+    if not isinstance(reason, str) or len(reason) > _LONGEST_REASON or not isinstance(active, bool):
+        return None
+    return ScalingDecision(workers, reason, active)
+
+
+def _unpack(raw: bytes) -> list[object] | None:
+    try:
+        fields = msgpack.unpackb(raw, max_ext_len=0, max_bin_len=0, max_map_len=0)
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
+        return None
+    return fields if isinstance(fields, list) else None
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
