@@ -113,8 +113,8 @@ class EncoderJobTable:
         self._forget_owners()
 
     def spread(self, now: float) -> list[str]:
-        """Where encoders have come: queues planned jobs again that wait behind more than their encoder's part
-        of all work. Returns the tries that end by it.
+        """Where encoders have come: queues planned jobs again that another encoder would have done sooner,
+        the last in order first. Returns the tries that end by it.
 
         A job keeps its encoder from its plan on. Without this a burst that has found one encoder would stay
         there, however many come.
@@ -122,17 +122,29 @@ class EncoderJobTable:
         if not self._grown:
             return []
         self._grown = False
-        tries = []
+        moved = []
+        waiting = sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True)
         for namespace, able in self._by_namespace.items():
-            part = sum(self._loads.work(slot.address, slot.kind) for slot in able) / len(able)
-            for job in sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True):
+            work = {slot.address: self._loads.work(slot.address, slot.kind) for slot in able}
+            kinds: dict[str, list[str]] = {}
+            for slot in able:
+                kinds.setdefault(slot.kind, []).append(slot.address)
+            for job in waiting:
                 if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
                     continue
-                if self._loads.work(job.address, job.kind) - self._loads.cost(job, job.kind) >= part:
-                    tries.append(job.try_id)
+                own = self._loads.cost(job, job.kind)
+                costs = {
+                    min(addresses, key=work.__getitem__): self._loads.cost(job, kind)
+                    for kind, addresses in kinds.items()
+                }
+                best = min(costs, key=lambda address: work[address] + costs[address])
+                if work[best] + costs[best] <= work.get(job.address, 0.0) - own:
+                    work[best] += costs[best]
+                    work[job.address] -= own
+                    moved.append(job.try_id)
                     job.move()
                     self._settle(job, now)
-        return tries
+        return moved
 
     def want(
         self,
@@ -321,7 +333,7 @@ class EncoderJobTable:
             return job.owner_address if any(slot.address == job.owner_address for slot in free) else None
         if not free:
             return None
-        costs = {kind: self._loads.cost(job, kind) for kind in {slot.kind for slot in free}}
+        costs = {kind: self._loads.cost(job, kind) for kind in dict.fromkeys(slot.kind for slot in free)}
         loads = [
             EncoderLoad(slot.address, self._loads.work(slot.address, slot.kind) + costs[slot.kind])
             for slot in free
