@@ -28,6 +28,7 @@ from triptych.proxy.encoders.job import (
 )
 from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
+from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.published import Published
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
@@ -79,6 +80,8 @@ class EncoderJobTable:
         #: Encoders have come since the last `spread`.
         self._grown = False
         self._loads = EncoderLoads(patches, model or WorkModel())
+        #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
+        self.outstanding = OutstandingItems()
         self._published = Published()
         self._queued: JobFiles[_PlanKey] = JobFiles()
         self._planned: JobFiles[_RunKey] = JobFiles()
@@ -113,22 +116,19 @@ class EncoderJobTable:
         self._forget_owners()
 
     def spread(self, now: float) -> list[str]:
-        """Where encoders have come: queues planned jobs again that wait behind more than their encoder's part
-        of all work. Returns the tries that end by it.
-
-        A job keeps its encoder from its plan on. Without this a burst that has found one encoder would stay
-        there, however many come.
-        """
+        """Where encoders have come: queues planned jobs again that wait behind others and would end later
+        than if all shared the work; a burst would stay where it began. Returns the tries that end by it."""
         if not self._grown:
             return []
         self._grown = False
         tries = []
         for namespace, able in self._by_namespace.items():
-            part = sum(self._loads.work(slot.address, slot.kind) for slot in able) / len(able)
+            part = self._loads.even_work(able)
             for job in sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True):
                 if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
                     continue
-                if self._loads.work(job.address, job.kind) - self._loads.cost(job, job.kind) >= part:
+                work, cost = self._loads.work(job.address, job.kind), self._loads.cost(job, job.kind)
+                if work > part * (1.0 + 1e-9) and work - cost > cost * 1e-9:
                     tries.append(job.try_id)
                     job.move()
                     self._settle(job, now)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
+from triptych.proxy.encoders.job import AT_WORK, EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
 
@@ -103,6 +103,12 @@ class EncoderLoads:
     def cost(self, job: EncoderJob, kind: str) -> float:
         """Seconds of tower time expected of the job at an encoder of this kind."""
         return self._model.work(self._patches(job.plan) if job.plan is not None else None, kind)
+
+    def even_work(self, encoders: Sequence[EncoderSlot]) -> float:
+        """Seconds until all of them would be done, if they had parts of their work that suit their speeds."""
+        speeds = {slot.kind: self._model.speed(slot.kind, encoders[0].kind) for slot in encoders}
+        work = sum(self.work(slot.address, slot.kind) * speeds[slot.kind] for slot in encoders)
+        return work / sum(speeds[slot.kind] for slot in encoders)
 
     def count(self, job: EncoderJob) -> None:
         """Counts the job where it stands now, and nowhere else."""
