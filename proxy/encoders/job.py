@@ -126,6 +126,8 @@ class EncoderJob:
     failed_lease_token: str = ""
     not_before: float = 0.0
     avoid: dict[str, float] = field(default_factory=dict)
+    #: When it arrived; None once its size is known, and for a re-encode, which is no arrival.
+    arrived: float | None = None
 
     @property
     def try_id(self) -> str:

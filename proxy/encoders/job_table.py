@@ -28,6 +28,7 @@ from triptych.proxy.encoders.job import (
 )
 from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
+from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.published import Published
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
@@ -79,6 +80,8 @@ class EncoderJobTable:
         #: Encoders have come since the last `spread`.
         self._grown = False
         self._loads = EncoderLoads(patches, model or WorkModel())
+        #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
+        self.outstanding = OutstandingItems()
         self._published = Published()
         self._queued: JobFiles[_PlanKey] = JobFiles()
         self._planned: JobFiles[_RunKey] = JobFiles()
@@ -132,15 +135,14 @@ class EncoderJobTable:
             for job in waiting:
                 if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
                     continue
-                own = self._loads.cost(job, job.kind)
                 costs = {
                     min(addresses, key=work.__getitem__): self._loads.cost(job, kind)
                     for kind, addresses in kinds.items()
                 }
                 best = min(costs, key=lambda address: work[address] + costs[address])
-                if work[best] + costs[best] <= work.get(job.address, 0.0) - own:
+                if work[best] + costs[best] < work.get(job.address, 0.0) * (1.0 - 1e-9):
                     work[best] += costs[best]
-                    work[job.address] -= own
+                    work[job.address] -= self._loads.cost(job, job.kind)
                     moved.append(job.try_id)
                     job.move()
                     self._settle(job, now)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from triptych.proxy.encoders.outstanding import FAST_SECONDS, SLOW_SECONDS
 from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
 
 #: Arriving work is a burst where the fast average is at least this many times the slow one.
@@ -22,9 +23,6 @@ IDLE_COLD_STARTS = 3.0
 START_PATIENCE = 3.0
 #: Seconds that any start is given.
 LEAST_PATIENCE = 60.0
-#: Seconds over which arriving work is averaged for `PoolDemand.fast` and `PoolDemand.slow`.
-FAST_SECONDS = 6.0
-SLOW_SECONDS = 60.0
 #: Arriving work-seconds per second that are as good as none.
 NO_FLOW = 1e-4
 #: Steps in which the window is remembered.

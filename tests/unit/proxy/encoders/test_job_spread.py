@@ -103,3 +103,19 @@ def test_no_encoder_is_left_with_a_whole_job_more_than_another(items: int, befor
     counts = where(made)
     held = [counts[f"e{index}"] for index in range(before + after)]
     assert max(held) - min(held) <= 1
+
+
+def test_a_faster_encoder_that_comes_gets_more_of_the_burst() -> None:
+    model = WorkModel()
+    model.learn(1, 0.3, "slow")
+    model.learn(1, 0.1, "fast")
+    jobs = EncoderJobTable(1 << 30, model=model)
+    slow, fast = EncoderSlot("s", (SPACE,), 99, 1, "slow"), EncoderSlot("f", (SPACE,), 99, 1, "fast")
+    jobs.set_encoders([slow])
+    for index in range(40):
+        jobs.want(f"k{index:04}", f"r{index}", SPACE)
+    made = plan_all(jobs)
+    jobs.set_encoders([slow, fast])
+    jobs.spread(1.0)
+    plan_all(jobs)
+    assert where(made) == {"s": 10, "f": 30}
