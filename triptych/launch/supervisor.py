@@ -9,21 +9,23 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.registry.scaling import ScalingBoard
 from triptych.ec_connector.store.address import redacted
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError, TriptychError
-from triptych.launch.children import CONFIG_EXIT, Child
+from triptych.launch.children import Child
 from triptych.launch.fork.client import ForkServer
 from triptych.launch.plan.cluster import ClusterPlan
+from triptych.launch.scaling.controller import PoolController
+from triptych.launch.scaling.local_workers import GRACE_SECONDS, LocalWorkers
 
 logger = logging.getLogger("launch")
 
-#: Seconds that a service gets to finish what it holds.
-GRACE_SECONDS = 35.0
 #: A store that is gone is started again, empty; everything in it is recomputed on demand.
 STORE_CHECK_SECONDS = 0.5
 
@@ -35,10 +37,7 @@ class Supervisor:
         self._plan = plan
         self._on_ready = on_ready
         self._fork_server = ForkServer(plan.fork_server) if plan.fork_server else None
-        self._workers = [
-            Child(name, command, plan.worker_secrets, self._fork_server, self._changed)
-            for name, command in plan.workers
-        ]
+        self._workers = LocalWorkers(plan, self._fork_server, self._changed)
         self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
         self._stop = asyncio.Event()
 
@@ -51,31 +50,36 @@ class Supervisor:
             self._plan.store.start()
         if self._fork_server is not None:
             await self._fork_server.start()
-        children = [*self._workers, self._proxy]
-        watches = [asyncio.create_task(child.watch()) for child in children]
-        helpers = [asyncio.create_task(self._watch_store()), asyncio.create_task(self._announce())]
+        self._workers.start_first()
+        watches = [asyncio.create_task(self._proxy.watch()), asyncio.create_task(self._workers.wait())]
+        helpers = [asyncio.create_task(helper) for helper in self._helpers()]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([stopped, *watches], return_when=asyncio.FIRST_COMPLETED)
-            codes = [task.result() for task in watches if task.done()]
-            return CONFIG_EXIT if CONFIG_EXIT in codes else 0
+            return next((code for watch in watches if watch.done() and (code := watch.result())), 0)
         finally:
+            # First: nothing starts any more.
             for task in (*helpers, stopped):
                 task.cancel()
             await asyncio.gather(*helpers, stopped, return_exceptions=True)
-            await self._end(watches)
+            await self._end()
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
-    async def _end(self, watches: Sequence[asyncio.Task[int]]) -> None:
+    def _helpers(self) -> list[Coroutine[Any, Any, None]]:
+        """What is done beside the watches, until the end."""
+        return [self._watch_store(), self._announce(), *([self._scale()] if self._plan.scaled else [])]
+
+    async def _end(self) -> None:
         logger.info("stopping")
         await self._proxy.end(GRACE_SECONDS)
-        await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
+        await self._workers.end()
         if self._fork_server is not None:
             await self._fork_server.end()
             # One that was being forked meanwhile.
-            await asyncio.gather(*(child.end(GRACE_SECONDS) for child in self._workers))
-        for task in watches:
-            task.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+            await self._workers.end()
+        await self._workers.close()
         if self._plan.store is not None:
             self._plan.store.stop()
         with contextlib.suppress(FileNotFoundError):
@@ -89,6 +93,22 @@ class Supervisor:
         while True:
             self._write_processes()
             await asyncio.sleep(0.5)
+
+    async def _scale(self) -> None:
+        """Follows the proxies' decisions on the scaled pools."""
+        store = await self._connect()
+        try:
+            await PoolController(ScalingBoard(store), self._plan.scaled, self._workers).run()
+        finally:
+            await store.close()
+
+    async def _connect(self) -> EmbeddingStore:
+        """A connection to the store, as soon as that answers."""
+        while True:
+            try:
+                return await EmbeddingStore.connect(self._plan.store_url)
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_CHECK_SECONDS)
 
     async def _wait_until_ready(self) -> None:
         waited: dict[str, int] = {}
@@ -129,7 +149,7 @@ class Supervisor:
 
     def _write_processes(self) -> None:
         """Brings cluster.json up to date."""
-        processes: dict[str, int | None] = {c.name: c.pid for c in (*self._workers, self._proxy)}
+        processes: dict[str, int | None] = {**self._workers.processes, "proxy": self._proxy.pid}
         if self._fork_server is not None:
             processes["fork-server"] = self._fork_server.pid
         if self._plan.store is not None:

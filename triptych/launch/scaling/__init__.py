@@ -1,0 +1,1 @@
+"""Pools of workers that follow the proxies' scaling decisions."""
