@@ -10,10 +10,10 @@ import logging
 import signal
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
@@ -35,13 +35,8 @@ from triptych.proxy.grpc.admission import SPARE_CALLS, GrpcAdmission, server_opt
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.body_middleware import BodyBudgetMiddleware
-from triptych.proxy.http.connections import (
-    ConnectionLimits,
-    Sweeper,
-    connection_class,
-    limits_for,
-    raise_file_limit,
-)
+from triptych.proxy.http.connections import ConnectionLimits, limits_for, raise_file_limit
+from triptych.proxy.http.server import HttpServer
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
@@ -55,8 +50,6 @@ logger = logging.getLogger(__name__)
 STORE_SECONDS = 30.0
 DRAIN_SECONDS = 30.0
 COLLECT_SECONDS = 60.0
-#: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
-KEEP_ALIVE_SECONDS = 20
 _M_MMAP_THRESHOLD = -3
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.
 DEFAULT_STORE_BYTES = 1 << 30
@@ -93,6 +86,21 @@ def _key_ring(config: ProxyConfig) -> KeyRing:
     return keys
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the proxy's servers share; `stack` ends all that was started, in reverse order."""
+
+    config: ProxyConfig
+    store: EmbeddingStore
+    metrics: ProxyMetrics
+    pool: WorkerPool
+    dispatcher: Dispatcher
+    authenticator: Authenticator | None
+    bodies: BodyBudget
+    limits: ConnectionLimits
+    stack: contextlib.AsyncExitStack
+
+
 async def _serve(
     config: ProxyConfig,
     store: EmbeddingStore,
@@ -106,7 +114,24 @@ async def _serve(
     metrics = ProxyMetrics()
     pool = WorkerPool(Registry(store), proxy_id, config.internal_token)
     stack.push_async_callback(pool.stop)
-    dispatcher = Dispatcher(
+    dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id)
+    stack.push_async_callback(dispatcher.close)
+    authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
+    bodies = BodyBudget(config.body_memory, config.max_body)
+    parts = _Parts(config, store, metrics, pool, dispatcher, authenticator, bodies, limits, stack)
+    grpc_port = await _serve_grpc(parts)
+    await pool.start()
+    await _start_upkeep(parts)
+    http_task = await _serve_http(parts, listener)
+    host, port = listener.getsockname()[:2]
+    logger.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
+    return dispatcher, http_task
+
+
+def _make_dispatcher(
+    config: ProxyConfig, store: EmbeddingStore, metrics: ProxyMetrics, pool: WorkerPool, proxy_id: str
+) -> Dispatcher:
+    return Dispatcher(
         pool,
         store,
         metrics,
@@ -116,28 +141,38 @@ async def _serve(
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
     )
-    stack.push_async_callback(dispatcher.close)
-    authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
-    bodies = BodyBudget(config.body_memory, config.max_body)
-    admission = GrpcAdmission(bodies, authenticator, max_calls=config.max_queue + SPARE_CALLS)
+
+
+async def _serve_grpc(parts: _Parts) -> int:
+    """The port that the gRPC server listens on."""
+    config = parts.config
+    admission = GrpcAdmission(parts.bodies, parts.authenticator, max_calls=config.max_queue + SPARE_CALLS)
     servicer = ProxyServicer(
-        dispatcher,
-        pool,
+        parts.dispatcher,
+        parts.pool,
         max_images=config.max_images,
         timeout=config.request_timeout,
         max_choices=config.max_choices,
     )
-    options = server_options(bodies.message_bytes, limits.grpc)
-    grpc_server, grpc_port = await _start_grpc(config, servicer, admission, options)
-    stack.push_async_callback(grpc_server.stop, 1.0)
-    await pool.start()
-    upkeep = Upkeep(config, store, pool, dispatcher)
+    options = server_options(parts.bodies.message_bytes, parts.limits.grpc)
+    server, port = await _start_grpc(config, servicer, admission, options)
+    parts.stack.push_async_callback(server.stop, 1.0)
+    return port
+
+
+async def _start_upkeep(parts: _Parts) -> None:
+    upkeep = Upkeep(parts.config, parts.store, parts.pool, parts.dispatcher)
     await upkeep.look()
     upkeep.start()
-    stack.push_async_callback(upkeep.stop)
+    parts.stack.push_async_callback(upkeep.stop)
+
+
+async def _serve_http(parts: _Parts, listener: socket.socket) -> asyncio.Task[None]:
+    """The task of the HTTP server, which accepts connections by now."""
+    config, metrics = parts.config, parts.metrics
     app: ASGIApp = make_app(
-        dispatcher,
-        pool,
+        parts.dispatcher,
+        parts.pool,
         metrics.registry,
         max_images=config.max_images,
         max_choices=config.max_choices,
@@ -146,18 +181,15 @@ async def _serve(
         metrics=not config.metrics_port,
     )
     if config.metrics_port:
-        stack.enter_context(
-            metrics_server(config.metrics_host or config.host, config.metrics_port, metrics.registry)
-        )
-    app = BodyBudgetMiddleware(app, bodies)
-    http = HttpServer(
-        AuthMiddleware(app, authenticator) if authenticator is not None else app, listener, limits
-    )
-    http_task = await http.start()
-    stack.push_async_callback(http.stop, http_task)
-    host, port = listener.getsockname()[:2]
-    logger.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
-    return dispatcher, http_task
+        host = config.metrics_host or config.host
+        parts.stack.enter_context(metrics_server(host, config.metrics_port, metrics.registry))
+    app = BodyBudgetMiddleware(app, parts.bodies)
+    if parts.authenticator is not None:
+        app = AuthMiddleware(app, parts.authenticator)
+    http = HttpServer(app, listener, parts.limits)
+    task = await http.start()
+    parts.stack.push_async_callback(http.stop, task)
+    return task
 
 
 def return_large_blocks() -> None:
@@ -249,47 +281,6 @@ async def _drain(dispatcher: Dispatcher) -> None:
     logger.info("draining %d requests", dispatcher.in_flight)
     while dispatcher.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn on a socket of ours; the signals are the service's."""
-
-    def __init__(self, app: object, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
-        limits = limits or ConnectionLimits()
-        config = uvicorn.Config(
-            app,  # type: ignore[arg-type]
-            http=connection_class(limits),
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            ws="none",
-            timeout_graceful_shutdown=5,
-        )
-        super().__init__(config)
-        self._listener = listener
-        self._sweeper = Sweeper(self.server_state, limits)
-        self._sweeping: asyncio.Task[None] | None = None
-
-    async def start(self) -> asyncio.Task[None]:
-        """The running server's task; returns once it accepts connections."""
-        task = asyncio.create_task(self.serve(sockets=[self._listener]), name="http")
-        self._sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
-        while not self.started and not task.done():
-            await asyncio.sleep(0.01)
-        return task
-
-    async def stop(self, task: asyncio.Task[None]) -> None:
-        self.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Upkeep:

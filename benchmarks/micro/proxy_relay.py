@@ -27,9 +27,10 @@ from triptych.goodput.report.machine import chip, commit
 from triptych.metrics import ProxyMetrics
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.server import HttpServer
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import HttpServer, bind, calm_gc
+from triptych.proxy.service import bind, calm_gc
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_channel
 from triptych.simulator.profile.proxy import ask, post

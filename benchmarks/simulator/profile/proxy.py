@@ -19,9 +19,10 @@ from triptych.goodput.load.pictures import data_url, jpeg
 from triptych.goodput.load.workload import Picture
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.server import HttpServer
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import HttpServer, bind, calm_gc
+from triptych.proxy.service import bind, calm_gc
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_channel
 from triptych.simulator.profile.fit import Sample

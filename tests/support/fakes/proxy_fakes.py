@@ -30,10 +30,11 @@ from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.body_middleware import BodyBudgetMiddleware
 from triptych.proxy.http.connections import ConnectionLimits
+from triptych.proxy.http.server import HttpServer
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import HttpServer, bind
+from triptych.proxy.service import bind
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_server
 from triptych.types import WorkerInfo

@@ -1,0 +1,56 @@
+"""The proxy's HTTP server: uvicorn on a socket that is bound already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
+
+#: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
+KEEP_ALIVE_SECONDS = 20
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a socket of ours; the signals are the service's."""
+
+    def __init__(self, app: object, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
+        limits = limits or ConnectionLimits()
+        config = uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=connection_class(limits),
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            ws="none",
+            timeout_graceful_shutdown=5,
+        )
+        super().__init__(config)
+        self._listener = listener
+        self._sweeper = Sweeper(self.server_state, limits)
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> asyncio.Task[None]:
+        """The running server's task; returns once it accepts connections."""
+        task = asyncio.create_task(self.serve(sockets=[self._listener]), name="http")
+        self._sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
+        while not self.started and not task.done():
+            await asyncio.sleep(0.01)
+        return task
+
+    async def stop(self, task: asyncio.Task[None]) -> None:
+        self.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
