@@ -22,7 +22,7 @@ class HostCopier:
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)
             self._staging = PinnedMemory(_STAGING_BYTES, lock=True)
 
     def __call__(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -68,9 +68,7 @@ async def _serve(
     threads = tower_threads(config.threads, config.cpus)
     pacer = step_pacer(config.core_page, config.core_slot, threads)
     worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
-        worker.servicer, server
-    )
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     before_each_layer(encoder.module, worker.beat.tick)
     health = Health(server)
     watch = WorkerWatch(health, [worker.beat], config.stall_timeout)

@@ -52,7 +52,7 @@ async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, st
         pacer = _step_pacer(config, model)
         worker = PDWorker(config, model, metrics, pacer=pacer)
         info = auth.add_worker(worker.info(address, metrics_port))
-        pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
+        pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
         health = Health(server)
         before_each_layer(model.decoder.module, worker.engine.beat.tick)
         if config.attention_backend == "flex":

@@ -253,7 +253,7 @@ async def _start_grpc(
     options: Sequence[tuple[str, Any]],
 ) -> tuple[aio.Server, int]:
     server = make_server(interceptors=[admission], options=options)
-    proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     await state.set("", health_pb2.HealthCheckResponse.SERVING)

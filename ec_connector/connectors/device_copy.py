@@ -20,7 +20,7 @@ class DeviceCopier:
         if self.is_cuda and self.device.index is None:
             # A bare "cuda" is another device on every thread that has chosen one.
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None
 
     def to_device(
         self, pieces: Sequence[torch.Tensor], plan: ItemPlan
@@ -59,7 +59,7 @@ class DeviceCopier:
             self._stream.synchronize()
 
     def _recorded(self) -> Callable[[], None]:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record(self._stream)
 
         def wait() -> None:

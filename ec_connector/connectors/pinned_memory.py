@@ -51,7 +51,7 @@ def _unlock(memory: torch.Tensor) -> None:
 
 
 def _driver() -> ModuleType:
-    driver: ModuleType = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    driver: ModuleType = torch.cuda.cudart()
     return driver
 
 

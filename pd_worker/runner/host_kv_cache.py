@@ -36,7 +36,7 @@ class HostKVCache:
         self._staging = torch.zeros((staged, *shape), dtype=first.dtype, device=device)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda" and num_blocks:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)
 
     def write(self, copies: Sequence[BlockCopy]) -> None:
         """KV blocks to host blocks."""

@@ -30,7 +30,7 @@ class EncodeStream:
         owner: JobOwner,
         phase_timeout: float,
     ) -> None:
-        stub = encoder_pb2_grpc.EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = encoder_pb2_grpc.EncoderServiceStub(channel)
         self._encode: aio.StreamStreamMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent]
         self._encode = stub.Encode
         self._job = job

@@ -49,7 +49,7 @@ def server_options(message_bytes: int, connections: int) -> list[tuple[str, Any]
     ]
 
 
-class GrpcAdmission(aio.ServerInterceptor):  # type: ignore[misc]
+class GrpcAdmission(aio.ServerInterceptor):
     """Admits calls of all services but health, which is free. `authenticator` None: no keys are in use."""
 
     def __init__(self, bodies: BodyBudget, authenticator: Authenticator | None, *, max_calls: int) -> None:

@@ -37,7 +37,7 @@ class PDStub(Protocol):
 
 
 def connect(channel: aio.Channel) -> PDStub:
-    stub: PDStub = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub: PDStub = pd_pb2_grpc.PDServiceStub(channel)
     return stub
 
 

@@ -157,7 +157,7 @@ async def test_both_doors_may_use_one_id_at_once(web: httpx2.AsyncClient, guarde
     metadata = [("x-request-id", SAME), ("authorization", f"Bearer {guarded.keys['alice']}")]
     async with contextlib.AsyncExitStack() as stack:
         channel = await stack.enter_async_context(make_channel(guarded.cluster.grpc_address))
-        stub = proxy_pb2_grpc.ProxyServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
 
         async def over_grpc() -> list[int]:
             call = stub.Chat(request, metadata=metadata, timeout=PATIENCE)

@@ -81,10 +81,8 @@ async def _serve(
     server = make_server(auth, options=encoder_service.UNREAD_STREAMS)
     address = bind(server, config.pd)
     replica = Replica(config, model, store, address)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
-        replica.encoder.servicer, server
-    )
-    pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)  # type: ignore[no-untyped-call]
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server)
+    pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)
     health = Health(server)
     with metrics_server(config.pd.host, config.pd.metrics_port, replica.registry) as metrics_port:
         watch = WorkerWatch(health, replica.engines, config.pd.stall_timeout)

@@ -105,13 +105,13 @@ def flag(
         shown=shown,
         short=short,
     )
-    return field(default=default, metadata={"flag": declared}, repr=not secret)  # type: ignore[return-value]
+    return field(default=default, metadata={"flag": declared}, repr=not secret)
 
 
 def part(config: type[C], *, without: Collection[str] = ()) -> C:
     """A field that is a config. Its flags in `without` are no options of the outer one: defaults hold."""
     metadata = {"part": config, "without": frozenset(without)}
-    return field(default_factory=config, metadata=metadata)  # type: ignore[return-value]
+    return field(default_factory=config, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)

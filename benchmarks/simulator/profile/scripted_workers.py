@@ -174,10 +174,8 @@ def _event(request: pd_pb2.SubmitRequest, **body: Message) -> pd_pb2.RequestEven
 async def serve_workers(streams: int) -> tuple[aio.Server, int]:
     """Both workers behind one port, which is returned, with health beside them."""
     server = make_server()
-    pd_pb2_grpc.add_PDServiceServicer_to_server(ScriptedPD(streams), server)  # type: ignore[no-untyped-call]
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
-        ScriptedEncoder(), server
-    )
+    pd_pb2_grpc.add_PDServiceServicer_to_server(ScriptedPD(streams), server)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(ScriptedEncoder(), server)
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     await state.set("", health_pb2.HealthCheckResponse.SERVING)

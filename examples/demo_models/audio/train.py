@@ -116,7 +116,7 @@ class Run:
         digit, count = torch.split(read, [len(DIGITS) + 1, LONGEST + 1], dim=-1)
         reading = functional.cross_entropy(digit.flatten(0, 1), batch.digit.flatten())
         counting = functional.cross_entropy(count.flatten(0, 1), batch.count.flatten())
-        (loss + _READING * (reading + counting)).backward()  # type: ignore[no-untyped-call]
+        (loss + _READING * (reading + counting)).backward()
         a = self.arguments
         self.state.learn(rate_at(self.state.step, a.steps, a.rate, a.decayed, _WARM_UP))
         return loss.item(), reading.item(), counting.item()

@@ -112,7 +112,7 @@ class Run:
         logits, truth, images = answer_logits(self.model, batch)
         loss = nn.functional.cross_entropy(logits, truth)
         reading = self._reading_loss(images, batch.seen)
-        (loss + _READING * reading).backward()  # type: ignore[no-untyped-call]
+        (loss + _READING * reading).backward()
         self.state.learn(rate_at(step, a.steps, a.rate, a.decayed, _WARM_UP))
         return loss.item(), reading.item()
 

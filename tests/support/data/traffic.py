@@ -125,7 +125,7 @@ async def _stream(
 ) -> None:
     stream = await client.chat.completions.create(  # type: ignore[call-overload]
         model=model,
-        messages=case.client_messages(),  # type: ignore[arg-type]
+        messages=case.client_messages(),
         max_tokens=tokens,
         temperature=0,
         stream=True,

@@ -28,7 +28,7 @@ async def serving(
     worker = PDWorker(_config(str(model.path), store=store_url, **flags), model, PDMetrics("tiny"))
     server = make_server()
     port = server.add_insecure_port("127.0.0.1:0")
-    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)  # type: ignore[no-untyped-call]
+    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
     worker.start()
     await server.start()
     try:

@@ -46,7 +46,7 @@ def passed_on(target: WorkerInfo, *, as_meant_for_it: bool) -> Answer:
     return answer
 
 
-class Impostor(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Impostor(grpc.GenericRpcHandler):
     """Runs for the length of an `async with`, at `port` or a free one."""
 
     def __init__(self, port: int = 0, answer: Answer = at_random) -> None:

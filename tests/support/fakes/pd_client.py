@@ -33,7 +33,7 @@ class PDClient:
 
     def __init__(self, channel: Any, model_key: str, proxy_id: str = "proxy") -> None:
         self.channel = channel
-        self.stub = pd_pb2_grpc.PDServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.stub = pd_pb2_grpc.PDServiceStub(channel)
         self.model_key = model_key
         self.proxy_id = proxy_id
         self.answers: dict[str, Answer] = {}

@@ -39,7 +39,7 @@ class PrepackedLinear(nn.Module):
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this device multiplies blocked weights of this dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS):
         return False

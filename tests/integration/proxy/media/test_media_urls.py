@@ -191,7 +191,7 @@ async def test_media_above_the_room_for_them_are_a_429_with_retry_after(store: E
 async def test_grpc_takes_urls_too(store: EmbeddingStore) -> None:
     async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
         async with aio.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
-            stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
 
             def request(url: str) -> proxy_pb2.ChatRequest:
                 parts = [proxy_pb2.ChatPart(image_url=url), proxy_pb2.ChatPart(text="?")]
