@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 
 from triptych.ec_connector.connectors.pinned_memory import PinnedPool
-from triptych.ec_connector.store.scatter import ScatterBuffer
 
 
 class HostBudget:
@@ -67,9 +66,9 @@ class HostBuffer:
     def nbytes(self) -> int:
         return sum(piece.numel() for piece in self.pieces)
 
-    def memory(self) -> ScatterBuffer:
-        """The same memory, to receive into."""
-        return ScatterBuffer([piece.numpy().data for piece in self.pieces])
+    def views(self) -> list[memoryview]:
+        """The same memory, piece by piece."""
+        return [piece.numpy().data for piece in self.pieces]
 
 
 class HostMemory:

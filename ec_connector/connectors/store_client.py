@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
+from triptych.ec_connector.connectors.loop_thread import LoopThread
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
-logger = logging.getLogger(__name__)
-
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_JOIN_SECONDS = 10.0
 
 
 class StoreClient:
@@ -39,11 +34,11 @@ class StoreClient:
         if self.closed:
             transfer.close()
             raise StoreUnavailable("the connector is shut down")
-        return self._thread.submit(transfer)
+        return asyncio.run_coroutine_threadsafe(transfer, self._thread.loop)
 
     def call_soon(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls back in the loop. RuntimeError when that has ended."""
-        self._thread.call_soon(callback, *args, **kwargs)
+        self._thread.loop.call_soon_threadsafe(functools.partial(callback, *args, **kwargs))
 
     async def store(self) -> EmbeddingStore:
         """The connected store; StoreUnavailable when it does not answer."""
@@ -60,49 +55,3 @@ class StoreClient:
         async with self._connecting:
             if self._store is not None:
                 await self._store.close()
-
-
-class LoopThread:
-    """A loop in a daemon thread, which `stop` ends; or the `loop` given."""
-
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop or asyncio.new_event_loop()
-        self._thread: threading.Thread | None = None
-        if loop is None:
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._end_tasks())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
-
-    async def _end_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
-        """Runs `work` in the loop; from any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def call_soon(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls back in the loop, from any thread. RuntimeError when that is closed."""
-        self._loop.call_soon_threadsafe(functools.partial(callback, *args, **kwargs))
-
-    def stop(self, last: Coroutine[object, object, None]) -> None:
-        """Runs `last`, then ends the thread. A loop that was given is left running, and not waited for."""
-        done = self.submit(last)
-        if self._thread is None:
-            return
-        try:
-            done.result(_JOIN_SECONDS)
-        except TimeoutError:
-            logger.warning("transfers did not end in %g s", _JOIN_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_JOIN_SECONDS)

@@ -21,6 +21,7 @@ from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.metadata import Fetch, LoadId
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.results import Missing
+from triptych.ec_connector.store.scatter import ScatterBuffer
 from triptych.log import short
 from triptych.types import ItemPlan
 
@@ -104,7 +105,7 @@ class StoreLoads:
         try:
             async with asyncio.timeout(self._timeout):
                 store = await self._client.store()
-                result = await store.load(load.plan, lambda nbytes: buffer.memory())
+                result = await store.load(load.plan, lambda nbytes: ScatterBuffer(buffer.views()))
         except StoreUnavailable as error:
             return self._fail(load, str(error))
         except TimeoutError:

@@ -16,8 +16,8 @@ from typing import Any
 
 from triptych.config import PDConfig
 from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.connectors.loop_thread import LoopThread
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.connectors.store_client import LoopThread
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.registry import generation_defaults
