@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from msgspec import Meta
+from typing import TYPE_CHECKING
 
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.request.limits import (
@@ -16,6 +14,7 @@ from triptych.request.limits import (
     Logprobs,
     MinP,
     Penalty,
+    RepetitionDivisor,
     check_limits,
 )
 from triptych.types import SamplingParams
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Below this, logits divided by the temperature leave float32: greedy is what is meant.
 _LEAST_TEMPERATURE = 1e-5
-#: What logits can be divided by; a checkpoint's default may be above what clients may ask for.
-_Divisor = Annotated[float, Meta(ge=0.01, le=100)]
 _MAX_STOP_CHARS = 1024
 _MAX_STOP_TOKEN_IDS = 128
 
@@ -101,7 +98,9 @@ def resolve(
         presence_penalty=_within("presence_penalty", params.presence_penalty, Penalty),
         frequency_penalty=_within("frequency_penalty", params.frequency_penalty, Penalty),
         repetition_penalty=_within(
-            "repetition_penalty", _either(params.repetition_penalty, defaults.repetition_penalty), _Divisor
+            "repetition_penalty",
+            _either(params.repetition_penalty, defaults.repetition_penalty),
+            RepetitionDivisor,
         ),
         logit_bias=_logit_bias(params, vocab_size),
         choice=params.choice,

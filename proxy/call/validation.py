@@ -18,6 +18,7 @@ from triptych.request.limits import (
     MAX_BIASES,
     MAX_DEPTH,
     MAX_STOP_STRINGS,
+    MAX_TOKEN_ID,
     LogitBias,
     Logprobs,
     MinP,
@@ -68,7 +69,7 @@ def check_sampling(sampling: SamplingParams) -> SamplingParams:
     if len(sampling.logit_bias) > MAX_BIASES:
         raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
     for token, bias in sampling.logit_bias:
-        if not 0 <= token < 1 << 32:
+        if not 0 <= token <= MAX_TOKEN_ID:
             raise InvalidRequest("logit_bias must name token ids", param="logit_bias")
         check_limits("logit_bias", bias, LogitBias)
     if len(sampling.stop) > MAX_STOP_STRINGS:

@@ -17,7 +17,9 @@ MAX_DEPTH = 64
 MAX_STOP_STRINGS = 16
 #: Tokens that `logit_bias` names.
 MAX_BIASES = 1024
+MAX_TOKEN_ID = (1 << 32) - 1
 _MAX_TOKENS = 1 << 24
+_LEAST_DIVISOR = 0.01
 
 OutputTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
 MinTokens = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
@@ -29,11 +31,13 @@ TopK = Annotated[int, Meta(ge=-1, le=1 << 31)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 #: Presence and frequency penalties.
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
+RepetitionPenalty = Annotated[float, Meta(ge=_LEAST_DIVISOR, le=10)]
+#: What logits can be divided by; a checkpoint's default may be above what clients may ask for.
+RepetitionDivisor = Annotated[float, Meta(ge=_LEAST_DIVISOR, le=100)]
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
 #: Likeliest tokens of one position.
 Logprobs = Annotated[int, Meta(ge=0, le=20)]
-TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 

@@ -18,7 +18,7 @@ from triptych.proxy.openai.completions.two_prompts import two_prompts
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
-from triptych.request.limits import Logprobs
+from triptych.request.limits import MAX_TOKEN_ID, Logprobs
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
@@ -203,6 +203,6 @@ def _checked(prompt: object, path: str) -> RawPrompt:
     if not isinstance(prompt, list):
         raise InvalidRequest(_FORMS, param=path)
     check_token_count(len(prompt), path)
-    if any(type(token) is not int or not 0 <= token < 1 << 32 for token in prompt):
+    if any(type(token) is not int or not 0 <= token <= MAX_TOKEN_ID for token in prompt):
         raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
     return tuple(prompt)

@@ -13,6 +13,7 @@ from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
+from triptych.request.limits import MAX_TOKEN_ID
 
 MEDIA = "multi_modal_data"
 _TEXT, _IDS = "prompt", "prompt_token_ids"
@@ -103,7 +104,7 @@ def _plain(value: Any, path: str) -> RawPrompt:
         raise InvalidRequest(f"{path} must not be empty", param=path)
     if isinstance(value, str):
         return value
-    if any(type(token) is not int or not 0 <= token < 1 << 32 for token in value):
+    if any(type(token) is not int or not 0 <= token <= MAX_TOKEN_ID for token in value):
         raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
     return tuple(value)
 

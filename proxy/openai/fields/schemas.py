@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from triptych.request.limits import MAX_TOOLS
+from triptych.request.limits import MAX_TOKEN_ID, MAX_TOOLS
 
 #: Prompts of one completions request.
 MAX_PROMPTS = 64
@@ -16,7 +16,7 @@ _TEXT: Schema = {"type": "string", "minLength": 1}
 _NULL: Schema = {"type": "null"}
 _TOKEN_IDS: Schema = {
     "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
+    "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
     "minItems": 1,
 }
 _JSON_SCHEMA: Schema = {"type": "object", "examples": [{"type": "object"}]}
