@@ -20,6 +20,24 @@ LAST_BACKOFF = 2.0
 Rank = tuple[bool, int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class PlanKey:
+    """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it."""
+
+    namespace: str
+    owner: str
+    avoid: frozenset[str]
+    alone: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """What planned and admitted jobs need alike to run."""
+
+    address: str
+    alone: str
+
+
 class JobState(enum.Enum):
     """Where a job stands; see `EncoderJobTable`."""
 
@@ -143,6 +161,15 @@ class EncoderJob:
         """Re-encodes first, then by admission, then by arrival."""
         first = self.admitted.first
         return (not self.re_encode, self.order if first is None else first, self.order)
+
+    @property
+    def plan_key(self) -> PlanKey:
+        alone = self.mm_hash if self.suspect else ""
+        return PlanKey(self.namespace, self.owner_address, frozenset(self.avoid), alone)
+
+    @property
+    def run_key(self) -> RunKey:
+        return RunKey(self.address, self.mm_hash if self.suspect else "")
 
     def move(self) -> None:
         """Leaves its encoder, which has not failed it."""

@@ -15,7 +15,7 @@ _STALE_ENTRIES = 64
 
 
 class JobQueue:
-    """Jobs by rank, the best first. A job that is pushed again moves to its present rank."""
+    """Jobs by rank, the best first. A job that is pushed again moves to its new rank."""
 
     __slots__ = ("_heap", "_tickets", "_turn")
 
@@ -28,10 +28,10 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def push(self, job: EncoderJob) -> None:
+    def push(self, job: EncoderJob, rank: Rank) -> None:
         self._turn += 1
         self._tickets[job] = self._turn
-        heapq.heappush(self._heap, (job.rank, self._turn, job))
+        heapq.heappush(self._heap, (rank, self._turn, job))
         if len(self._heap) > _STALE_ENTRIES + 2 * len(self._tickets):
             self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)
@@ -60,17 +60,17 @@ class JobFiles(Generic[K]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def file(self, job: EncoderJob, key: K) -> None:
-        """Puts the job under `key`, at its present rank."""
+    def file(self, job: EncoderJob, key: K, rank: Rank) -> None:
+        """Puts the job under `key`, at this rank."""
         if self._keys.get(job, key) != key:
             self.discard(job)
         self._keys[job] = key
-        self._queues.setdefault(key, JobQueue()).push(job)
+        self._queues.setdefault(key, JobQueue()).push(job, rank)
 
-    def renew(self, job: EncoderJob) -> None:
-        """The job's rank may have changed; nothing where it is not filed."""
+    def renew(self, job: EncoderJob, rank: Rank) -> None:
+        """Moves the job to this rank; nothing where it is not filed."""
         if job in self._keys:
-            self._queues[self._keys[job]].push(job)
+            self._queues[self._keys[job]].push(job, rank)
 
     def discard(self, job: EncoderJob) -> None:
         """Idempotent."""

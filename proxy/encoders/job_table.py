@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from triptych.proxy.encoders.job import (
     AT_WORK,
@@ -23,6 +23,8 @@ from triptych.proxy.encoders.job import (
     EncoderJob,
     EncoderSlot,
     JobState,
+    PlanKey,
+    RunKey,
     StartPlan,
     StartRun,
 )
@@ -33,24 +35,6 @@ from triptych.proxy.encoders.published import Published
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
 from triptych.types import ItemPlan
-
-
-@dataclass(frozen=True, slots=True)
-class _PlanKey:
-    """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it."""
-
-    namespace: str
-    owner: str
-    avoid: frozenset[str]
-    alone: str
-
-
-@dataclass(frozen=True, slots=True)
-class _RunKey:
-    """What planned and admitted jobs need alike to run."""
-
-    address: str
-    alone: str
 
 
 class EncoderJobTable:
@@ -79,12 +63,13 @@ class EncoderJobTable:
         self._by_namespace: dict[str, list[EncoderSlot]] = {}
         #: Encoders have come since the last `spread`.
         self._grown = False
-        self._loads = EncoderLoads(patches, model or WorkModel())
+        self._loads = EncoderLoads(patches)
+        self._model = model or WorkModel()
         #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
         self.outstanding = OutstandingItems()
         self._published = Published()
-        self._queued: JobFiles[_PlanKey] = JobFiles()
-        self._planned: JobFiles[_RunKey] = JobFiles()
+        self._queued: JobFiles[PlanKey] = JobFiles()
+        self._planned: JobFiles[RunKey] = JobFiles()
         #: (when, order, tries, job): a queued job whose try is still this one is then filed anew.
         self._timers: list[tuple[float, int, int, EncoderJob]] = []
 
@@ -128,7 +113,7 @@ class EncoderJobTable:
         moved = []
         waiting = sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True)
         for namespace, able in self._by_namespace.items():
-            work = {slot.address: self._loads.work(slot.address, slot.kind) for slot in able}
+            work = {slot.address: self._work(slot.address, slot.kind) for slot in able}
             kinds: dict[str, list[str]] = {}
             for slot in able:
                 kinds.setdefault(slot.kind, []).append(slot.address)
@@ -136,13 +121,13 @@ class EncoderJobTable:
                 if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
                     continue
                 costs = {
-                    min(addresses, key=work.__getitem__): self._loads.cost(job, kind)
+                    min(addresses, key=work.__getitem__): self._cost(job, kind)
                     for kind, addresses in kinds.items()
                 }
                 best = min(costs, key=lambda address: work[address] + costs[address])
                 if work[best] + costs[best] < work.get(job.address, 0.0) * (1.0 - 1e-9):
                     work[best] += costs[best]
-                    work[job.address] -= self._loads.cost(job, job.kind)
+                    work[job.address] -= self._cost(job, job.kind)
                     moved.append(job.try_id)
                     job.move()
                     self._settle(job, now)
@@ -335,10 +320,9 @@ class EncoderJobTable:
             return job.owner_address if any(slot.address == job.owner_address for slot in free) else None
         if not free:
             return None
-        costs = {kind: self._loads.cost(job, kind) for kind in dict.fromkeys(slot.kind for slot in free)}
+        costs = {kind: self._cost(job, kind) for kind in dict.fromkeys(slot.kind for slot in free)}
         loads = [
-            EncoderLoad(slot.address, self._loads.work(slot.address, slot.kind) + costs[slot.kind])
-            for slot in free
+            EncoderLoad(slot.address, self._work(slot.address, slot.kind) + costs[slot.kind]) for slot in free
         ]
         return choose_encoder(loads, job.mm_hash, min(costs.values()))
 
@@ -348,7 +332,7 @@ class EncoderJobTable:
             if key.owner and key.owner not in self._encoders:
                 for job in self._queued.jobs(key):
                     job.owner_address = ""
-                    self._queued.file(job, replace(key, owner=""))
+                    self._queued.file(job, replace(key, owner=""), job.rank)
 
     def _tower_free(self, address: str) -> bool:
         slot = self._encoders.get(address)
@@ -357,32 +341,39 @@ class EncoderJobTable:
     def _plan_free(self, slot: EncoderSlot) -> bool:
         return self._loads.planning(slot.address) < slot.plan_credit
 
+    def _work(self, address: str, kind: str) -> float:
+        """Seconds of tower time that the encoder, of this kind, still owes this proxy."""
+        return self._model.total(*self._loads.owed(address), kind)
+
+    def _cost(self, job: EncoderJob, kind: str) -> float:
+        """Seconds of tower time expected of the job at an encoder of this kind."""
+        return self._model.work(self._loads.patches(job), kind)
+
     def _able(self, namespace: str) -> list[EncoderSlot]:
         return self._by_namespace.get(namespace, [])
 
     def _settle(self, job: EncoderJob, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""
-        self._loads.count(job)
+        self._loads.count(job, suspect=job.suspect)
         self._queued.discard(job)
         self._planned.discard(job)
         if job.state is JobState.PLANNED:
             if job.admitted or not self._flow_control:
-                self._planned.file(job, _RunKey(job.address, _alone(job)))
+                self._planned.file(job, job.run_key, job.rank)
         elif job.state is JobState.QUEUED:
             job.avoid = {address: until for address, until in job.avoid.items() if until > now}
             waits = [job.not_before] if job.not_before > now else list(job.avoid.values())
             for when in waits:
                 heapq.heappush(self._timers, (when, job.order, job.tries, job))
             if job.not_before <= now:
-                key = _PlanKey(job.namespace, job.owner_address, frozenset(job.avoid), _alone(job))
-                self._queued.file(job, key)
+                self._queued.file(job, job.plan_key, job.rank)
 
     def _rank_changed(self, job: EncoderJob) -> None:
         """The job's waiters, or their admissions, have changed."""
         if job.state is JobState.PLANNED:
             self._settle(job, 0.0)
         else:
-            self._queued.renew(job)
+            self._queued.renew(job, job.rank)
 
     def _remove(self, job: EncoderJob) -> None:
         """The job is gone; what it has published counts on."""
@@ -399,12 +390,8 @@ class EncoderJobTable:
 
     def _hold(self, job: EncoderJob) -> None:
         assert job.plan is not None
-        self._published.hold(job.mm_hash, job.plan.nbytes, job.admitted)
+        self._published.hold(job.mm_hash, job.plan.nbytes, list(job.admitted))
 
     def _current(self, try_id: str, mm_hash: str) -> EncoderJob | None:
         job = self._jobs.get(mm_hash)
         return job if job is not None and job.try_id == try_id else None
-
-
-def _alone(job: EncoderJob) -> str:
-    return job.mm_hash if job.suspect else ""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
-from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
 
 
@@ -81,10 +80,9 @@ _NOTHING = _Sums()
 class EncoderLoads:
     """Sums by encoder, kept up to date job by job. `patches` is the size that a tower's time grows with."""
 
-    def __init__(self, patches: Callable[[ItemPlan], int], model: WorkModel) -> None:
+    def __init__(self, patches: Callable[[ItemPlan], int]) -> None:
         self.isolation = EncoderIsolation()
         self._patches = patches
-        self._model = model
         self._entries: dict[EncoderJob, _Counted] = {}
         self._loads: dict[str, _Sums] = {}
         self.running_jobs = 0
@@ -95,22 +93,21 @@ class EncoderLoads:
     def running(self, address: str) -> int:
         return self._loads.get(address, _NOTHING).running
 
-    def work(self, address: str, kind: str) -> float:
-        """Seconds of tower time that the encoder, of this kind, still owes this proxy."""
+    def owed(self, address: str) -> tuple[int, int, int]:
+        """What the encoder still owes this proxy: jobs without a plan, jobs with one, and their patches."""
         load = self._loads.get(address, _NOTHING)
-        return self._model.total(load.unknown, load.jobs - load.unknown, load.patches, kind)
+        return load.unknown, load.jobs - load.unknown, load.patches
 
-    def cost(self, job: EncoderJob, kind: str) -> float:
-        """Seconds of tower time expected of the job at an encoder of this kind."""
-        return self._model.work(self._patches(job.plan) if job.plan is not None else None, kind)
+    def patches(self, job: EncoderJob) -> int | None:
+        """The job's size; None while its plan is not known."""
+        return None if job.plan is None else self._patches(job.plan)
 
-    def count(self, job: EncoderJob) -> None:
+    def count(self, job: EncoderJob, *, suspect: bool) -> None:
         """Counts the job where it stands now, and nowhere else."""
         self.remove(job)
         if job.state is JobState.QUEUED:
             return
-        patches = None if job.plan is None else self._patches(job.plan)
-        entry = self._entries[job] = _Counted(job.address, job.state, job.suspect, patches)
+        entry = self._entries[job] = _Counted(job.address, job.state, suspect, self.patches(job))
         self._add(self._loads.setdefault(job.address, _Sums()), entry, 1)
         if entry.state in AT_WORK:
             self.isolation.enter(entry.address, suspect=entry.suspect)

@@ -42,7 +42,7 @@ def test_changes_of_a_jobs_rank_leave_nothing_behind() -> None:
     queue, job = JobQueue(), EncoderJob("k", "n", 1)
     for order in range(10_000):
         job.order = order
-        queue.push(job)
+        queue.push(job, job.rank)
     assert queue.first() == ((True, 9_999, 9_999), job)
     assert len(queue._heap) <= 67
     queue.discard(job)
