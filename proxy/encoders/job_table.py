@@ -28,7 +28,6 @@ from triptych.proxy.encoders.job import (
 )
 from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
-from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.published import Published
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
@@ -79,9 +78,8 @@ class EncoderJobTable:
         self._by_namespace: dict[str, list[EncoderSlot]] = {}
         #: Encoders have come since the last `spread`.
         self._grown = False
-        self._loads = EncoderLoads(patches, model or WorkModel())
-        #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
-        self.outstanding = OutstandingItems()
+        self._loads = EncoderLoads(patches, model or WorkModel(), flow_control=flow_control)
+        self.outstanding = self._loads.outstanding
         self._published = Published()
         self._queued: JobFiles[_PlanKey] = JobFiles()
         self._planned: JobFiles[_RunKey] = JobFiles()

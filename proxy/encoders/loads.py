@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
+from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
 
@@ -79,10 +80,18 @@ _NOTHING = _Sums()
 
 
 class EncoderLoads:
-    """Sums by encoder, kept up to date job by job. `patches` is the size that a tower's time grows with."""
+    """Sums by encoder and of all, kept up to date job by job.
 
-    def __init__(self, patches: Callable[[ItemPlan], int], model: WorkModel) -> None:
+    `patches` is the size that a tower's time grows with. With `flow_control` a planned job waits for its
+    admission, and is not outstanding until then: no further encoder would help it.
+    """
+
+    def __init__(
+        self, patches: Callable[[ItemPlan], int], model: WorkModel, *, flow_control: bool = True
+    ) -> None:
         self.isolation = EncoderIsolation()
+        self.outstanding = OutstandingItems()
+        self._flow_control = flow_control
         self._patches = patches
         self._model = model
         self._entries: dict[EncoderJob, _Counted] = {}
@@ -107,9 +116,11 @@ class EncoderLoads:
     def count(self, job: EncoderJob) -> None:
         """Counts the job where it stands now, and nowhere else."""
         self.remove(job)
+        patches = None if job.plan is None else self._patches(job.plan)
+        if job.state is not JobState.PLANNED or job.admitted or not self._flow_control:
+            self.outstanding.count(job, patches)
         if job.state is JobState.QUEUED:
             return
-        patches = None if job.plan is None else self._patches(job.plan)
         entry = self._entries[job] = _Counted(job.address, job.state, job.suspect, patches)
         self._add(self._loads.setdefault(job.address, _Sums()), entry, 1)
         if entry.state in AT_WORK:
@@ -117,6 +128,7 @@ class EncoderLoads:
 
     def remove(self, job: EncoderJob) -> None:
         """The job is at no encoder. Idempotent."""
+        self.outstanding.remove(job)
         entry = self._entries.pop(job, None)
         if entry is None:
             return
