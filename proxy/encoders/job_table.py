@@ -126,24 +126,11 @@ class EncoderJobTable:
         moved = []
         waiting = sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True)
         for namespace, able in self._by_namespace.items():
-            work = {slot.address: self._loads.work(slot.address, slot.kind) for slot in able}
-            kinds: dict[str, list[str]] = {}
-            for slot in able:
-                kinds.setdefault(slot.kind, []).append(slot.address)
-            for job in waiting:
-                if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
-                    continue
-                costs = {
-                    min(addresses, key=work.__getitem__): self._loads.cost(job, kind)
-                    for kind, addresses in kinds.items()
-                }
-                best = min(costs, key=lambda address: work[address] + costs[address])
-                if work[best] + costs[best] < work.get(job.address, 0.0) * (1.0 - 1e-9):
-                    work[best] += costs[best]
-                    work[job.address] -= self._loads.cost(job, job.kind)
-                    moved.append(job.try_id)
-                    job.move()
-                    self._settle(job, now)
+            jobs = [job for job in waiting if job.namespace == namespace and not job.suspect]
+            for job in self._loads.sooner_elsewhere(able, jobs):
+                moved.append(job.try_id)
+                job.move()
+                self._settle(job, now)
         return moved
 
     def want(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
+from triptych.proxy.encoders.job import AT_WORK, EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.types import ItemPlan
@@ -112,6 +112,28 @@ class EncoderLoads:
     def cost(self, job: EncoderJob, kind: str) -> float:
         """Seconds of tower time expected of the job at an encoder of this kind."""
         return self._model.work(self._patches(job.plan) if job.plan is not None else None, kind)
+
+    def sooner_elsewhere(self, able: Sequence[EncoderSlot], jobs: Iterable[EncoderJob]) -> list[EncoderJob]:
+        """The planned ones of these jobs that another encoder would have done sooner, were those before them
+        moved."""
+        work = {slot.address: self.work(slot.address, slot.kind) for slot in able}
+        kinds: dict[str, list[str]] = {}
+        for slot in able:
+            kinds.setdefault(slot.kind, []).append(slot.address)
+        moved = []
+        for job in jobs:
+            if job.state is not JobState.PLANNED:
+                continue
+            costs = {
+                min(addresses, key=work.__getitem__): self.cost(job, kind)
+                for kind, addresses in kinds.items()
+            }
+            best = min(costs, key=lambda address: work[address] + costs[address])
+            if work[best] + costs[best] < work.get(job.address, 0.0) * (1.0 - 1e-9):
+                work[best] += costs[best]
+                work[job.address] -= self.cost(job, job.kind)
+                moved.append(job)
+        return moved
 
     def count(self, job: EncoderJob) -> None:
         """Counts the job where it stands now, and nowhere else."""
