@@ -355,6 +355,10 @@ class EncoderJobTable:
     def _settle(self, job: EncoderJob, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""
         self._loads.count(job, suspect=job.suspect)
+        if job.state is not JobState.PLANNED or job.admitted or not self._flow_control:
+            self.outstanding.count(job, self._loads.patches(job))
+        else:
+            self.outstanding.remove(job)
         self._queued.discard(job)
         self._planned.discard(job)
         if job.state is JobState.PLANNED:
@@ -379,6 +383,7 @@ class EncoderJobTable:
         """The job is gone; what it has published counts on."""
         del self._jobs[job.mm_hash]
         self._loads.remove(job)
+        self.outstanding.remove(job)
         self._queued.discard(job)
         self._planned.discard(job)
         for request_id in job.waiters:
