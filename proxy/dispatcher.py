@@ -72,6 +72,11 @@ class Dispatcher:
         return len(self._requests)
 
     @property
+    def pd_load(self) -> tuple[int, int]:
+        """Requests that are at a PD worker or wait for one, and those that wait."""
+        return self._router.load
+
+    @property
     def media_bytes(self) -> int:
         return self._media.held_bytes
 

@@ -18,7 +18,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
 
-from triptych.config import MIB, ProxyConfig, check_front_door, is_loopback
+from triptych.config import MIB, ProxyConfig, check_front_door, check_scaling, is_loopback
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
@@ -40,6 +40,7 @@ from triptych.proxy.http.server import HttpServer
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.scaling.service import start_scaling
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_server
 from triptych.watchdog import check_stall_timeout
@@ -59,6 +60,7 @@ async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_stall_timeout(config.stall_timeout)
+    check_scaling(config.scaling)
     return_large_blocks()
     keys = _key_ring(config)
     limits = limits_for(raise_file_limit())
@@ -122,6 +124,7 @@ async def _serve(
     grpc_port = await _serve_grpc(parts)
     await pool.start()
     await _start_upkeep(parts)
+    await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack)
     http_task = await _serve_http(parts, listener)
     host, port = listener.getsockname()[:2]
     logger.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)

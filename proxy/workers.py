@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +72,9 @@ class KnownWorkers:
         self.workers: dict[tuple[str, str], Worker] = {}
         #: The store's epoch at the last poll: another value later means that it was flushed or restarted.
         self.epoch = ""
+        #: Requests that wait for a first namespace: for an encoder, where none has ever been.
+        self.unbound = 0
+        self.on_unbound: Callable[[], None] = lambda: None
         #: Live proxies, this one included.
         self.proxies = 1
         self._models: dict[str, _Model] = {}
@@ -175,8 +179,14 @@ class KnownWorkers:
         """The newest binding to a served model; media wait for a namespace, which encoders register."""
         model_key = self.model_key(model)
         assert model_key is not None
-        while media and self.namespace(model_key) is None:
-            await asyncio.sleep(BIND_POLL_SECONDS)
+        if media and self.namespace(model_key) is None:
+            self.unbound += 1
+            self.on_unbound()
+            try:
+                while self.namespace(model_key) is None:
+                    await asyncio.sleep(BIND_POLL_SECONDS)
+            finally:
+                self.unbound -= 1
         return Binding(model_key, self.namespace(model_key) or "")
 
     def max_model_lens(self, model_key: str) -> list[int]:

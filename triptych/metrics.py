@@ -186,6 +186,25 @@ class ProxyMetrics:
             registry=self.registry,
             buckets=_SECONDS,
         )
+        self.encode_cost = gauge("triptych_encode_cost_seconds", "tower time of an average item", "kind")
+        self.encoder_backlog = gauge(
+            "triptych_encoder_backlog_seconds", "outstanding encoder work of all proxies"
+        )
+        self.encoder_arrivals = gauge(
+            "triptych_encoder_arrival_seconds",
+            "encoder work that arrives in a second, all proxies",
+            "average",
+        )
+        self.workers_desired = {
+            "encoder": gauge("triptych_encoder_workers_desired", "encoder workers that there should be"),
+            "pd": gauge("triptych_pd_workers_desired", "PD workers that there should be"),
+        }
+        self.scale_decisions = counter(
+            "triptych_scale_decisions", "decisions for another number of workers", "pool", "reason"
+        )
+        self.cold_start = gauge(
+            "triptych_cold_start_seconds", "from a decision for a worker to its registration", "pool", "kind"
+        )
         self.waiting_items = gauge("triptych_waiting_items", "items that wait for an encoder")
         self.time_to_first_token = Histogram(
             "triptych_time_to_first_token_seconds",

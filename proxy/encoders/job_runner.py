@@ -17,6 +17,7 @@ from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import tower_patches
+from triptych.proxy.encoders.outstanding import ArrivedItems
 from triptych.proxy.encoders.recent_items import RecentItems
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
@@ -43,7 +44,7 @@ class _Try:
 
 
 class JobRunner:
-    """The encoder jobs of one proxy."""
+    """The encoder jobs of one proxy. `on_arrival` is called for every new item that no cache has."""
 
     def __init__(
         self,
@@ -56,8 +57,10 @@ class JobRunner:
         share: int = 1 << 30,
         flow_control: bool = True,
     ) -> None:
-        self._model = WorkModel()
-        self.table = EncoderJobTable(share, tower_patches, self._model, flow_control=flow_control)
+        self.model = WorkModel()
+        self.arrived = ArrivedItems()
+        self.on_arrival: Callable[[], None] = lambda: None
+        self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
         self._transport = transport
@@ -103,7 +106,10 @@ class JobRunner:
         work = None
         if not joined:
             self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
-            work = self._model.work(tower_patches(job.plan) if job.plan is not None else None)
+            work = self.model.work(tower_patches(job.plan) if job.plan is not None else None)
+            if not re_encode:
+                self.arrived.add(job, self._clock())
+                self.on_arrival()
         if job.plan is not None:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._events.planned, source.request_id, source.mm_hash, job.plan)
@@ -239,6 +245,7 @@ class JobRunner:
     def planned(self, job_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(job_id, plan)
         if job is not None:
+            self.arrived.planned(job, tower_patches(plan), self._clock())
             for request_id in list(job.waiters):
                 self._events.planned(request_id, job.mm_hash, plan)
             self.pump()
@@ -250,7 +257,8 @@ class JobRunner:
         self._unpin(job.mm_hash)
         self._recent.add(job.mm_hash, end, self._clock())
         if not end.already_stored:
-            self._model.learn(tower_patches(end.plan), end.encode_seconds, job.kind)
+            self.model.learn(tower_patches(end.plan), end.encode_seconds, job.kind)
+            self._metrics.encode_cost.labels(job.kind).set(self.model.work(None, job.kind))
         for request_id in list(job.waiters):
             self._events.ready(request_id, job.mm_hash, end)
 

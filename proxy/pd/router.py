@@ -95,6 +95,12 @@ class PDRouter:
         if link := self._links.get(address):
             link.give_up()
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that are at a worker or wait for one, and those that wait."""
+        waiting = len(self._waiting)
+        return waiting + sum(link.in_flight for link in self._links.values()), waiting
+
     def waits(self, request: InFlightRequest) -> bool:
         """Whether the request is in the queue for a worker."""
         return request.request_id in self._waiting

@@ -20,6 +20,7 @@ from triptych.config.memory import (
     parse_size,
 )
 from triptych.config.proxy import ProxyConfig
+from triptych.config.scaling import ScalingConfig, check_scaling
 from triptych.config.service import ServiceConfig
 from triptych.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
 from triptych.config.worker_range import WorkerRange, parse_workers
@@ -37,6 +38,7 @@ __all__ = [
     "MIB",
     "PDConfig",
     "ProxyConfig",
+    "ScalingConfig",
     "ServeConfig",
     "ServiceConfig",
     "VIEW_SHARE",
@@ -46,6 +48,7 @@ __all__ = [
     "check_bind",
     "check_front_door",
     "check_scaled",
+    "check_scaling",
     "format_size",
     "is_loopback",
     "parse_size",

@@ -17,6 +17,9 @@ _GIVEN = (
     *("metrics_port", "host", "port", "advertise", "cpus", *SHARING_FLAGS),
 )
 
+#: Flags of the proxy that --encoders and --pd-workers give.
+_RANGES = ("min_encoders", "max_encoders", "min_pd_workers", "max_pd_workers")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
@@ -110,7 +113,7 @@ def check_scaled(config: ClusterConfig) -> None:
 class ServeConfig(ClusterConfig):
     """The flags of a whole cluster on one machine."""
 
-    proxy: ProxyConfig = part(ProxyConfig, without=("store", "store_memory", "cpus"))
+    proxy: ProxyConfig = part(ProxyConfig, without=("store", "store_memory", "cpus", *_RANGES))
     demo: str = flag(
         "",
         "bundled model to serve: images answers questions about drawn shapes, audio writes dialled digits",

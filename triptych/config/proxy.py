@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.config.flags import flag
+from triptych.config.flags import flag, part
 from triptych.config.memory import GIB, MIB
+from triptych.config.scaling import ScalingConfig
 from triptych.config.service import ServiceConfig
 
 
@@ -48,3 +49,4 @@ class ProxyConfig(ServiceConfig):
         0, "port of its own for the proxy's /metrics; 0: on the HTTP port, by key where keys are in use"
     )
     metrics_host: str = flag("", "address to bind --metrics-port to; --host's by default")
+    scaling: ScalingConfig = part(ScalingConfig)

@@ -10,7 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from triptych.config import ColocatedConfig, ProxyConfig, ServeConfig, WorkerConfig, WorkerRange
+from triptych.config import (
+    ColocatedConfig,
+    ProxyConfig,
+    ScalingConfig,
+    ServeConfig,
+    WorkerConfig,
+    WorkerRange,
+)
 from triptych.config.flags import Config, arguments, secrets_of
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.fork.client import ForkServer
@@ -73,7 +80,25 @@ def plan_cluster(
 def _proxy_config(config: ServeConfig, store: str) -> ProxyConfig:
     kept = config.cpu_sharing == "pace" and may_claim_cores()
     cpus = proxy_cores(os.sched_getaffinity(0), config.counts.pd_workers) if kept else ""
-    return replace(config.proxy, store=store, store_memory=config.store_memory, cpus=cpus)
+    return replace(
+        config.proxy,
+        store=store,
+        store_memory=config.store_memory,
+        cpus=cpus,
+        scaling=_scaling_config(config),
+    )
+
+
+def _scaling_config(config: ServeConfig) -> ScalingConfig:
+    """The proxy decides on the pools that are given as a range."""
+    encoders, pd = config.pools["encoder"], config.pools["pd"]
+    return replace(
+        config.proxy.scaling,
+        min_encoders=encoders.least if encoders.scaled else 0,
+        max_encoders=encoders.most if encoders.scaled else 0,
+        min_pd_workers=pd.least if pd.scaled else 1,
+        max_pd_workers=pd.most if pd.scaled else 0,
+    )
 
 
 def _worker_configs(

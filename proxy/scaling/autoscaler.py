@@ -1,0 +1,219 @@
+"""Autoscaler: each second it publishes this proxy's demand, reads that of all, decides, and announces.
+
+All proxies do so and agree: they see one sum, and each begins with the decision in force. A proxy that is new
+knows nothing of the time before, and keeps what there is for a whole window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from triptych.errors import TriptychError
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.scaling.cold_starts import ColdStarts
+from triptych.proxy.scaling.demand import total_demand
+from triptych.proxy.scaling.policy import Observation, ScalingState, decide
+from triptych.proxy.scaling.pools import ScaledPool
+from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.scaling import PoolDemand, ScalingDecision
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+#: How long demand and decisions hold unless they are renewed.
+TERM = 10.0
+#: How long one look waits for the store's answers.
+STORE_SECONDS = 2.0
+#: Times that one look decides again because another proxy has decided meanwhile.
+_TRIES = 3
+
+
+class Board(Protocol):
+    """The scaling board's part that the autoscaler uses."""
+
+    async def publish(
+        self, proxy_id: str, pool: str, demand: PoolDemand, term: float
+    ) -> list[PoolDemand]: ...
+
+    async def withdraw(self, proxy_id: str, pool: str) -> None: ...
+
+    async def decision(self, pool: str) -> ScalingDecision | None: ...
+
+    async def announce(self, pool: str, decision: ScalingDecision, term: float) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A pool with what is remembered of it."""
+
+    pool: ScaledPool
+    state: ScalingState | None = None
+    decision: ScalingDecision | None = None
+    #: When the decision ends unless it is announced again.
+    until: float = 0.0
+    starts: ColdStarts = field(default_factory=ColdStarts)
+
+
+class Autoscaler:
+    """The autoscaler of one proxy, a `WorkersListener`; `start` begins its loop."""
+
+    def __init__(
+        self,
+        board: Board,
+        pools: Mapping[str, ScaledPool],
+        workers: KnownWorkers,
+        metrics: ProxyMetrics,
+        proxy_id: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board = board
+        self._workers = workers
+        self._metrics = metrics
+        self._proxy_id = proxy_id
+        self._clock = clock
+        self._watched = {name: _Watched(pool) for name, pool in pools.items()}
+        self._listeners: list[Callable[[], None]] = []
+        self._woken = asyncio.Event()
+        self._reachable = True
+        self._task: asyncio.Task[None] | None = None
+
+    def decision(self, pool: str) -> ScalingDecision | None:
+        """What is in force; None while nothing is, since the store is down or the pool is not scaled."""
+        watched = self._watched.get(pool)
+        if watched is None or self._clock() >= watched.until:
+            return None
+        return watched.decision
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """`listener` is called in the event loop when a decision has changed."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        self._workers.subscribe(self)
+        self._task = asyncio.create_task(self._forever(), name="autoscaler")
+
+    async def stop(self) -> None:
+        """Ends the loop; the other proxies count this one's demand no longer."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        with contextlib.suppress(TriptychError, TimeoutError):
+            async with asyncio.timeout(STORE_SECONDS):
+                for name in self._watched:
+                    await self._board.withdraw(self._proxy_id, name)
+
+    def item_waits(self) -> None:
+        """An item has come. Where no encoder is wanted yet, the next look is now."""
+        decision = self.decision("encoder")
+        if decision is None or not decision.active or not decision.workers:
+            self._woken.set()
+
+    def workers_changed(self) -> None:
+        """Workers have come, gone or changed."""
+        now = self._clock()
+        for name, watched in self._watched.items():
+            watched.starts.look(self._kinds(name), now)
+            for kind, seconds in watched.starts.seconds.items():
+                self._metrics.cold_start.labels(name, kind).set(seconds)
+
+    def worker_lost(self, worker: Worker) -> None:
+        """A worker has gone or has stalled: the next look sees it."""
+
+    async def _forever(self) -> None:
+        while True:
+            self._woken.clear()
+            for name in self._watched:
+                try:
+                    await self.look(name)
+                except Exception:
+                    logger.exception("the %s pool could not be looked at; the next look follows", name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._woken.wait()
+
+    async def look(self, name: str) -> None:
+        """One look at a pool. A store that is down leaves the decision as it is, until its term ends."""
+        watched = self._watched[name]
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                decision = await self._decide(watched)
+        except (TriptychError, TimeoutError) as error:
+            if self._reachable:
+                logger.warning("pools keep their workers, the store does not answer: %s", error)
+            self._reachable = False
+            if watched.decision is not None and self.decision(name) is None:
+                watched.decision = None
+                self._report()
+            return
+        if not self._reachable:
+            logger.info("scaling goes on")
+        self._reachable = True
+        if decision is not None:
+            self._adopt(watched, decision)
+
+    async def _decide(self, watched: _Watched) -> ScalingDecision | None:
+        """The decision that is in force from now on; None where other proxies were faster every time."""
+        pool, now = watched.pool, self._clock()
+        demands = await self._board.publish(self._proxy_id, pool.name, pool.demand(now), TERM)
+        demand = total_demand(demands)
+        self._show(pool.name, demand)
+        for _ in range(_TRIES):
+            in_force = await self._board.decision(pool.name)
+            state = self._state(watched, in_force)
+            cold_start = watched.starts.expected(pool.kind)
+            seen = Observation(now, demand, pool.groups(state.workers), cold_start)
+            after, decision = decide(seen, state, pool.rules)
+            if await self._board.announce(pool.name, decision, TERM):
+                watched.state = after
+                return decision
+        return None
+
+    def _state(self, watched: _Watched, in_force: ScalingDecision | None) -> ScalingState:
+        """What this proxy remembers, with the number of workers that is in force."""
+        if watched.state is None:
+            return ScalingState.holding(
+                len(self._kinds(watched.pool.name)) if in_force is None else in_force.workers
+            )
+        return watched.state if in_force is None else replace(watched.state, workers=in_force.workers)
+
+    def _adopt(self, watched: _Watched, decision: ScalingDecision) -> None:
+        before, watched.decision = self.decision(watched.pool.name), decision
+        now = self._clock()
+        watched.until = now + TERM
+        name, present = watched.pool.name, len(self._kinds(watched.pool.name))
+        self._metrics.workers_desired[name].set(decision.workers)
+        if before is not None and decision.workers > before.workers:
+            watched.starts.asked(decision.workers - max(before.workers, min(present, decision.workers)), now)
+        elif decision.workers <= present:
+            watched.starts.withdrawn()
+        if before is None or before.workers != decision.workers:
+            self._metrics.scale_decisions.labels(name, decision.reason).inc()
+            logger.info("%s pool: %d workers (%s)", name, decision.workers, decision.reason)
+        if before is None or (before.workers, before.active) != (decision.workers, decision.active):
+            self._report()
+
+    def _report(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _kinds(self, name: str) -> dict[str, str]:
+        """The pool's registered workers, their kinds by incarnation."""
+        return {
+            worker.info.incarnation: worker.info.kind
+            for (pool, _), worker in self._workers.workers.items()
+            if pool == name and worker.alive and worker.registered
+        }
+
+    def _show(self, name: str, demand: PoolDemand) -> None:
+        if name == "encoder":
+            self._metrics.encoder_backlog.set(demand.backlog)
+            self._metrics.encoder_arrivals.labels("fast").set(demand.fast)
+            self._metrics.encoder_arrivals.labels("slow").set(demand.slow)

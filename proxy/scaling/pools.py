@@ -1,0 +1,149 @@
+"""The scaled pools of a proxy: what each has to do, its workers by kind, and its rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from triptych.config.scaling import ScalingConfig
+from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.scaling.demand import PDDemand, encoder_demand
+from triptych.proxy.scaling.policy import ScalingRules
+from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.scaling import PoolDemand, WorkerGroup
+
+#: Sequences of a PD worker that does not say how many it takes, as in `proxy.pd.router`.
+_DEFAULT_SEQS = 64
+
+
+class ScaledPool(Protocol):
+    """A pool as the autoscaler sees it. It grows by workers of `kind`, the one that it has most of."""
+
+    name: str
+    rules: ScalingRules
+
+    @property
+    def kind(self) -> str: ...
+
+    def demand(self, now: float) -> PoolDemand:
+        """What this proxy asks of the pool."""
+
+    def groups(self, wanted: int) -> list[WorkerGroup]:
+        """Its workers by kind, where `wanted` ones of the kind that it grows by should be there."""
+
+
+class _Workers:
+    """The workers of a pool by kind."""
+
+    def __init__(self, name: str, workers: KnownWorkers) -> None:
+        self.name = name
+        self._workers = workers
+        self.kind = ""
+
+    def ready(self) -> Counter[str]:
+        """Serving workers by kind. The pool grows by the kind with most, the first by name among equals."""
+        serving = self._workers.serving(self.name)
+        found = Counter(worker.info.kind for worker in serving)
+        if found:
+            self.kind = min(found, key=lambda kind: (-found[kind], kind))
+        return found
+
+    def groups(self, wanted: int, speed: Callable[[str], float]) -> list[WorkerGroup]:
+        found = self.ready()
+        ready = found.pop(self.kind, 0)
+        return [
+            WorkerGroup(self.kind, ready, max(wanted - ready, 0)),
+            *(WorkerGroup(kind, count, 0, speed(kind)) for kind, count in sorted(found.items())),
+        ]
+
+
+class EncoderPool:
+    """The encoder pool, by the work of this proxy's encoder jobs."""
+
+    name = "encoder"
+
+    def __init__(self, rules: ScalingRules, workers: KnownWorkers, jobs: JobRunner) -> None:
+        self.rules = rules
+        self._known = workers
+        self._workers = _Workers(self.name, workers)
+        self._jobs = jobs
+
+    @property
+    def kind(self) -> str:
+        return self._workers.kind
+
+    def demand(self, now: float) -> PoolDemand:
+        self._workers.ready()
+        jobs = self._jobs
+        return encoder_demand(
+            jobs.table.outstanding,
+            jobs.arrived,
+            jobs.model,
+            now=now,
+            kind=self.kind,
+            jobs=len(jobs.table),
+            unbound=self._known.unbound,
+        )
+
+    def groups(self, wanted: int) -> list[WorkerGroup]:
+        return self._workers.groups(wanted, lambda kind: self._jobs.model.speed(kind, self.kind))
+
+
+class PDPool:
+    """The PD pool, by the requests of this proxy that are at its workers or wait for one.
+
+    `requests` counts both, and those that wait.
+    """
+
+    name = "pd"
+
+    def __init__(
+        self, rules: ScalingRules, workers: KnownWorkers, requests: Callable[[], tuple[int, int]]
+    ) -> None:
+        self.rules = rules
+        self._known = workers
+        self._workers = _Workers(self.name, workers)
+        self._requests = requests
+        self._demand = PDDemand()
+
+    @property
+    def kind(self) -> str:
+        return self._workers.kind
+
+    def demand(self, now: float) -> PoolDemand:
+        self._workers.ready()
+        in_flight, waiting = self._requests()
+        return self._demand.look(in_flight, waiting, self._seqs(self.kind), now)
+
+    def groups(self, wanted: int) -> list[WorkerGroup]:
+        return self._workers.groups(wanted, lambda kind: self._seqs(kind) / self._seqs(self.kind))
+
+    def _seqs(self, kind: str) -> int:
+        """Sequences that a worker of the kind takes at once."""
+        seqs = [_seqs(worker) for worker in self._known.serving(self.name) if worker.info.kind == kind]
+        return max(seqs, default=_DEFAULT_SEQS)
+
+
+def make_pools(
+    config: ScalingConfig,
+    workers: KnownWorkers,
+    jobs: JobRunner,
+    requests: Callable[[], tuple[int, int]],
+) -> Mapping[str, ScaledPool]:
+    """The pools that the flags let scale, by name."""
+    pools: dict[str, ScaledPool] = {}
+    if config.max_encoders:
+        rules = ScalingRules(
+            config.min_encoders, config.max_encoders, config.encoder_slo, window=config.scale_window
+        )
+        pools["encoder"] = EncoderPool(rules, workers, jobs)
+    if config.max_pd_workers:
+        # A PD worker's work is counted in workers, not in seconds: one filled with requests is done in 1.
+        rules = ScalingRules(config.min_pd_workers, config.max_pd_workers, 1.0, window=config.scale_window)
+        pools["pd"] = PDPool(rules, workers, requests)
+    return pools
+
+
+def _seqs(worker: Worker) -> int:
+    return max(worker.info.capacity.get("max_num_seqs", _DEFAULT_SEQS), 1)
