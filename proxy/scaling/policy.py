@@ -242,7 +242,7 @@ def _capacity(groups: Sequence[WorkerGroup]) -> _Capacity:
 
 
 def _checked(demand: PoolDemand) -> PoolDemand:
-    """The demand without what is no number of seconds: that counts as nothing."""
+    """The demand with negative, NaN and infinite values as 0."""
     return PoolDemand(
         _finite(demand.backlog),
         max(demand.waiting, 0),
