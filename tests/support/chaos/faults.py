@@ -18,12 +18,25 @@ _PATCH = Path(__file__).parents[1] / "engine_faults"
 def environment(folder: Path) -> dict[str, str]:
     """What a cluster gets whose engines may be harmed by orders in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [str(_PATCH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "PYTHONPATH": os.pathsep.join(paths),
+        **_patched(),
         "TRIPTYCH_TEST_FAULTS": str(folder),
         "TRIPTYCH_STALL_TIMEOUT": str(STALL),
     }
+
+
+def sleeping(*, tower: float = 0.0, step: float = 0.0) -> dict[str, str]:
+    """What a cluster gets whose towers sleep so many seconds for each item, and PD workers in each step."""
+    return {
+        **_patched(),
+        "TRIPTYCH_TEST_TOWER_SECONDS": str(tower),
+        "TRIPTYCH_TEST_STEP_SECONDS": str(step),
+    }
+
+
+def _patched() -> dict[str, str]:
+    paths = [str(_PATCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def order(folder: Path, service: str, pool: str, fault: str, after: int) -> None:

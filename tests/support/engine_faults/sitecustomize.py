@@ -1,8 +1,10 @@
-"""In a worker's process: makes its engine's thread die or hang where a test says so.
+"""In a worker's process: makes its engine's thread die, hang or sleep where a test says so.
 
 Python imports this module at its start from any folder of PYTHONPATH. An engine that is about to compute
 looks for the file that `support.chaos.faults` leaves for its process, takes it away and does what it says,
-once and after as many computations as it says.
+once and after as many computations as it says. With TRIPTYCH_TEST_TOWER_SECONDS an item takes so much longer
+in the tower, and with TRIPTYCH_TEST_STEP_SECONDS a step in a PD worker, without a core: more workers are then
+faster even on a machine that has no more cores.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _TARGETS = {
     "triptych.pd_worker.runner.model_runner": ("ModelRunner", "_compute"),
     "triptych.encoder_worker.engine": ("EncoderEngine", "_encode"),
 }
+#: By pool: the variable with the seconds that it sleeps.
+_SECONDS = {"encoder": "TRIPTYCH_TEST_TOWER_SECONDS", "pd": "TRIPTYCH_TEST_STEP_SECONDS"}
 _FOR_EVER = 3600
 
 
@@ -79,6 +83,14 @@ def _fault_of(pool: str) -> None:
         _FAULTS[fault]()
 
 
+def _before(pool: str, items: Sequence[Any]) -> None:
+    """What happens before an engine of `pool` computes."""
+    if "TRIPTYCH_TEST_FAULTS" in os.environ:
+        _fault_of(pool)
+    times = len(items) if pool == "encoder" else 1
+    time.sleep(float(os.environ.get(_SECONDS[pool], "0")) * times)
+
+
 def _patch(module: ModuleType) -> None:
     owner_name, method = _TARGETS[module.__name__]
     pool = "pd" if "pd_worker" in module.__name__ else "encoder"
@@ -86,7 +98,7 @@ def _patch(module: ModuleType) -> None:
     compute = getattr(owner, method)
 
     def computes(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _fault_of(pool)
+        _before(pool, args[0])
         return compute(self, *args, **kwargs)
 
     setattr(owner, method, computes)
@@ -118,5 +130,5 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if "TRIPTYCH_TEST_FAULTS" in os.environ:
+if {"TRIPTYCH_TEST_FAULTS", *_SECONDS.values()} & os.environ.keys():
     sys.meta_path.insert(0, _Finder())

@@ -76,15 +76,16 @@ class Cluster:
 
     @property
     def store_url(self) -> str:
-        return str(self._state()["store"])
+        return str(self.state()["store"])
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """cluster.json as it is now."""
         state: dict[str, Any] = json.loads((self.run_dir / "cluster.json").read_text())
         return state
 
     def pid(self, name: str) -> int:
         """Process id of `encoder-0`, `pd-1`, `proxy` or `store`, once it has one."""
-        return int(wait_for(f"a process id of {name}", lambda: self._state()["processes"].get(name)))
+        return int(wait_for(f"a process id of {name}", lambda: self.state()["processes"].get(name)))
 
     def names(self, pool: str) -> list[str]:
         """Names of the pool's processes that live now."""
@@ -92,7 +93,7 @@ class Cluster:
 
     def pids(self, pool: str) -> dict[str, int]:
         """Process ids of the pool's processes that live now, by name; never waits for one."""
-        processes = self._state()["processes"].items()
+        processes = self.state()["processes"].items()
         return {name: int(pid) for name, pid in processes if pid and name.startswith(f"{pool}-")}
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:

@@ -1,0 +1,187 @@
+"""Pools that follow their work: bursts, kills and ends in the middle of a change; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.chaos import faults
+from support.chaos.scaling import Change, changes, directions
+from support.chaos.stages import hold
+from support.chaos.streams import Streams
+from support.data.oracle import assert_exact
+from support.data.traffic import Case, expected, picture
+from support.processes.cluster import Cluster, start_cluster
+from support.processes.processes import survivors
+from triptych.ec_connector.registry.scaling import ScalingBoard
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.scaling import ScalingDecision
+
+pytestmark = pytest.mark.timeout(400)
+
+TOKENS = 24
+MOST = 3
+#: An item sleeps so long in the tower: with 40 of them one encoder is far above --encoder-slo.
+TOWER_SECONDS = 0.4
+WORDS = ("--threads", "1", "--encoder-batch-patches", "1", "--encoder-slo", "4", "--scale-window", "3")
+
+
+@pytest.fixture(scope="session")
+def pictured() -> list[Case]:
+    """A burst: requests of four pictures, all of them different."""
+    pictures = [picture(number, 64, 64) for number in range(40)]
+    return [
+        Case((0, 1, "value", 2, 3, f"list {number}"), tuple(pictures[4 * number : 4 * number + 4]))
+        for number in range(10)
+    ]
+
+
+@pytest.fixture(scope="session")
+def pictured_reference(checkpoint: Path, pictured: list[Case]) -> list[Any]:
+    return expected(checkpoint, pictured, TOKENS)
+
+
+@pytest.fixture
+def make_scaled(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Starts clusters whose encoders scale from none to MOST, and whose towers sleep."""
+    clusters: list[Cluster] = []
+
+    def make(*words: str, tower: float = TOWER_SECONDS, step: float = 0.0) -> Cluster:
+        environment = faults.sleeping(tower=tower, step=step)
+        pools = ("--encoders", f"0..{MOST}", *WORDS, *words)
+        run_dir = tmp_path / f"run{len(clusters)}"
+        clusters.append(start_cluster(checkpoint, run_dir, *pools, environment=environment))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.stop()
+
+
+async def _burst(cluster: Cluster, cases: Sequence[Case], reference: Sequence[Any], salt: str) -> None:
+    async with Streams(cluster.url, cases, TOKENS, [salt]) as streams:
+        got = await streams.all()
+    assert_exact(reference, [answer.token_ids for answer in got])
+    assert {answer.finish_reason for answer in got} == {"length"}
+
+
+async def _empty(cluster: Cluster) -> None:
+    await hold("the encoder pool to be empty again", lambda: not _encoders(cluster))
+
+
+def _encoders(cluster: Cluster) -> list[str]:
+    return [name for name in cluster.state()["processes"] if name.startswith("encoder-")]
+
+
+def _most(found: Sequence[Change]) -> int:
+    return max(change.after for change in found)
+
+
+async def test_a_picture_starts_the_first_encoder_and_text_needs_none(
+    make_scaled: Callable[..., Cluster], cases: list[Case], reference: list[Any]
+) -> None:
+    cluster = make_scaled(tower=0.0)
+    text = next(index for index, case in enumerate(cases) if not case.encoded)
+    pictured = next(index for index, case in enumerate(cases) if case.encoded)
+    assert _encoders(cluster) == []
+    for index, pool in ((text, 0), (pictured, 1)):
+        async with Streams(cluster.url, [cases[index]], 100, ["first"]) as streams:
+            (answer,) = await streams.all()
+        assert_exact([reference[index]], [answer.token_ids])
+        assert len(changes(cluster, "encoder")) >= pool
+        assert pool or changes(cluster, "encoder") == []
+
+
+@pytest.mark.slow
+async def test_two_bursts_take_encoders_from_none_to_the_most_and_back(
+    make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
+) -> None:
+    cluster = make_scaled()
+    for salt in ("one", "two"):
+        since = len(cluster.log.read_text(errors="replace"))
+        await _burst(cluster, pictured, pictured_reference, salt)
+        await _empty(cluster)
+        found = changes(cluster, "encoder", since)
+        assert _most(found) == MOST
+        assert len(directions(found)) - 1 <= 2, found
+
+
+@pytest.mark.slow
+async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_is_lost(
+    make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
+) -> None:
+    cluster = make_scaled()
+    async with Streams(cluster.url, pictured, TOKENS, ["kill"]) as streams:
+        await hold("two encoders", lambda: len(cluster.pids("encoder")) >= 2)
+        name, pid = next(iter(cluster.pids("encoder").items()))
+        cluster.kill(name)
+        await hold("the killed one again", lambda: cluster.pids("encoder").get(name, pid) != pid)
+        got = await streams.all()
+    assert_exact(pictured_reference, [answer.token_ids for answer in got])
+    await _empty(cluster)
+
+
+@pytest.mark.slow
+async def test_an_end_in_the_middle_of_a_start_leaves_no_process_and_no_request_without_its_answer(
+    make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
+) -> None:
+    cluster = make_scaled(tower=0.1)
+    async with Streams(cluster.url, pictured, TOKENS, ["end"]) as streams:
+        await hold("the first start", lambda: changes(cluster, "encoder"))
+        pids = [pid for pid in cluster.state()["processes"].values() if pid]
+        cluster.process.send_signal(signal.SIGTERM)
+        got = await streams.all()
+        pids += [pid for pid in _processes_while_ending(cluster) if pid]
+    assert_exact(pictured_reference, [answer.token_ids for answer in got])
+    assert await asyncio.to_thread(cluster.process.wait, 120) == 0
+    assert not await asyncio.to_thread(survivors, pids)
+
+
+def _processes_while_ending(cluster: Cluster) -> list[int]:
+    try:
+        return [int(pid) for pid in cluster.state()["processes"].values() if pid]
+    except FileNotFoundError:
+        return []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0.05, 0.5], ids=["finished", "handed_over"])
+async def test_a_pd_worker_drained_in_its_streams_loses_no_token(
+    make_scaled: Callable[..., Cluster], cases: list[Case], reference: list[Any], step: float
+) -> None:
+    """With the longer steps its streams outlast the drain, and are resumed at the other one."""
+    texts = [index for index, case in enumerate(cases) if not case.encoded][:6]
+    cluster = make_scaled("--pd-workers", "1..2", "--max-num-seqs", "2", "--scale-window", "60", step=step)
+    async with Streams(cluster.url, [cases[index] for index in texts], 100, ["drain"]) as streams:
+        await hold("the second PD worker", lambda: len(_registered(cluster)) == 2)
+        await hold("a stream in the middle at each", lambda: _running(cluster) == [2, 2])
+        await _decide(cluster, "pd", 1)
+        await hold("the drain", lambda: "drain pd-1" in cluster.log.read_text(errors="replace"))
+        got = await streams.all()
+    assert_exact([reference[index] for index in texts], [answer.token_ids for answer in got])
+    assert (cluster.total("proxy", "triptych_resumes_total") > 0) == (step > 0.1)
+
+
+def _registered(cluster: Cluster) -> list[str]:
+    return [worker.address for worker in cluster.workers() if worker.pool == "pd"]
+
+
+def _running(cluster: Cluster) -> list[int]:
+    return [int(samples["vllm:num_requests_running"]) for samples in cluster.metrics("pd")]
+
+
+async def _decide(cluster: Cluster, pool: str, workers: int) -> None:
+    """Puts a decision in force that the proxy has not made; its next one takes the place of it."""
+    store = await EmbeddingStore.connect(cluster.store_url)
+    board = ScalingBoard(store)
+    try:
+        # Only in place of a decision that has been read.
+        while not await board.announce(pool, ScalingDecision(workers, "test", active=True), 5.0):
+            await board.decision(pool)
+    finally:
+        await store.close()
