@@ -53,7 +53,8 @@ def shape_words(shape: WorkerCounts) -> list[str]:
 class Launched:
     """A cluster that answers. `startup`: seconds from exec to ready, resident MB of all its processes.
 
-    `pid` is its supervisor's, `processes` those of its parts by name, `log` what they write.
+    `pid` is its supervisor's, `processes` those of its parts by name, `log` what they write. `run_dir`
+    has its `cluster.json`.
     """
 
     url: str
@@ -62,6 +63,7 @@ class Launched:
     pid: int
     log: Path
     processes: Mapping[str, int]
+    run_dir: Path
 
 
 @contextlib.contextmanager
@@ -90,7 +92,7 @@ def launched(
             seconds = time.monotonic() - begun
             startup = {"seconds_to_ready": seconds, "resident_mb": _resident_mb(run_dir)}
             pages = (f"{url}/metrics", *_worker_pages(run_dir))
-            yield Launched(url, pages, startup, process.pid, log_path, _processes(run_dir))
+            yield Launched(url, pages, startup, process.pid, log_path, processes_of(run_dir), run_dir)
         finally:
             _end(process)
 
@@ -127,7 +129,8 @@ def _state(run_dir: Path) -> dict[str, object]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def _processes(run_dir: Path) -> dict[str, int]:
+def processes_of(run_dir: Path) -> dict[str, int]:
+    """The process ids of a cluster's parts by name, as they are now."""
     found = _state(run_dir).get("processes")
     return dict(found) if isinstance(found, dict) else {}
 
@@ -159,7 +162,7 @@ def _worker_pages(run_dir: Path) -> list[str]:
 def _resident_mb(run_dir: Path) -> float:
     """Of all processes of the cluster, pages that forks share counted in each."""
     total = 0
-    for pid in _processes(run_dir).values():
+    for pid in processes_of(run_dir).values():
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
