@@ -14,8 +14,10 @@ from triptych.launch.scaling.change import PoolWorkers
 
 logger = logging.getLogger("launch")
 
-#: Seconds that a service gets to finish what it holds: more than any of them takes for it.
+#: Seconds that a service gets to finish what it holds when all end.
 GRACE_SECONDS = 35.0
+#: The same for one that is drained while others go on: nobody waits for it.
+DRAIN_SECONDS = 120.0
 
 
 def pool_of(name: str) -> str:
@@ -79,7 +81,7 @@ class LocalWorkers:
     def drain(self, name: str) -> None:
         """Begins to end a running worker: it finishes what it holds."""
         child = self._draining[name] = self._running.pop(name)
-        self._spawn(child.end(GRACE_SECONDS))
+        self._spawn(child.end(DRAIN_SECONDS))
 
     async def wait(self) -> int:
         """Waits until the cluster cannot go on, since a worker cannot work as configured; the exit code."""
