@@ -22,6 +22,7 @@ import os, signal, sys, time
 def drain(*_):
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
+    open(sys.argv[2] + ".finished", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, drain)
 open(sys.argv[2], "a").write(f"{os.getpid()} ")
@@ -104,6 +105,7 @@ async def test_a_drained_worker_has_its_time_and_gives_its_name_back(machine: _M
     machine.drained.touch()
     await until(lambda: not workers.workers("encoder").draining, "the end of the drain")
     assert not lives(pid) and "encoder-1" not in workers.processes
+    assert (machine.folder / "encoder-1.finished").exists()
     workers.start("encoder-1")
     await until(lambda: len(machine.pids("encoder-1")) == 2, "another start of this name")
 
