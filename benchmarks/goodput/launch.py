@@ -65,6 +65,11 @@ class Launched:
     processes: Mapping[str, int]
     run_dir: Path
 
+    @property
+    def store_url(self) -> str:
+        """Without a password."""
+        return str(_state(self.run_dir)["store"])
+
 
 @contextlib.contextmanager
 def launched(

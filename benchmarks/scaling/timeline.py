@@ -13,12 +13,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.goodput.launch import Launched, processes_of
 
 EVERY = 0.25
 _BACKLOG = "triptych_encoder_backlog_seconds"
 _IN_FLIGHT = "triptych_requests_in_flight"
-_READY = "triptych_encoder_workers_ready"
 _DESIRED = "triptych_encoder_workers_desired"
 _CHANGE = re.compile(r"encoder pool of (\d+) \((\w+)\): (start|drain)(.*)")
 
@@ -30,7 +32,7 @@ class Sample:
     at: float
     desired: float
     running: int
-    ready: float
+    ready: int
     backlog: float
     in_flight: float
 
@@ -66,20 +68,31 @@ class Sampler:
 
     async def run(self) -> None:
         while True:
-            self.timeline.samples.append(await asyncio.to_thread(self._look))
+            self.timeline.samples.append(await asyncio.to_thread(self._look, await self._registered()))
             await asyncio.sleep(EVERY)
 
     def encoders(self) -> int:
         """Encoder processes that run or drain."""
         return sum(name.startswith("encoder-") for name in processes_of(self._cluster.run_dir))
 
-    def _look(self) -> Sample:
+    async def _registered(self) -> int:
+        """Encoders in the registry; none while the store does not answer."""
+        try:
+            store = await EmbeddingStore.connect(self._cluster.store_url)
+        except StoreUnavailable:
+            return 0
+        try:
+            return sum(worker.pool == "encoder" for worker in await Registry(store).workers())
+        finally:
+            await store.close()
+
+    def _look(self, ready: int) -> Sample:
         at, values = self.now(), scrape(f"{self._cluster.url}/metrics")
         return Sample(
             at,
             desired=values.get(_DESIRED, 0.0),
             running=self.encoders(),
-            ready=values.get(_READY, 0.0),
+            ready=ready,
             backlog=values.get(_BACKLOG, 0.0),
             in_flight=values.get(_IN_FLIGHT, 0.0),
         )
