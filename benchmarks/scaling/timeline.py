@@ -26,7 +26,7 @@ _CHANGE = re.compile(r"encoder pool of (\d+) \((\w+)\): (start|drain)(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PoolSample:
     """One look: seconds since the first; workers wanted, running as processes, and registered."""
 
     at: float
@@ -41,7 +41,7 @@ class Sample:
 class Timeline:
     """All looks at one cluster, and when bursts began."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[PoolSample] = field(default_factory=list)
     bursts: list[float] = field(default_factory=list)
     #: "up" and "down" for each change of the pool, by burst.
     changes: list[list[str]] = field(default_factory=list)
@@ -86,9 +86,9 @@ class Sampler:
         finally:
             await store.close()
 
-    def _look(self, ready: int) -> Sample:
+    def _look(self, ready: int) -> PoolSample:
         at, values = self.now(), scrape(f"{self._cluster.url}/metrics")
-        return Sample(
+        return PoolSample(
             at,
             desired=values.get(_DESIRED, 0.0),
             running=self.encoders(),

@@ -16,6 +16,7 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "simulator": "benchmarks/simulator",
     "baselines": "benchmarks/baselines",
     "micro": "benchmarks/micro",
+    "scaling": "benchmarks/scaling",
     "examples": "examples",
     "docs": "docs",
     "protos": "protos",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scaling.timeline import Sample, Timeline, changes
+from benchmarks.scaling.timeline import PoolSample, Timeline, changes
 from triptych.config import WorkerRange
 from triptych.launch.scaling.change import PoolWorkers
 from triptych.launch.scaling.controller import PoolController
@@ -66,5 +66,5 @@ def test_a_turn_is_a_change_of_direction(words: list[str], turns: int) -> None:
 
 
 def test_the_most_encoders_are_those_that_ran_at_once() -> None:
-    samples = [Sample(float(n), 4.0, running, 0, 0.0, 0.0) for n, running in enumerate((0, 3, 1))]
+    samples = [PoolSample(float(n), 4.0, running, 0, 0.0, 0.0) for n, running in enumerate((0, 3, 1))]
     assert Timeline(samples).most() == 3
