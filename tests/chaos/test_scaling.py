@@ -24,7 +24,7 @@ from triptych.scaling import ScalingDecision
 
 pytestmark = pytest.mark.timeout(400)
 
-TOKENS = 24
+TOKENS = 100
 MOST = 3
 #: An item sleeps so long in the tower: with 40 of them one encoder is far above --encoder-slo.
 TOWER_SECONDS = 0.4
