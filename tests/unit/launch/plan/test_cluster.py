@@ -106,3 +106,18 @@ def test_places_are_planned_for_the_most_workers_and_the_fewest_are_waited_for(t
 def test_a_fixed_number_is_not_scaled(tmp_path):
     plan = plan_cluster(share_cores(serve_config("--encoders", "2", "--pd-workers", "3..3"), 2), tmp_path)
     assert (plan.pools, plan.scaled) == ({"encoder": 2, "pd": 3}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "decided"),
+    [
+        (("--encoders", "0..3", "--pd-workers", "1..2"), (0, 3, 1, 2)),
+        (("--encoders", "2", "--pd-workers", "2..4"), (0, 0, 2, 4)),
+        (("--encoders", "2"), (0, 0, 1, 0)),
+    ],
+)
+def test_the_proxy_decides_on_the_pools_that_are_a_range(tmp_path, words, decided):
+    plan = plan_cluster(share_cores(serve_config(*words), 2), tmp_path)
+    scaling = parse(ProxyConfig, "proxy", *plan.proxy[4:]).scaling
+    found = (scaling.min_encoders, scaling.max_encoders, scaling.min_pd_workers, scaling.max_pd_workers)
+    assert found == decided
