@@ -1,0 +1,86 @@
+"""Ray's autoscaler adds nodes for encoders that have no room, and takes them away again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from support.data.oracle import assert_exact
+from support.data.traffic import ask_all, expected, mixed_cases
+from support.processes.cluster import start_cluster
+from support.processes.ray_autoscaler import autoscaled_ray
+from support.processes.ray_nodes import ENVIRONMENT, TcpStore
+from triptych.ec_connector.registry.scaling import ScalingBoard
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.scaling import ScalingDecision
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+POOLS = """
+[proxy]
+num_cpus = 0.1
+[encoder]
+num_cpus = 1
+resources = { encoder_node = 1 }
+"""
+
+
+def _nodes(address: str) -> int:
+    """Nodes that live."""
+    from ray._raylet import GcsClient
+
+    return sum(node.state == 0 for node in GcsClient(address).get_all_node_info().values())
+
+
+async def _until(what: str, holds) -> None:
+    async with asyncio.timeout(240):
+        while not await holds():
+            await asyncio.sleep(0.3)
+
+
+async def test_nodes_follow_the_encoders_from_none_to_two_and_back(tmp_path: Path, model: Path, monkeypatch):
+    for name, value in (ENVIRONMENT | {"HOME": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "pools.toml").write_text(POOLS)
+    (tmp_path / "token").write_text("t" * 32)
+    store = TcpStore(tmp_path / "store")
+    try:
+        with autoscaled_ray(tmp_path, {"CPU": 2}, {"CPU": 1, "encoder_node": 1}, 2) as address:
+            words = (
+                *("--launcher", "ray", "--address", address, "--store", store.url),
+                *("--internal-token-file", str(tmp_path / "token")),
+                *("--ray-resources", str(tmp_path / "pools.toml"), "--encoders", "0..2"),
+            )
+            cluster = await asyncio.to_thread(
+                start_cluster, model, tmp_path / "run", *words, environment={"TRIPTYCH_INTERNAL_TOKEN": ""}
+            )
+            try:
+                await _scale(cluster, store, address, model)
+            finally:
+                assert await asyncio.to_thread(cluster.stop) == 0
+    finally:
+        store.stop()
+    assert not os.path.exists(tmp_path / ".ray")
+
+
+async def _scale(cluster, store: TcpStore, address: str, model: Path) -> None:
+    assert _nodes(address) == 1
+    connection = await EmbeddingStore.connect(store.url)
+    board = ScalingBoard(connection)
+
+    async def decided(workers: int, nodes: int) -> bool:
+        await board.announce("encoder", ScalingDecision(workers, "flow", True), 30.0)
+        there = [worker for worker in cluster.workers() if worker.pool == "encoder"]
+        return len(there) == workers and _nodes(address) == nodes
+
+    try:
+        await _until("two encoders on two nodes", lambda: decided(2, 3))
+        cases = mixed_cases(4, seed=7)
+        answers = await ask_all(cluster.url, cases, 8, model="qwen3_vl")
+        assert_exact(expected(model, cases, 8), [answer.token_ids for answer in answers])
+        await _until("no encoder and no node for it", lambda: decided(0, 1))
+    finally:
+        await connection.close()
