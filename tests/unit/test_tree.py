@@ -17,6 +17,7 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "baselines": "benchmarks/baselines",
     "micro": "benchmarks/micro",
     "examples": "examples",
+    "deploy": "deploy",
     "docs": "docs",
     "protos": "protos",
 }
