@@ -82,8 +82,11 @@ class ServeLoop:
         while not self._stop.is_set():
             try:
                 await self._step()
-            except TimeoutError:
-                logger.warning("Ray does not answer")
+            except ConfigError:
+                raise
+            except Exception as error:
+                # Ray's own errors are many; the actors go on, and the next step asks again.
+                logger.warning("Ray does not answer: %s: %s", type(error).__name__, error)
             if not self._greeted and time.monotonic() > report:
                 report = time.monotonic() + _REPORT_SECONDS
                 await self._report(give_up=time.monotonic() > deadline)

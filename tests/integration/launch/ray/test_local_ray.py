@@ -27,9 +27,9 @@ async def test_a_ray_of_its_own_serves_exactly_and_ends_with_it(tmp_path):
     cluster = start_cluster(model, tmp_path / "run", *words, environment=environment)
     try:
         pids = [cluster.pid(name) for name in ("encoder-0", "pd-0", "proxy-0", "store")]
-        cases = mixed_cases(4, seed=5)
-        answers = await ask_all(cluster.url, cases, 8, model="qwen3_vl")
-        assert_exact(expected(model, cases, 8), [answer.token_ids for answer in answers])
+        cases = mixed_cases(4, seed=11)
+        answers = await ask_all(cluster.url, cases, 64, model="qwen3_vl")
+        assert_exact(expected(model, cases, 64), [answer.token_ids for answer in answers])
         assert not (tmp_path / ".ray").exists()
     finally:
         code = cluster.stop()

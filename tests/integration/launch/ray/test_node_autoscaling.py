@@ -72,15 +72,16 @@ async def _scale(cluster, store: TcpStore, address: str, model: Path) -> None:
     board = ScalingBoard(connection)
 
     async def decided(workers: int, nodes: int) -> bool:
+        await board.decision("encoder")
         await board.announce("encoder", ScalingDecision(workers, "flow", True), 30.0)
         there = [worker for worker in cluster.workers() if worker.pool == "encoder"]
         return len(there) == workers and _nodes(address) == nodes
 
     try:
         await _until("two encoders on two nodes", lambda: decided(2, 3))
-        cases = mixed_cases(4, seed=7)
-        answers = await ask_all(cluster.url, cases, 8, model="qwen3_vl")
-        assert_exact(expected(model, cases, 8), [answer.token_ids for answer in answers])
+        cases = mixed_cases(4, seed=11)
+        answers = await ask_all(cluster.url, cases, 64, model="qwen3_vl")
+        assert_exact(expected(model, cases, 64), [answer.token_ids for answer in answers])
         await _until("no encoder and no node for it", lambda: decided(0, 1))
     finally:
         await connection.close()
