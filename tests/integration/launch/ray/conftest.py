@@ -18,6 +18,6 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[RayNodes]:
-    """A head that has room for proxies, a PD worker and an encoder; other nodes are added by the tests."""
-    with ray_nodes(tmp_path_factory.mktemp("ray"), cpus=4) as started:
+    """A head that has room for the workers of one test; other nodes are added by the tests."""
+    with ray_nodes(tmp_path_factory.mktemp("ray"), cpus=6) as started:
         yield started

@@ -18,9 +18,7 @@ from support.processes.cluster import Cluster, wait_for
 from support.processes.processes import lives, survivors
 from support.processes.ray_nodes import RayNodes, node_of, until_registered
 from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.registry.scaling import ScalingBoard
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.scaling import ScalingDecision
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -89,36 +87,22 @@ async def test_deaths_of_services_actors_and_nodes_lose_no_request(nodes: RayNod
     assert nodes.actors() == set()
 
 
-async def test_the_pools_follow_the_decisions_on_the_board(nodes: RayNodes, model, tmp_path):
-    cluster = nodes.start_cluster(model, tmp_path / "run", "--encoders", "0..2", "--pd-workers", "1..2")
-    store = await EmbeddingStore.connect(nodes.store.url)
-    board = ScalingBoard(store)
-
-    async def decided(encoders: int, pd_workers: int) -> None:
-        """Announces the decisions until the registry follows."""
-        wanted = {"encoder": encoders, "pd": pd_workers}
-        async with asyncio.timeout(180):
-            while True:
-                for pool, workers in wanted.items():
-                    await board.decision(pool)
-                    await board.announce(pool, ScalingDecision(workers, "flow", True), 30.0)
-                counts = {pool: len([w for w in cluster.workers() if w.pool == pool]) for pool in wanted}
-                if counts == wanted:
-                    return
-                await asyncio.sleep(0.3)
-
+async def test_encoders_follow_the_work_from_none_and_back(nodes: RayNodes, model, tmp_path):
+    words = ("--encoders", "0..2", "--pd-workers", "1..2", "--scale-window", "2")
+    cluster = nodes.start_cluster(model, tmp_path / "run", *words)
     try:
-        await decided(2, 2)
-        assert nodes.actors() >= {"encoder-0", "encoder-1", "pd-1"}
-        cases, references = _referenced(model, 3, 2, LONG)
-        streams = asyncio.create_task(ask_all(cluster.url, cases, LONG, model="qwen3_vl"))
-        await decided(1, 1)
-        assert_exact(references, [answer.token_ids for answer in await streams])
+        assert {"encoder-0", "encoder-1"}.isdisjoint(nodes.actors())
+        # Pictures wait for an encoder that only scaling starts.
         await _exact(cluster, model, seed=60)
-        gone = {"triptych/triptych/encoder-1", "triptych/triptych/pd-1"}
+        log = cluster.log.read_text()
+        assert "start encoder-0" in log
+        await asyncio.to_thread(until_registered, cluster, "encoder", 0)
+        gone = {"triptych/triptych/encoder-0", "triptych/triptych/encoder-1"}
         await asyncio.to_thread(wait_for, "their groups to go", lambda: not nodes.groups() & gone)
+        assert nodes.actors() >= {"pd-0", "proxy-0"}
+        # And again.
+        await _exact(cluster, model, seed=61)
     finally:
-        await store.close()
         assert cluster.stop() == 0
     assert nodes.groups() == set()
 
