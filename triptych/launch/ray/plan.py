@@ -9,6 +9,7 @@ from typing import TypeVar
 from triptych.config import ColocatedConfig, ServeConfig, WorkerConfig, WorkerRange, is_loopback
 from triptych.config.flags import Config, arguments
 from triptych.errors import ConfigError
+from triptych.launch.plan.cluster import scaling_config
 from triptych.launch.ray.resources import PoolResources, read_resources
 
 W = TypeVar("W", bound=WorkerConfig)
@@ -96,7 +97,7 @@ def plan_actors(config: ServeConfig, *, model: str, store: str, home: str) -> di
         words = (kind, *([model] if model else []), *arguments(worker), "--store", store)
         pools[kind] = ActorPool(kind, words, _at_least_one(sizes[kind]), resources[kind])
     own_store = config.store_memory if config.store == "auto" else 0
-    proxy = replace(config.proxy, store_memory=own_store)
+    proxy = replace(config.proxy, store_memory=own_store, scaling=scaling_config(config))
     pools["proxy"] = ActorPool(
         "proxy",
         ("proxy", *arguments(proxy), "--store", store),

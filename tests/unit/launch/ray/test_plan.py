@@ -37,6 +37,11 @@ def test_workers_are_started_by_words_that_their_command_reads():
     assert (pd.kv_memory, pd.served_model_name, pd.core_page) == (64 << 20, "demo", "")
 
 
+def test_the_proxies_decide_on_the_pools_that_are_ranges():
+    scaling = _parsed(ProxyConfig, _plan("--encoders", "0..4")["proxy"], "proxy-0").scaling
+    assert (scaling.min_encoders, scaling.max_encoders, scaling.max_pd_workers) == (0, 4, 0)
+
+
 def test_an_open_number_of_encoders_is_one():
     assert _plan()["encoder"].size == WorkerRange.fixed(1)
 
