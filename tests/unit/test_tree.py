@@ -18,6 +18,7 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "micro": "benchmarks/micro",
     "scaling": "benchmarks/scaling",
     "examples": "examples",
+    "deploy": "deploy",
     "docs": "docs",
     "protos": "protos",
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from triptych.config.flags import Config, flag, part
 from triptych.config.memory import MIB
 from triptych.config.proxy import ProxyConfig
+from triptych.config.ray import RayConfig
 from triptych.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
 from triptych.config.worker_range import MOST_WORKERS, WorkerRange
 from triptych.errors import ConfigError
@@ -114,6 +115,12 @@ class ServeConfig(ClusterConfig):
     """The flags of a whole cluster on one machine."""
 
     proxy: ProxyConfig = part(ProxyConfig, without=("store", "store_memory", "cpus", *_RANGES))
+    launcher: str = flag(
+        "local",
+        "local: processes of this machine; ray: actors in Ray, on any number of machines",
+        choices=("local", "ray"),
+    )
+    ray: RayConfig = part(RayConfig)
     demo: str = flag(
         "",
         "bundled model to serve: images answers questions about drawn shapes, audio writes dialled digits",

@@ -6,12 +6,19 @@ import click
 
 from triptych.cli.options import MODEL_HELP, configured, model_argument
 from triptych.config import ClusterConfig, ServeConfig
+from triptych.config.ray import check_no_ray
 
 
-@click.command(help=f"Starts a whole cluster on this machine and watches over it. {MODEL_HELP}")
+@click.command(help=f"Starts a whole cluster, on this machine or in Ray, and watches over it. {MODEL_HELP}")
 @model_argument
 @configured(ServeConfig)
 def serve(config: ServeConfig) -> None:
+    if config.launcher == "ray":
+        from triptych.launch.ray.serve import serve_on_ray
+
+        serve_on_ray(config)
+        return
+    check_no_ray(config.ray)
     from triptych.launch.serve import serve_cluster
 
     serve_cluster(config)

@@ -85,11 +85,11 @@ def _proxy_config(config: ServeConfig, store: str) -> ProxyConfig:
         store=store,
         store_memory=config.store_memory,
         cpus=cpus,
-        scaling=_scaling_config(config),
+        scaling=scaling_config(config),
     )
 
 
-def _scaling_config(config: ServeConfig) -> ScalingConfig:
+def scaling_config(config: ServeConfig) -> ScalingConfig:
     """The proxy decides on the pools that are given as a range."""
     encoders, pd = config.pools["encoder"], config.pools["pd"]
     return replace(

@@ -1,0 +1,186 @@
+"""The manifests and scripts of deploy/ray: valid by a strict schema, and in step with the code's flags."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from support.options import parse
+from triptych.config import ServeConfig
+from triptych.launch.ray.access import check_secrets, check_shared
+from triptych.launch.ray.plan import plan_actors
+from triptych.launch.ray.resources import PoolResources, read_resources
+
+FOLDER = Path(__file__).parents[4] / "deploy" / "ray"
+SCHEMA = Draft202012Validator(json.loads((FOLDER / "schema.json").read_text()))
+DOCUMENTS = list(yaml.safe_load_all((FOLDER / "rayjob.yaml").read_text()))
+#: Whose keys are names of the user's.
+FREE = ("labels", "selector", "data", "stringData", "annotations")
+
+
+def _one(kind: str) -> dict[str, Any]:
+    (found,) = [one for one in DOCUMENTS if one["kind"] == kind]
+    return found
+
+
+JOB = _one("RayJob")
+CLUSTER = JOB["spec"]["rayClusterSpec"]
+
+
+def _pods() -> dict[str, dict[str, Any]]:
+    """The pod templates by group."""
+    groups = {group["groupName"]: group["template"] for group in CLUSTER["workerGroupSpecs"]}
+    return {"head": CLUSTER["headGroupSpec"]["template"], **groups}
+
+
+def _keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all keys whose names are the schema's."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not path or path[-1] not in FREE:
+                yield (*path, key)
+            yield from _keys(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _keys(inner, (*path, index))
+
+
+def _misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    inner = changed
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[f"{path[-1]}x"] = inner.pop(path[-1])
+    return changed
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["kind"])
+def test_a_manifest_is_valid(document):
+    assert [error.message for error in SCHEMA.iter_errors(document)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["kind"])
+def test_a_typo_in_any_key_is_found(document):
+    paths = list(_keys(document))
+    assert len(paths) > 4
+    assert [path for path in paths if SCHEMA.is_valid(_misspelt(document, path))] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "minReplicas"), "0"),
+        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
+        (("spec", "rayClusterSpec", "autoscalerOptions", "upscalingMode"), "Fast"),
+        (("spec", "submissionMode"), "Http"),
+        (("spec", "rayClusterSpec", "enableInTreeAutoscaling"), "true"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_found(path, value):
+    changed = copy.deepcopy(JOB)
+    inner = changed
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    assert not SCHEMA.is_valid(changed)
+
+
+def _served(words: list[str]) -> ServeConfig:
+    """The config that a command line of `triptych serve` makes."""
+    assert words[:2] == ["triptych", "serve"]
+    return parse(ServeConfig, "serve", *words[2:])
+
+
+@pytest.fixture
+def pools(tmp_path) -> dict[str, PoolResources]:
+    file = tmp_path / "pools.toml"
+    file.write_text(_one("ConfigMap")["data"]["pools.toml"])
+    return read_resources(str(file), {"encoder": "cuda", "pd": "cuda", "proxy": ""})
+
+
+def test_the_entry_point_is_a_command_that_the_code_knows():
+    config = _served(shlex.split(JOB["spec"]["entrypoint"]))
+    assert (config.launcher, config.ray.address) == ("ray", "auto")
+    assert not config.proxy.internal_token and not config.proxy.api_key
+    check_secrets(config)
+    check_shared(config)
+
+
+def test_every_file_that_a_flag_names_is_mounted_where_it_is_read():
+    config = _served(shlex.split(JOB["spec"]["entrypoint"]))
+    files = [config.proxy.internal_token_file, config.proxy.store_password_file]
+    stored = {Path(file).name for file in (*files, config.proxy.api_key_file)}
+    assert stored == set(_one("Secret")["stringData"])
+    for name, pod in _pods().items():
+        (container,) = pod["spec"]["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+        assert set(mounts.values()) <= volumes
+        wanted = [*files, *((config.proxy.api_key_file, config.ray.ray_resources) if name == "head" else ())]
+        assert all(str(Path(file).parent) in mounts for file in wanted), name
+        assert "/models" in mounts
+
+
+def test_every_pool_finds_its_resources_in_a_group_of_pods(pools):
+    groups = {"proxy": CLUSTER["headGroupSpec"]}
+    groups |= {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
+    for name, pool in pools.items():
+        offered = json.loads(json.loads(groups[name]["rayStartParams"]["resources"]))
+        assert all(offered.get(resource, 0) >= number for resource, number in pool.resources.items())
+        (container,) = groups[name]["template"]["spec"]["containers"]
+        limits = container["resources"]["requests"]
+        assert pool.num_cpus <= float(limits["cpu"])
+        assert pool.num_gpus <= float(limits.get("nvidia.com/gpu", 0))
+
+
+def test_the_groups_can_grow_as_far_as_the_pools():
+    config = _served(shlex.split(JOB["spec"]["entrypoint"]))
+    groups = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
+    for name, size in config.pools.items():
+        assert groups[name]["maxReplicas"] >= size.most
+        assert groups[name]["minReplicas"] <= size.least
+
+
+def test_the_service_finds_the_proxy_at_its_ports():
+    config = _served(shlex.split(JOB["spec"]["entrypoint"]))
+    spec = _one("Service")["spec"]
+    assert spec["selector"].items() <= _pods()["head"]["metadata"]["labels"].items()
+    assert [port["targetPort"] for port in spec["ports"]] == [config.proxy.port, config.proxy.grpc_port]
+    (container,) = _pods()["head"]["spec"]["containers"]
+    open_ports = {port["containerPort"] for port in container["ports"]}
+    assert {config.proxy.port, config.proxy.grpc_port} <= open_ports
+
+
+def test_the_plan_of_the_manifest_can_be_made(tmp_path):
+    words = shlex.split(JOB["spec"]["entrypoint"])
+    file = tmp_path / "pools.toml"
+    file.write_text(_one("ConfigMap")["data"]["pools.toml"])
+    words[words.index("--ray-resources") + 1] = str(file)
+    config = _served(words)
+    plan = plan_actors(config, model=config.model, store=config.store, home="10.0.0.1")
+    assert plan["encoder"].resources.bundle == {"CPU": 4.0, "GPU": 1.0, "triptych_encoder": 1.0}
+
+
+def test_the_slurm_script_is_bash_and_its_command_is_known():
+    script = FOLDER / "slurm.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    text = script.read_text().replace("\\\n", " ")
+    (line,) = [line for line in text.splitlines() if line.startswith("triptych serve")]
+    config = _served(shlex.split(line.removesuffix("&").replace("$STORE", "redis://store:6379/0")))
+    check_secrets(config)
+    check_shared(config)
+    assert config.launcher == "ray"
+
+
+def test_the_example_of_pools_has_the_defaults():
+    read = read_resources(str(FOLDER / "pools.toml"), {"encoder": "cpu", "pd": "cpu", "proxy": ""})
+    assert all(pool == PoolResources() for pool in read.values())

@@ -1,0 +1,77 @@
+"""What a cluster on Ray may be given: secrets by the names of files, and a store that all nodes reach."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from triptych.config import ServeConfig, check_front_door, read_internal_token
+from triptych.ec_connector.store.address import parse_store_url
+from triptych.errors import ConfigError
+
+
+def check_secrets(config: ServeConfig) -> None:
+    """ConfigError for a secret that would be an actor's argument: Ray keeps, logs and shows those."""
+    proxy = config.proxy
+    if proxy.internal_token:
+        raise ConfigError(_refusal("--internal-token", "--internal-token-file", "holds the token"))
+    if proxy.api_key:
+        raise ConfigError(
+            _refusal("--api-key", "--api-key-file", "holds hashed keys (`triptych key NAME` makes one)")
+        )
+    if config.store != "auto" and parse_store_url(config.store).password:
+        raise ConfigError(_refusal("a password in --store", "--store-password-file", "holds it"))
+
+
+def check_shared(config: ServeConfig) -> None:
+    """ConfigError for what the nodes of an existing Ray would not share."""
+    if config.store == "auto" or config.store.startswith("unix:"):
+        raise ConfigError(
+            f"--store {config.store}: only this machine would reach it; run Valkey or Redis where all nodes "
+            "do and name it, --store redis://10.0.0.5:6379/0"
+        )
+    if not config.proxy.internal_token_file:
+        raise ConfigError(
+            "--launcher ray --address needs --internal-token-file: `openssl rand -hex 32 > FILE` on one "
+            "node, then the same file, readable by you alone, at the same path on every node"
+        )
+
+
+def with_files(config: ServeConfig) -> ServeConfig:
+    """The config with absolute paths; ConfigError where this node lacks a file, or the front door a key."""
+    # An actor's working directory is another one.
+    proxy = replace(
+        config.proxy,
+        internal_token_file=_absolute(config.proxy.internal_token_file),
+        store_password_file=_absolute(config.proxy.store_password_file),
+        api_key_file=_absolute(config.proxy.api_key_file),
+        spool_folder=_absolute(config.proxy.spool_folder),
+        allowed_media_folder=_absolute(config.proxy.allowed_media_folder),
+    )
+    read_internal_token("", proxy.internal_token_file)
+    if proxy.api_key_file and not Path(proxy.api_key_file).is_file():
+        raise ConfigError(f"--api-key-file {proxy.api_key_file} cannot be read")
+    check_front_door(proxy.host, api_key="", api_key_file=proxy.api_key_file, auth=proxy.auth)
+    return replace(config, proxy=proxy)
+
+
+def with_own_token(config: ServeConfig, folder: Path) -> ServeConfig:
+    """The config with a token in a file of its own, where none is given: for a Ray of this machine alone."""
+    if config.proxy.internal_token_file:
+        return config
+    file = folder / "internal-token"
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_urlsafe(32))
+    return replace(config, proxy=replace(config.proxy, internal_token_file=str(file)))
+
+
+def _absolute(path: str) -> str:
+    return path and str(Path(path).absolute())
+
+
+def _refusal(given: str, file: str, what: str) -> str:
+    return (
+        f"--launcher ray takes no secrets as words or variables, which Ray keeps, logs and shows: in place "
+        f"of {given} give {file}, which {what}, at the same path on every node"
+    )

@@ -1,0 +1,145 @@
+"""What Ray reserves for a worker of each pool, from a TOML file with a table for each of them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from triptych.config import parse_size
+from triptych.errors import ConfigError
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+#: Below the ports that Linux gives to outgoing connections, above those that Ray's own workers take.
+PORTS = (20000, 29999)
+#: Resources of Ray that have a key of their own.
+_NAMED = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory", "object_store_memory": "memory"}
+_KEYS = ("num_cpus", "num_gpus", "memory", "resources", "strategy", "ports")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResources:
+    """What one worker of a pool takes of a node, and how the pool is laid out.
+
+    `memory` 0: none is reserved. `strategy` is that of the placement group of the workers that the pool
+    always has. A worker's port is in `ports`, both ends included.
+    """
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    memory: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    strategy: str = "PACK"
+    ports: tuple[int, int] = PORTS
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """The bundle of a placement group that holds one worker."""
+        named = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}
+        return {name: number for name, number in {**named, **self.resources}.items() if number}
+
+
+def read_resources(path: str, pools: Mapping[str, str]) -> dict[str, PoolResources]:
+    """The resources of each pool, by name; `pools` are their devices, "" where there is none.
+
+    A pool that the file leaves out has the defaults. ConfigError for what cannot be read or cannot be meant.
+    """
+    tables = _tables(path) if path else {}
+    for name in tables:
+        if name not in pools:
+            raise ConfigError(f"--ray-resources {path}: [{name}] is no pool of this cluster: {_list(pools)}")
+    return {name: _pool(path, name, tables.get(name, {}), device) for name, device in pools.items()}
+
+
+def _tables(path: str) -> dict[str, dict[str, object]]:
+    try:
+        read = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--ray-resources {path} cannot be read ({type(error).__name__})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--ray-resources {path} is no TOML: {error}") from None
+    for name, table in read.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"--ray-resources {path}: {name} stands in no table: write [encoder] above it")
+    return read
+
+
+def _pool(path: str, name: str, table: Mapping[str, object], device: str) -> PoolResources:
+    where = f"--ray-resources {path}: [{name}]"
+    for key in table:
+        if key not in _KEYS:
+            raise ConfigError(f"{where} has {key}, which is none of {_list(_KEYS)}")
+    cuda = device.startswith("cuda")
+    # A proxy or a worker that shares cores may reserve none; a bundle must hold something.
+    read = PoolResources(
+        num_cpus=_number(where, "num_cpus", table.get("num_cpus", 1)),
+        num_gpus=_number(where, "num_gpus", table.get("num_gpus", 1 if cuda else 0)),
+        memory=_memory(where, table.get("memory", 0)),
+        resources=_custom(where, table.get("resources", {})),
+        strategy=_strategy(where, table.get("strategy", "PACK")),
+        ports=_ports(where, table.get("ports", "{}-{}".format(*PORTS))),
+    )
+    _check_gpus(where, read.num_gpus, device)
+    if not read.bundle:
+        raise ConfigError(f"{where} reserves nothing: a worker takes some of num_cpus at least, like 0.1")
+    return read
+
+
+def _check_gpus(where: str, gpus: float, device: str) -> None:
+    if device.startswith("cuda") and not gpus:
+        raise ConfigError(f"{where} num_gpus = 0 and --device {device}: reserve one, or say --device cpu")
+    if gpus and not device.startswith("cuda"):
+        raise ConfigError(
+            f"{where} num_gpus = {gpus:g} is used by nothing: say --device cuda, or leave it out"
+        )
+    if gpus > 1:
+        raise ConfigError(f"{where} num_gpus = {gpus:g}: a worker uses one GPU; reserve 1 or a part of one")
+
+
+def _number(where: str, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 << 20:
+        raise ConfigError(f"{where} {key} = {value!r}: write a number, like {key} = 1")
+    if value > 1 and value != int(value):
+        raise ConfigError(f"{where} {key} = {value:g}: above 1, Ray reserves whole numbers")
+    # Ray counts in ten-thousandths.
+    if 0 < value < 0.0001:
+        raise ConfigError(f"{where} {key} = {value:g}: Ray reserves 0.0001 at least")
+    return float(value)
+
+
+def _memory(where: str, value: object) -> int:
+    if isinstance(value, str):
+        try:
+            return parse_size(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where} memory: {error}") from None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f'{where} memory = {value!r}: write a size, like memory = "16GiB"')
+    return value
+
+
+def _custom(where: str, value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} resources: write a table, like resources = {{ l4 = 1 }}")
+    for name in value:
+        if name in _NAMED:
+            raise ConfigError(f"{where} resources: {name} is written {_NAMED[name]}, outside of resources")
+    return {name: _number(where, f"resources.{name}", number) for name, number in value.items()}
+
+
+def _strategy(where: str, value: object) -> str:
+    if value not in STRATEGIES:
+        raise ConfigError(f"{where} strategy = {value!r}: it is one of {_list(STRATEGIES)}")
+    return str(value)
+
+
+def _ports(where: str, value: object) -> tuple[int, int]:
+    first, _, last = str(value).partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ConfigError(f'{where} ports = {value!r}: write a range from 1024 to 65535, like "20000-20999"')
+    return int(first), int(last)
+
+
+def _list(names: Mapping[str, object] | tuple[str, ...]) -> str:
+    return ", ".join(names)
