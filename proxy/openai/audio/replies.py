@@ -82,12 +82,12 @@ def _vtt(transcript: FileTranscript) -> str:
 
 
 def _cues(transcript: FileTranscript) -> list[TimedSegment]:
-    """The segments in which something is said; a caption of nothing is none."""
+    """The segments with text: an empty caption is left out."""
     return [segment for segment in transcript.segments if segment.text.strip()]
 
 
 def _line(segment: TimedSegment) -> str:
-    """A cue's text; what would end the cue, or look like a time line, is none of it."""
+    """A cue's text, without line breaks and arrows that would end the cue or read as its timing line."""
     return " ".join(segment.text.split()).replace("-->", "->")
 
 

@@ -21,7 +21,7 @@ _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"", "false", "0"})
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """One file to write down. `call` is that of its first window; `response_format` is one of FORMATS."""
+    """A request for one file's transcript. `call` is its first window's; `response_format` one of FORMATS."""
 
     call: ChatCall
     response_format: str

@@ -1,4 +1,4 @@
-"""Writes a file down window by window. Each window is a request: a worker that is lost costs one window."""
+"""Transcribes a file window by window. Each window is a request: a PD worker that dies costs one window."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Protocol
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.openai.audio.request import TranscriptionRequest, detection_of, window_of
-from triptych.proxy.openai.audio.windows import FRAME_SECONDS, Heard, Window, hear
+from triptych.proxy.openai.audio.windows import FRAME_SECONDS, Window, WindowSegments, segment_window
 from triptych.types import FinishReason, PositionLogprobs, TimestampTokens
 
 
-class Chats(Protocol):
-    """What the transcriber asks of the dispatcher."""
+class ChatBackend(Protocol):
+    """The dispatcher's part that the transcriber uses: one call per window."""
 
     def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]: ...
 
 
-class Texts(Protocol):
-    """What it asks of PD workers beside."""
+class DetokenizeBackend(Protocol):
+    """Detokenization by a PD worker."""
 
     async def detokenize(
         self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
@@ -31,7 +31,7 @@ class Texts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimedSegment:
-    """What was said from `start` to `end`, in seconds; `seek` is the first frame of its window."""
+    """A transcribed segment from `start` to `end`, in seconds; `seek` is the first frame of its window."""
 
     start: float
     end: float
@@ -43,7 +43,7 @@ class TimedSegment:
 
 @dataclass(slots=True)
 class FileTranscript:
-    """All that is known of a file so far."""
+    """The transcript of a file, as far as it is transcribed."""
 
     language: str = ""
     frames: int = 0
@@ -52,13 +52,13 @@ class FileTranscript:
 
     @property
     def seconds(self) -> float:
-        """Of the whole file."""
+        """Length of the whole file."""
         return self.frames * FRAME_SECONDS
 
 
 @dataclass(slots=True)
-class _Output:
-    """What a window has put out."""
+class _WindowOutput:
+    """The output of one window's request."""
 
     window: Window | None = None
     times: TimestampTokens | None = None
@@ -66,11 +66,11 @@ class _Output:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     reason: FinishReason = FinishReason.STOP
 
-    def take(self, output: Output) -> str:
-        """The output's text."""
+    def add(self, output: Output) -> str:
+        """Adds one event of the request; its text."""
         if isinstance(output, Started):
             if len(output.frames) != 3:
-                raise InternalError("the encoder has not said how long the file is")
+                raise InternalError("the encoder worker sent no length of the audio file")
             self.window, self.times = Window(*output.frames), output.timestamps
         elif isinstance(output, Delta):
             self.token_ids += output.token_ids
@@ -82,126 +82,132 @@ class _Output:
 
 
 class Transcriber:
-    """One file. `transcript` grows while `run` is iterated."""
+    """The transcription of one file. `transcript` grows while `run` is iterated."""
 
-    def __init__(self, chats: Chats, texts: Texts, model: str, request: TranscriptionRequest) -> None:
+    def __init__(
+        self, backend: ChatBackend, detokenizer: DetokenizeBackend, model: str, request: TranscriptionRequest
+    ) -> None:
         self.transcript = FileTranscript()
-        self._chats = chats
-        self._texts = texts
+        self._backend = backend
+        self._detokenizer = detokenizer
         self._model = model
         self._call = request.call
         self._timed = request.wants_times
-        #: A first window without timestamps. It ends once the one with them has its item: else the encoder
-        #: would do the same work twice.
+        #: The first window's request without timestamps, where the file turned out longer than one window. It
+        #: ends once the request with timestamps has its encoder output, so that the item is encoded once.
         self._superseded = AsyncExitStack()
         self._deadline = asyncio.get_running_loop().time() + request.call.timeout
 
     async def run(self) -> AsyncGenerator[str, None]:
-        """The text in pieces as it becomes certain. Closing the generator cancels what is under way."""
+        """The text piece by piece, each of them final. Closing the generator cancels the running request."""
         self._call.media.join()
         try:
             async with self._superseded:
                 await self._find_language()
                 if not self._timed:
-                    async with aclosing(self._plain()) as pieces:
+                    async with aclosing(self._single_window()) as pieces:
                         async for piece in pieces:
                             yield piece
                 if self._timed:
-                    async with aclosing(self._long()) as pieces:
+                    async with aclosing(self._windows()) as pieces:
                         async for piece in pieces:
                             yield piece
         finally:
             self._call.media.leave()
 
     async def _find_language(self) -> None:
-        """As the client says, else as the model hears it; nothing where the model knows only one."""
+        """Sets the client's language, or else the one the model detects; "en" for a model of English only."""
         assert self._call.transcription is not None
         self.transcript.language = self._call.transcription.language
         if self.transcript.language:
             return
-        heard = _Output()
+        result = _WindowOutput()
         try:
-            async with aclosing(self._chats.chat(self._in_time(detection_of(self._call)))) as batches:
+            async with aclosing(self._backend.chat(self._with_deadline(detection_of(self._call)))) as batches:
                 async for outputs in batches:
                     for output in outputs:
-                        heard.take(output)
+                        result.add(output)
         except InvalidRequest as error:
             if error.param != "detect_language":
                 raise
             self.transcript.language = "en"
             return
-        name = await self._texts.detokenize(self._model, heard.token_ids[:1])
+        name = await self._detokenizer.detokenize(self._model, result.token_ids[:1])
         self.transcript.language = name.strip("<|>")
 
     def _window_call(self, index: int, start: int) -> ChatCall:
         transcription = self._call.transcription
         assert transcription is not None
         call = window_of(self._call, index, start, language=self.transcript.language, timestamps=self._timed)
-        return self._in_time(call)
+        return self._with_deadline(call)
 
-    def _in_time(self, call: ChatCall) -> ChatCall:
+    def _with_deadline(self, call: ChatCall) -> ChatCall:
         remaining = self._deadline - asyncio.get_running_loop().time()
         if remaining <= 0:
             raise DeadlineExceeded("the request took longer than its timeout")
         return replace(call, timeout=remaining)
 
-    async def _plain(self) -> AsyncGenerator[str, None]:
-        """A file of one window: its text as it comes. A longer one needs timestamps: nothing comes of it."""
-        heard = _Output()
+    async def _single_window(self) -> AsyncGenerator[str, None]:
+        """A file of one window: its text as it comes. Nothing for a longer file, which needs timestamps."""
+        result = _WindowOutput()
         batches = await self._superseded.enter_async_context(
-            aclosing(self._chats.chat(self._window_call(0, 0)))
+            aclosing(self._backend.chat(self._window_call(0, 0)))
         )
         async for outputs in batches:
-            text = "".join([heard.take(output) for output in outputs])
-            if heard.window is not None:
-                self.transcript.frames = heard.window.total
-                if heard.window.total > heard.window.frames:
+            text = "".join([result.add(output) for output in outputs])
+            if result.window is not None:
+                self.transcript.frames = result.window.total
+                if result.window.total > result.window.frames:
                     self._timed = True
                     return
-            if piece := self._begun(text):
+            if piece := self._append(text):
                 yield piece
 
-    def _begun(self, text: str) -> str:
-        """The text without blanks before all of it."""
+    def _append(self, text: str) -> str:
+        """Appends to the transcript; the text, without leading blanks at the transcript's beginning."""
         if not self.transcript.text:
             text = text.lstrip()
         self.transcript.text += text
         return text
 
-    async def _long(self) -> AsyncGenerator[str, None]:
-        """Window after window: the text of each window's segments."""
+    async def _windows(self) -> AsyncGenerator[str, None]:
+        """The text of each window's segments, window after window."""
         start = index = full = 0
         while index == 0 or start < self.transcript.frames:
-            heard = await self._window(index, start)
-            window, times = heard.window, heard.times
+            result = await self._window(index, start)
+            window, times = result.window, result.times
             if window is None or times is None:
-                raise InternalError("the PD worker has not said what its timestamps are")
+                raise InternalError("the PD worker sent no timestamp tokens")
             full = full or window.frames
             self.transcript.frames = window.total
-            cut = hear(window, heard.token_ids, times, full=full, eos=heard.reason is FinishReason.STOP)
-            segments = await self._segments(heard, cut, window.start)
+            split = segment_window(
+                window, result.token_ids, times, full=full, eos=result.reason is FinishReason.STOP
+            )
+            segments = await self._segments(result, split, window.start)
             self.transcript.segments += segments
-            start, index = cut.next_start, index + 1
-            if piece := self._begun("".join([segment.text for segment in segments])):
+            start, index = split.next_start, index + 1
+            if piece := self._append("".join([segment.text for segment in segments])):
                 yield piece
 
-    async def _window(self, index: int, start: int) -> _Output:
-        heard = _Output()
-        async with aclosing(self._chats.chat(self._window_call(index, start))) as batches:
+    async def _window(self, index: int, start: int) -> _WindowOutput:
+        result = _WindowOutput()
+        async with aclosing(self._backend.chat(self._window_call(index, start))) as batches:
             async for outputs in batches:
                 for output in outputs:
-                    heard.take(output)
+                    result.add(output)
                 await self._superseded.aclose()
-        return heard
+        return result
 
-    async def _segments(self, heard: _Output, cut: Heard, seek: int) -> list[TimedSegment]:
-        pieces = [tuple(heard.token_ids[span.first : span.last]) for span in cut.spans]
+    async def _segments(self, result: _WindowOutput, split: WindowSegments, seek: int) -> list[TimedSegment]:
+        pieces = [tuple(result.token_ids[span.first : span.last]) for span in split.spans]
         texts = await asyncio.gather(
-            *(self._texts.detokenize(self._model, ids, skip_special_tokens=True) for ids in pieces)
+            *(self._detokenizer.detokenize(self._model, ids, skip_special_tokens=True) for ids in pieces)
         )
         return [
-            TimedSegment(span.start, span.end, text, ids, seek, _mean(heard.logprobs[span.first : span.last]))
-            for span, text, ids in zip(cut.spans, texts, pieces, strict=True)
+            TimedSegment(
+                span.start, span.end, text, ids, seek, _mean(result.logprobs[span.first : span.last])
+            )
+            for span, text, ids in zip(split.spans, texts, pieces, strict=True)
         ]
 
 

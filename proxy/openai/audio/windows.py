@@ -1,7 +1,7 @@
-"""Where a window of audio ends, and what was said in it: transformers' sequential long form, as decisions.
+"""Sequential long-form transcription, as in transformers: a window's segments, and the next window. Pure.
 
-A window's output is cut into segments at its timestamps. What follows the last whole segment is heard again
-as the beginning of the next window. Pure.
+A window's output is split into segments at its timestamp tokens. The next window begins where the last
+complete segment ends, so audio after it is transcribed again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from triptych.types import TimestampTokens
 
-#: Seconds of one frame of features; of all Whisper models.
+#: Seconds of one feature frame, the same for all Whisper models.
 FRAME_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Frames of a file: where the window begins, how many there are of it, and of the whole file."""
+    """A window of an audio file in feature frames: its first frame, its length, and the file's length."""
 
     start: int
     frames: int
@@ -25,13 +25,13 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """When the window begins."""
+        """Offset of the window in the file."""
         return self.start * FRAME_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One segment: seconds from the file's start, and its tokens [first, end) of the window's output."""
+    """A segment: start and end in the file in seconds, and its tokens [first, last) in the output."""
 
     start: float
     end: float
@@ -40,24 +40,27 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A window's segments, and the frame where the next window begins."""
+class WindowSegments:
+    """The segments of one window, and the first frame of the next window."""
 
     spans: tuple[Span, ...]
     next_start: int
 
 
-def hear(window: Window, token_ids: Sequence[int], times: TimestampTokens, *, full: int, eos: bool) -> Heard:
-    """Cuts the output at its timestamps. `full`: frames of a whole window; `eos`: the last token ends it.
+def segment_window(
+    window: Window, token_ids: Sequence[int], times: TimestampTokens, *, full: int, eos: bool
+) -> WindowSegments:
+    """Splits a window's output at its timestamp tokens.
 
-    The end token counts in the last window alone, as transformers has it.
+    `full` is the length of a complete window in frames; `eos` says that the last token is end-of-sequence.
+    As in transformers, that token belongs to a segment in the last window only.
     """
     final = window.start + full >= window.total
     ids = list(token_ids[:-1] if eos and not final else token_ids)
     is_time = [token >= times.first for token in ids]
     pairs = [index + 1 for index in range(len(ids) - 1) if is_time[index] and is_time[index + 1]]
     if not pairs:
-        return Heard((_whole(window, ids, is_time, times),), window.start + window.frames)
+        return WindowSegments((_whole(window, ids, is_time, times),), window.start + window.frames)
     alone = is_time[-2:] == [False, True]
     cuts = [*pairs, len(ids)] if alone else [*pairs[:-1], pairs[-1] + 1]
     spans, first = [], 0
@@ -66,19 +69,19 @@ def hear(window: Window, token_ids: Sequence[int], times: TimestampTokens, *, fu
         spans.append(Span(_seconds(window, ids[first], times), _seconds(window, last, times), first, cut))
         first = cut
     if alone:
-        return Heard(tuple(spans), window.start + window.frames)
+        return WindowSegments(tuple(spans), window.start + window.frames)
     steps = ids[first - 2] - times.first
     ahead = round(steps * times.seconds / FRAME_SECONDS)
-    # A window that hears nothing before its own start must not be heard for ever.
-    return Heard(tuple(spans), window.start + (ahead if ahead > 0 else window.frames))
+    # A last timestamp of 0 would repeat this window for ever.
+    return WindowSegments(tuple(spans), window.start + (ahead if ahead > 0 else window.frames))
 
 
 def _whole(window: Window, ids: list[int], is_time: list[bool], times: TimestampTokens) -> Span:
-    """The output as one segment, up to its last timestamp if it has one."""
+    """The whole output as one segment, which ends at the last timestamp token if there is one."""
     end = window.seconds + window.frames * FRAME_SECONDS
-    said = [token for token, time in zip(ids, is_time, strict=True) if time]
-    if said and said[-1] != times.first:
-        end = _seconds(window, said[-1], times)
+    stamps = [token for token, time in zip(ids, is_time, strict=True) if time]
+    if stamps and stamps[-1] != times.first:
+        end = _seconds(window, stamps[-1], times)
     return Span(window.seconds, end, 0, len(ids))
 
 

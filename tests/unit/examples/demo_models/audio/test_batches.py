@@ -23,7 +23,7 @@ from examples.demo_models.audio.train import encode
 from support.data.sounds import Sound
 from triptych.demo.tones import RATE, dial
 from triptych.models.families.whisper import WhisperAudioEncoder
-from triptych.proxy.openai.audio.windows import Window, hear
+from triptych.proxy.openai.audio.windows import Window, segment_window
 from triptych.types import TimestampTokens
 
 
@@ -41,8 +41,8 @@ def recorded(digits: str) -> Recording:
 def padded(recording: Recording) -> torch.Tensor:
     """[1, samples] of a whole window."""
     out = np.zeros((1, WINDOW_SECONDS * RATE), dtype=np.float32)
-    heard = sound(recording)
-    out[0, : len(heard)] = heard
+    output = sound(recording)
+    out[0, : len(output)] = output
     return torch.from_numpy(out)
 
 
@@ -80,11 +80,11 @@ def test_the_server_reads_a_written_recording_as_one_segment_with_its_times(
     assert labels == [*ids[1:], tokenizer.eos_token_id]
     times = TimestampTokens(int(tokenizer.convert_tokens_to_ids("<|0.00|>")), 0.02)
     frames = round(recording.seconds * 100)
-    heard = hear(Window(0, frames, frames), labels, times, full=500, eos=True)
-    (span,) = heard.spans
+    output = segment_window(Window(0, frames, frames), labels, times, full=500, eos=True)
+    (span,) = output.spans
     assert (span.start, span.end) == pytest.approx((0.4, 1.1))
     assert tokenizer.decode(labels[span.first : span.last], skip_special_tokens=True).strip() == "507"
-    assert heard.next_start == 110
+    assert output.next_start == 110
 
 
 @pytest.mark.parametrize("timed", [True, False])
