@@ -99,9 +99,9 @@ def _refuse_unsupported(
     if attn_metadata is None:
         raise NotImplementedError(f"{ATTENTION_NAME} needs attn_metadata")
     if attention_mask is not None or dropout:
-        raise NotImplementedError(f"{ATTENTION_NAME} takes no attention mask and no dropout")
+        raise NotImplementedError(f"{ATTENTION_NAME} does not support attention_mask and dropout")
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    # The bias of a flattened batch is meaningless; the metadata's bias, by positions, replaces it.
+    # A bias made for a flattened batch has no meaning here; the metadata's bias, by positions, replaces it.
     if asked == ["position_bias"] and attn_metadata.bias is not None:
         return
     if asked:
@@ -136,7 +136,7 @@ def _decode(
 
 
 def _part_of(mask: torch.Tensor | None, group: GatherGroup, keys: torch.Tensor) -> torch.Tensor | None:
-    """The mask of one group's decodes over its keys."""
+    """The part of the mask for one group's decodes and their keys."""
     return None if mask is None else mask[group.first : group.last, ..., : keys.shape[2]]
 
 
@@ -185,7 +185,7 @@ def _attend_decodes(
     meta: AttentionMetadata,
     bias: _BoundBias | None,
 ) -> torch.Tensor:
-    """[D, heads, dim] of q [heads, D, dim]; the query heads of a kv head are its rows."""
+    """[D, heads, dim] of q [heads, D, dim]; the query heads of a kv head become rows."""
     count, kv_heads, dim = k.shape[0], k.shape[1], k.shape[3]
     packed = q.transpose(0, 1).reshape(count, kv_heads, -1, dim)
     out = _attend(packed, k, v, mask, options, meta, bias)
@@ -231,7 +231,7 @@ def _cross_span(
 
 
 def _rows(blocks: torch.Tensor, span: CrossSpan) -> torch.Tensor:
-    """[1, kv_heads, rows, dim]; a view where the blocks follow one another."""
+    """[1, kv_heads, rows, dim]; a view where the blocks are contiguous."""
     if span.first is None:
         return _gather(blocks, span.table[None])[:, :, : span.rows]
     start = span.first * blocks.shape[1]
@@ -240,7 +240,7 @@ def _rows(blocks: torch.Tensor, span: CrossSpan) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _BoundBias:
-    """Bias of one call, by blocks of keys; with `keep` other layers reuse it under `key`."""
+    """The bias of one call, computed by blocks of keys; with `keep` other layers reuse it under `key`."""
 
     key: tuple[object, int]
     keep: bool
@@ -256,9 +256,9 @@ def _bound_bias(
     *,
     keep: bool = True,
 ) -> _BoundBias | None:
-    """With `kv_heads` the query heads of a kv head are its rows, as in `_attend_decodes`.
+    """The bias of decodes (-1), those of `group`, or of prefill `index`; None where the module has none.
 
-    Of decodes, those of `group`.
+    With `kv_heads` the query heads of a kv head become rows, as in `_attend_decodes`.
     """
     assert meta.bias is not None
     bias, name = meta.bias, meta.bias.key(module)
@@ -287,7 +287,7 @@ def _attend(
     causal: bool = False,
 ) -> torch.Tensor:
     if bias is None and options.softcap is None and meta.backend == "sdpa":
-        # Nearly all calls.
+        # The usual case.
         return fused(q, k, v, mask, causal=causal, scale=options.scale)
     of = None if bias is None else bias.of
     call = AttentionCall(q, k, v, options.scale, mask, causal, options.softcap, of)

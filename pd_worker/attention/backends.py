@@ -1,8 +1,8 @@
 """Attention backends: torch's fused kernel, blockwise, and FlexAttention.
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
-makes them for one block of keys at a time and keeps nothing of the size queries x keys; it is for
-long sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
+makes them for one block of keys at a time and allocates nothing of the size queries x keys: for long
+sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
 goes to it by `flex_paged`, a single call by `attend`. A call that a backend does not support goes to one that
 supports it; nothing is ignored.
 """
@@ -29,9 +29,9 @@ _BLOCK = 256
 class AttentionCall:
     """Queries [B, heads, Q, dim] over keys and values [B, kv_heads, K, dim].
 
-    `mask` is bool, to be broadcast to [B, heads, Q, K], True where a key counts; None: all count, or with
-    `causal` those up to the query's own index. `bias(first, last)` is [B, heads, Q, last - first] of these
-    keys; `added` is the whole bias with the mask in it, where that exists already.
+    `mask` is bool, to be broadcast to [B, heads, Q, K], True where a key is attended to; None: all
+    are, or with `causal` those up to the query's own index. `bias(first, last)` is the bias of these keys,
+    [B, heads, Q, last - first]; `added` the whole bias with the mask in it, where it is computed already.
     """
 
     query: torch.Tensor
@@ -53,7 +53,7 @@ def attend(backend: str, call: AttentionCall) -> torch.Tensor:
     if backend == "flex":
         return _flex(call)
     if call.softcap is not None:
-        return _written_out(call)
+        return _eager(call)
     return _sdpa(call)
 
 
@@ -73,7 +73,7 @@ def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
 
 
 def _flex(call: AttentionCall) -> torch.Tensor:
-    """A single call: sizes are padded to multiples as in `flex_paged`, and the result is cut."""
+    """A single call, with sizes padded to multiples as in `flex_paged`; the padding is cut off again."""
     batch, _, queries, _ = call.query.shape
     keys = call.key.shape[2]
     mask = call.mask if call.mask is not None else _causal_mask(call)
@@ -108,8 +108,8 @@ def fused(
 ) -> torch.Tensor:
     """[B, heads, Q, dim] by torch's attention; `mask` is bool, or added, and broadcast to [B, heads, Q, K].
 
-    Without `enable_gqa`: with a mask, on CUDA, only the kernel that writes all scores out takes that. In its
-    place every kv head becomes a batch entry of its own, whose keys and values all heads of its group share.
+    Without `enable_gqa`: on CUDA, with a mask, only the kernel that materializes all scores supports it.
+    Instead every kv head becomes a batch entry, whose keys and values all query heads of its group share.
     """
     (batch, heads, queries, dim), (_, kv_heads, keys, _) = query.shape, key.shape
     if heads == kv_heads:
@@ -131,7 +131,7 @@ def fused(
 
 
 def _repeated(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values with a head for every query head."""
+    """Keys and values repeated so that each query head has its own."""
     repeats = call.query.shape[1] // call.key.shape[1]
     if repeats == 1:
         return call.key, call.value
@@ -139,12 +139,13 @@ def _repeated(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _scores(call: AttentionCall, key: torch.Tensor) -> torch.Tensor:
-    """float32 scores, capped."""
+    """The scores in float32, soft-capped."""
     scores = (call.query @ key.transpose(-1, -2)).float() * call.scale
     return scores if call.softcap is None else torch.tanh(scores / call.softcap) * call.softcap
 
 
-def _written_out(call: AttentionCall) -> torch.Tensor:
+def _eager(call: AttentionCall) -> torch.Tensor:
+    """Attention that materializes all scores, for options that no fused kernel takes."""
     key, value = _repeated(call)
     scores = _scores(call, key)
     mask = call.mask if call.mask is not None else _causal_mask(call)
@@ -156,7 +157,7 @@ def _written_out(call: AttentionCall) -> torch.Tensor:
 
 
 def _blockwise(call: AttentionCall) -> torch.Tensor:
-    """A running softmax over blocks of keys; mask and bias exist for one block at a time."""
+    """Attention by a running softmax over blocks of keys, with mask and bias of one block at a time."""
     key, value = _repeated(call)
     queries, keys = call.query.shape[2], key.shape[2]
     shape = (*call.query.shape[:3], 1)
@@ -175,7 +176,7 @@ def _blockwise(call: AttentionCall) -> torch.Tensor:
             behind = torch.arange(first, last, device=index.device) > index
             scores = scores.masked_fill(behind, float("-inf"))
         now = torch.maximum(highest, scores.amax(-1, keepdim=True))
-        # A fully masked block leaves the sums at zero.
+        # Where the block is fully masked, the sums stay zero.
         safe = now.masked_fill(now == float("-inf"), 0.0)
         weights = torch.exp(scores - safe)
         shrink = torch.exp(highest - safe)

@@ -1,8 +1,8 @@
 """Contiguous keys and values of decoding sequences: gathered once, then extended in place.
 
 Attention over blocks first gathers them, for every layer of every step: more bytes than the attention itself
-reads. Most sequences of a step were in the step before, one token shorter. So each has a row here, into which
-it is gathered when it starts to decode, and a step adds one token to each row.
+reads. Most sequences of a step were part of the previous one, one token shorter. So each has a row here:
+gathered when the sequence starts to decode, then extended by one token per step.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from triptych.pd_worker.core.outputs import ScheduledChunk
 
 #: Tokens of a row when the view is made; it doubles as sequences grow.
 _FEWEST_TOKENS = 256
-#: One attempt at a request: two proxies may draw the same id.
+#: Proxy, request and attempt: two proxies may draw the same request id.
 _Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Content of a row: the first `length` tokens of an attempt."""
+class RowContent:
+    """What a row holds: the first `length` tokens of an attempt."""
 
     key: _Key
     length: int
 
 
-def assign_rows(held: Sequence[Held | None], wanted: Sequence[Held]) -> tuple[list[int], list[int]]:
-    """Rows 0 to len(wanted) - 1, one for each wanted; and the indices of those that have to be loaded.
+def assign_rows(
+    held: Sequence[RowContent | None], wanted: Sequence[RowContent]
+) -> tuple[list[int], list[int]]:
+    """One of the rows 0 to len(wanted) - 1 for each entry of `wanted`; and the indices of entries to load.
 
-    An entry keeps its row if that is below the count and holds exactly what is wanted.
+    An entry keeps its row if that row is below len(wanted) and holds exactly this content.
     """
     there = {entry: row for row, entry in enumerate(held[: len(wanted)]) if entry is not None}
     rows = [there.get(want, -1) for want in wanted]
@@ -45,7 +47,7 @@ def assign_rows(held: Sequence[Held | None], wanted: Sequence[Held]) -> tuple[li
 
 
 class DecodeView:
-    """Rows [rows, num_kv_heads, tokens, head_dim] of every layer; never more than `limit` bytes in all."""
+    """Keys and values by row, [rows, num_kv_heads, tokens, head_dim] per layer; at most `limit` bytes."""
 
     def __init__(self, cache: PagedKVCache, limit: int) -> None:
         self._cache = cache
@@ -53,29 +55,29 @@ class DecodeView:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._tokens = 0
-        self._held: list[Held | None] = []
+        self._held: list[RowContent | None] = []
         #: Longest length of each row since it was zeroed.
         self._used: list[int] = []
-        #: Of the arranged step: its rows, their tokens, and where the new ones go, by head and row.
+        #: Of the arranged step: its rows, tokens of a row, and the slots of the new tokens by row and head.
         self._count = self._length = 0
         self._places = torch.empty(0, dtype=torch.int64)
 
     def arrange(self, decodes: Sequence[ScheduledChunk]) -> list[ScheduledChunk] | None:
-        """`decodes`, one token each, in the order of their rows; None where they do not fit.
+        """Assigns rows to `decodes`, one token each, and returns them by row; None if they do not fit.
 
         All tokens but the new ones have to be in the cache.
         """
         longest = max((len(chunk.block_ids) for chunk in decodes), default=0) * self._cache.block_size
         if not decodes or not self._fit(len(decodes), longest):
             return None
-        wanted = [Held(_key_of(chunk), chunk.start) for chunk in decodes]
+        wanted = [RowContent(_key_of(chunk), chunk.start) for chunk in decodes]
         rows, missing = assign_rows(self._held, wanted)
         for index in missing:
             self._load(rows[index], decodes[index])
         ordered: list[ScheduledChunk] = [decodes[0]] * len(decodes)
         for row, want, chunk in zip(rows, wanted, decodes, strict=True):
             ordered[row] = chunk
-            self._held[row] = Held(want.key, chunk.end)
+            self._held[row] = RowContent(want.key, chunk.end)
             self._used[row] = max(self._used[row], chunk.end)
         self._count, self._length = len(decodes), longest
         heads = torch.arange(self._keys[0].shape[1])[:, None]
@@ -103,7 +105,7 @@ class DecodeView:
                 self._held[row] = None
 
     def _fit(self, rows: int, tokens: int) -> bool:
-        """Makes room where the limit allows."""
+        """Grows the rows where needed; False where that would exceed the limit."""
         if rows <= len(self._held) and tokens <= self._tokens:
             return True
         rows = max(len(self._held), 1 << (rows - 1).bit_length())

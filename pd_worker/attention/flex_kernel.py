@@ -1,8 +1,8 @@
 """FlexAttention kernel: masks and biases are computed per score and never stored.
 
-On CUDA it is compiled, the sizes of batch, queries and keys left open, so that a model takes two programs for
-its own attention, and two more if that has a bias. Elsewhere the same functions run uncompiled, over whole
-scores: it is the reference of the compiled one, and slow.
+On CUDA it is compiled with dynamic sizes of batch, queries and keys, so that a model needs two graphs for its
+own attention, and two more with a bias. Elsewhere the same functions run uncompiled, over the whole
+score matrix: slow, and the reference of the compiled kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triptych.pd_worker.attention.key_ranges import BLOCK, KeyRanges
 
 logger = logging.getLogger(__name__)
 
-#: The fewest sequences of a batch: torch compiles a size of 1 on its own.
+#: Least size of a batch: torch.compile specializes a size of 1.
 MIN_BATCH = 2
 
 
@@ -52,12 +52,15 @@ def attend(call: FlexCall) -> torch.Tensor:
     """[B, heads, Q, dim]."""
     if not is_compiled(call.query.device):
         return _uncompiled(call)
-    _leave_open(call)
+    _mark_dynamic(call)
     try:
         return _run(compiled(), call)
     except FailOnRecompileLimitHit:
-        # Should not happen, since no model needs so many programs; the result is the same.
-        logger.warning("FlexAttention runs uncompiled: torch compiles no more programs of it", exc_info=True)
+        # Not expected, since no model needs that many graphs; the result is the same.
+        logger.warning(
+            "FlexAttention runs uncompiled from now on: torch's limit of recompilations is reached",
+            exc_info=True,
+        )
         return _uncompiled(call)
 
 
@@ -131,7 +134,7 @@ def compiled() -> Callable[..., torch.Tensor]:
     return made
 
 
-def _leave_open(call: FlexCall) -> None:
+def _mark_dynamic(call: FlexCall) -> None:
     """Marks the dynamic sizes; heads, head_dim and the rows of a decode are static."""
     tensors = (call.query, call.key, call.value)
     ranges = (call.ranges.first, call.ranges.last, call.ranges.position)
@@ -150,7 +153,7 @@ def _uncompiled(call: FlexCall) -> torch.Tensor:
     # For the whole process; compiled kernels ignore it.
     flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
     groups = call.query.shape[1] // call.key.shape[1]
-    # Only the compiled kernel gains by `enable_gqa`.
+    # `enable_gqa` saves time only when compiled.
     key, value = (
         tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for tensor in (call.key, call.value)
     )

@@ -98,14 +98,14 @@ class FlexBatch:
         return plan
 
     def _decode_plan(self, tables: torch.Tensor, ranges: KeyRanges) -> Plan:
-        """One query for each of `tables` [D, blocks]; its heads become rows."""
+        """A plan of one query per row of `tables` [D, blocks]; its heads become rows."""
         batch = max(MIN_BATCH, len(tables))
         more = tables[:1].expand(batch - len(tables), -1)
         rows = ranges.repeated(self._groups).padded(batch, self._groups)
         return self._made(torch.cat([tables, more]), rows)
 
     def _chunk_plan(self, table: torch.Tensor, ranges: KeyRanges) -> Plan:
-        """The queries of one sequence with this `table` [blocks], padded to a multiple."""
+        """A plan of the queries of one sequence with this `table` [blocks], padded to a multiple of BLOCK."""
         return self._made(table[None], ranges.padded(1, whole_blocks(ranges.first.shape[1])))
 
     def _made(self, tables: torch.Tensor, ranges: KeyRanges) -> Plan:
@@ -118,7 +118,7 @@ class FlexBatch:
 
     @property
     def _groups(self) -> int:
-        """Query heads of a kv head."""
+        """Query heads per kv head."""
         return self.query.shape[0] // self.keys.shape[2]
 
     def _decodes(self, plan: Plan, rows: slice, *, biased: bool) -> torch.Tensor:

@@ -18,7 +18,7 @@ from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 
 logger = logging.getLogger(__name__)
 
-#: Sizes that stay different when they are rounded up: the compiler treats equal ones as one.
+#: Sizes that differ even when rounded up: torch.compile takes equal sizes for the same symbol.
 _DECODES, _LENGTH, _CHUNK, _START = 5, 700, 300, 600
 
 
@@ -32,7 +32,7 @@ def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
     try:
         warm_up(decoder, block_size)
     except Exception:
-        # Torch raises many kinds of errors for an unsuitable compiler, driver or chip.
+        # torch raises many types of errors for an unsuitable compiler, driver or chip.
         logger.exception("FlexAttention could not be compiled on %s", device)
         check_supported(path, ["flex_compile"])
     logger.info("compiled FlexAttention in %.1f s", time.monotonic() - began)

@@ -1,7 +1,7 @@
 """Groups of decodes that are gathered together, which bounds the memory of a layer.
 
-Decoding sequences attend in one call, over copies of their keys and values as long as the longest of them.
-One long sequence among many would make that many long copies, so they are split into groups below a limit.
+Decoding sequences attend in one call, over gathered keys and values that are padded to the longest sequence.
+With one long sequence among many short ones every copy would be long, so the batch is split into groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GatherGroup:
 def gather_limit(device: torch.device) -> int:
     """Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
 
-    An accelerator gains by fewer, larger calls.
+    Larger on an accelerator, which is faster with fewer, larger calls.
     """
     return (64 if device.type == "cpu" else 256) * MIB
 

@@ -1,6 +1,6 @@
 """Key ranges: the keys that each query attends to, as first and last index.
 
-Causal masks, windows, lengths and atomic spans are all ranges: two numbers for each query replace a mask.
+Causal masks, sliding windows, lengths and atomic spans are all ranges: two numbers per query replace a mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 128
 def whole_blocks(count: int) -> int:
     """`count` queries or keys rounded up to a multiple of BLOCK, at least two.
 
-    The compiler specializes for a size of 1, which the number of blocks would be.
+    torch.compile specializes a size of 1, which the number of blocks would have.
     """
     return max(2 * BLOCK, count + -count % BLOCK)
 
@@ -32,7 +32,7 @@ class KeyRanges:
     position: torch.Tensor
 
     def repeated(self, rows: int) -> KeyRanges:
-        """[B, rows] of [B, 1]."""
+        """The ranges [B, 1] expanded to [B, rows]."""
         return KeyRanges(*(part.expand(-1, rows) for part in (self.first, self.last, self.position)))
 
     def padded(self, batch: int, queries: int) -> KeyRanges:
@@ -45,8 +45,8 @@ class KeyRanges:
     def blocks(self, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks of keys that some query of each block of queries attends to.
 
-        Their counts [B, 1, query blocks] and indices [B, 1, query blocks, key blocks], of which the first
-        count are meant; int32.
+        Counts [B, 1, query blocks] and indices [B, 1, query blocks, key blocks], int32; of the indices only
+        the first `count` are valid.
         """
         batch, queries = self.first.shape
         missing = (0, -queries % BLOCK)
@@ -89,7 +89,7 @@ def of_rows(rows: torch.Tensor, queries: int) -> KeyRanges:
 def of_mask(mask: torch.Tensor, batch: int, queries: int) -> KeyRanges:
     """[batch, queries] of a bool mask, to be broadcast to [batch, any, queries, keys].
 
-    A query's keys must follow one another in it, and be the same for all heads.
+    A query's keys must be contiguous in it, and the same for all heads.
     """
     while mask.dim() < 4:
         mask = mask[None]

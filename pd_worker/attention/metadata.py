@@ -15,7 +15,7 @@ from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan:
-    """One sequence's chunk: batch tokens [first, last), positions [start, start + last - first).
+    """One sequence's prefill chunk: batch tokens [first, last), positions [start, start + last - first).
 
     `table` [blocks] covers all its positions so far. `atomic` spans, in positions, attend both ways.
     """
@@ -35,7 +35,7 @@ class PrefillSpan:
 class CrossSpan:
     """One encoder output: its first `rows` rows are in the blocks of `table` [blocks].
 
-    `first` is the first block where they follow one another, so that nothing has to be gathered. `tokens` [n]
+    `first` is the first block where they are contiguous, so that nothing has to be gathered. `tokens` [n]
     are the batch indices of the decodes that attend to it.
     """
 
@@ -50,9 +50,8 @@ class CrossTables:
     """Block tables of the batch's encoder outputs for cross-attention, all of them written.
 
     As in AttentionMetadata: `decode_tables` [D, blocks] and `decode_lengths` [D] in rows, for all decodes at
-    once or in `decode_groups`; where outputs are long or shared, `decodes` has one span for each output in
-    place of that.
-    `prefills` are those of the prefill spans.
+    once or in `decode_groups`; where outputs are long or shared, `decodes` has one span per output instead.
+    `prefills` belong to the prefill spans, in order.
     """
 
     decode_tables: torch.Tensor
@@ -72,8 +71,8 @@ class CrossTables:
 class AttentionMetadata:
     """One step's batch, the same for every layer.
 
-    `slots` [T] say where each token's key and value go. The first `num_decodes` batch tokens are one
-    sequence each: their blocks are `decode_tables` [D, blocks], padded with any block, their lengths, the
+    `slots` [T] are the cache slots of the tokens' keys and values. The first `num_decodes` batch tokens are
+    one sequence each: their blocks are `decode_tables` [D, blocks], padded with any block, their lengths, the
     new token included, `decode_lengths` [D].
     """
 
@@ -107,7 +106,7 @@ class AttentionMetadata:
         return self.decode_groups or _all_of(self.decode_tables)
 
     def decode_mask(self, window: int | None) -> torch.Tensor | None:
-        """Bool [D, 1, 1, blocks * block_size], True where a key counts; None when all do."""
+        """Bool [D, 1, 1, blocks * block_size], True where a key is attended to; None when all are."""
         key = (-1, window)
         if key not in self._masks:
             self._masks[key] = self._decode_mask(window)

@@ -25,10 +25,10 @@ class PagedKVCache:
     ) -> None:
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        # Zeros: what a gather reads must never be NaN, masked or not.
+        # Zeros: gathered values must never be NaN, even where they are masked.
         self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        #: Keys of other dtypes stay far from the limits of their range.
+        #: Keys and values of other dtypes stay far below their limits.
         self._may_overflow = dtype == torch.float16
         #: Tokens of the batch whose keys and values were finite in all layers so far; None: not recorded.
         self.finite: torch.Tensor | None = None

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk
 from triptych.pd_worker.core.request import RequestState
 
-#: Rows whose projection costs about as much as one token of prefill: two of a layer's sixteen or so squares.
+#: Encoder rows whose projection costs about as much as one prefill token: keys and values are two of a
+#: layer's matrix products, which together have the size of about sixteen of them.
 _ROWS_PER_TOKEN = 8
 
 
 @dataclass(slots=True)
 class Budget:
-    """Tokens left in this step; `prefill` bounds those of prefill chunks."""
+    """Tokens left in this step's budget; `prefill` bounds those of prefill chunks."""
 
     tokens: int
     prefill: int
@@ -28,7 +29,7 @@ class Budget:
         self.prefilling = True
 
     def spend_projection(self, projection: Projection) -> None:
-        """A projection enters whole, also where it costs more than is left."""
+        """Subtracts a projection's cost; it is never split, even where it costs more than is left."""
         cost = -(-projection.rows // _ROWS_PER_TOKEN)
         self.tokens = max(0, self.tokens - cost)
         self.prefill -= cost
@@ -38,7 +39,7 @@ class Budget:
         return max(0, min(self.tokens, self.prefill))
 
     def prefill_end(self, state: RequestState, num_tokens: int) -> int:
-        """End of the next prefill chunk of `num_tokens`, by the budget and spans that enter whole."""
+        """End of the next prefill chunk up to `num_tokens`, by the budget and by atomic spans."""
         start = state.num_computed_tokens
         end = min(num_tokens, start + self.for_prefill)
         for feature in state.features:
@@ -47,7 +48,7 @@ class Budget:
                 if placement.offset > start:
                     end = placement.offset
                 else:
-                    # Decodes must not keep it out for ever: the first prefill of a step may go beyond.
+                    # Decodes must not starve it: the first prefill chunk of a step may exceed the budget.
                     end = start if self.prefilling else placement.end
         return end
 

@@ -1,6 +1,6 @@
 """The encoder cache, sized in bytes: an entry is READY only once the worker role has committed it.
 
-Pure decisions, no tensors: the worker's map follows by `drain_evicted` and by the loads that were reserved.
+Bookkeeping without tensors: the worker role's map follows `drain_evicted` and the reserved loads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EncoderCache:
     """ABSENT --reserve--> PENDING --commit--> READY --eviction--> ABSENT; `fail` takes PENDING back.
 
     An entry without references stays until its bytes are needed, least recently used first. PENDING
-    entries are never evicted and end at their deadline.
+    entries are never evicted; they fail at their deadline.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -101,7 +101,7 @@ class EncoderCache:
             return False
         while self.capacity - self._used < item.nbytes:
             self._evict(next(iter(self._idle)))
-        # An eviction of an earlier life of this key must not reach the worker after the new bytes.
+        # An earlier entry's eviction must not reach the worker role after the new bytes.
         self._evicted.pop(key, None)
         entry = self._entries[key] = _Entry(item, item.nbytes, deadline)
         heapq.heappush(self._deadlines, (deadline, key))

@@ -1,4 +1,4 @@
-"""The item stage of a schedule: admits waiting requests, and starts the loads of their items."""
+"""The item stage of a step's schedule: admits waiting requests, and starts the loads of their items."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ReadyMarks:
 
 
 class ItemStage:
-    """Room for items in the order of arrival, then loads: for all waiting requests that may have changed.
+    """Admission in the order of arrival, then loads: for all waiting requests that may have changed.
 
     Without `cross_items` no request has a cross table.
     """
@@ -96,18 +96,18 @@ class ItemStage:
         return RequestState(request, chain, stored=stored)
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
-        """These embeddings are in the store, for requests too that are submitted a little later."""
+        """These embeddings are in the store; counts also for requests that are submitted shortly after."""
         keys = set(mm_hashes)
         self._marks.add(keys, now)
         for key in keys:
-            for state in self._requests.naming(key):
+            for state in self._requests.with_item(key):
                 state.stored.add(key)
                 state.lost.discard(key)
         self._recheck(keys)
 
     def update(self, moved: ECConnectorOutput) -> list[EngineEvent]:
         """Applies the connector's report of the step; the events that follow from it."""
-        events = self._items.update(moved, self._requests.naming)
+        events = self._items.update(moved, self._requests.with_item)
         self._recheck((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
         for event in events:
             if isinstance(event, ItemMissing):
@@ -117,7 +117,7 @@ class ItemStage:
     def advance(
         self, running: Sequence[RequestState], now: float
     ) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
-        """Admits requests and starts loads; the events, and requests that cannot go on with their errors."""
+        """Admits requests and starts loads; the events, and the requests that failed, with their errors."""
         if expired := self._items.expire(now):
             self._recheck(expired)
         self._recheck_tables()
@@ -128,12 +128,12 @@ class ItemStage:
             events += self._load(state, now)
         for state in running:
             if state.features and not state.is_decoding:
-                # Again, where an earlier load has failed.
+                # Starts it again where an earlier load has failed.
                 self._items.ensure_loading(state, state.num_computed_tokens, now)
         return events, failed
 
     def known_prefix(self, state: RequestState) -> tuple[list[int], int]:
-        """Blocks that the request would start with, and how many of its tokens need not be computed."""
+        """The cached blocks that the request would start with, and how many of its tokens they cover."""
         if swapped := self._swap.tokens(state.request_id):
             return [], swapped
         prefix = self._kv.find_prefix(state.chain, state.num_tokens)
@@ -141,10 +141,10 @@ class ItemStage:
 
     def _recheck(self, keys: Iterable[str]) -> None:
         """Requests that wait for these items may be able to go on."""
-        self._waiting.recheck(self._requests.naming_any(keys))
+        self._waiting.recheck(self._requests.with_any_item(keys))
 
     def _recheck_tables(self) -> None:
-        """A request whose cross table has come needs less; one whose table has gone may need room again."""
+        """A new cross table makes a load superfluous; without its table a request may need room again."""
         if not self._cross_items:
             return
         tables = {key for key, feature in self._requests.features() if self._items.has_table(feature)}
@@ -153,7 +153,7 @@ class ItemStage:
         for state in self._waiting.drain_changed():
             if not self._items.keeps_room(state):
                 state.status = RequestStatus.WAITING_ROOM
-            self._waiting.file(state)
+            self._waiting.requeue(state)
 
     def _admit(self, now: float) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
         """Media requests behind one that does not fit wait too."""
@@ -169,7 +169,7 @@ class ItemStage:
                 blocked = True
                 continue
             state.status = RequestStatus.WAITING_ITEMS
-            self._waiting.file(state)
+            self._waiting.requeue(state)
             if state.admitted_at is None:
                 state.admitted_at = now
                 events.append(request_events.admitted(state))

@@ -1,4 +1,4 @@
-"""The items of requests: room for their embeddings, loads, and release after the last row.
+"""The items of requests: reservations of their bytes, loads, and release after the last row.
 
 An item with a placeholder is consumed row by row; a cross item (`length` 0) is consumed once its cross table
 is written. Where the table exists already, the embedding is not loaded.
@@ -22,12 +22,12 @@ from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
 from triptych.pd_worker.core.stats import ItemStats
 from triptych.types import ItemPlan, MMFeature
 
-#: Seconds that moving a fetched host copy into the encoder cache may take.
+#: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0
 
 
 #: The requests that have the item with a given mm_hash.
-Naming = Callable[[str], Iterable[RequestState]]
+RequestsByItem = Callable[[str], Iterable[RequestState]]
 
 
 class Readiness(enum.Enum):
@@ -157,7 +157,7 @@ class ItemTracker:
     def end_projections(
         self, output: SchedulerOutput, running: Iterable[RequestState], failed: frozenset[str]
     ) -> list[RequestState]:
-        """The tables are written, but for those in `failed`; the requests that had to read one of these."""
+        """Marks the step's tables as written, except `failed` ones; the requests that need one of these."""
         self.tables_lost(failed)
         for mm_hash in output.written_tables:
             self.cross.commit(mm_hash)
@@ -318,7 +318,7 @@ class ItemTracker:
                 events.append(self._loaded(state, key, 0.0))
         return events
 
-    def update(self, output: ECConnectorOutput, naming: Naming) -> list[EngineEvent]:
+    def update(self, output: ECConnectorOutput, requests_of: RequestsByItem) -> list[EngineEvent]:
         """Applies the connector's report; the events of every request that names one of its keys."""
         for key in output.loaded:
             self.cache.commit(key)
@@ -327,10 +327,10 @@ class ItemTracker:
         self.connector.update_connector_output(output)
         events: list[EngineEvent] = []
         for key, seconds in output.fetched.items():
-            events.extend(self._arrived(key, seconds, naming(key)))
+            events.extend(self._arrived(key, seconds, requests_of(key)))
         digests = {failure.mm_hash: failure.damaged_digest for failure in output.failed}
         for key, digest in digests.items():
-            events.extend(self._missing(key, digest, naming(key)))
+            events.extend(self._missing(key, digest, requests_of(key)))
         return events
 
     def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata:

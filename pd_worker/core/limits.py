@@ -25,7 +25,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class CrossLimits:
-    """What an encoder-decoder model takes: rows of `width` elements, `max_rows` of them (None: no limit).
+    """Limits of an encoder-decoder model: rows of `width` elements, at most `max_rows` (None: no limit).
 
     A request's cross table and its own blocks have to fit `num_blocks` of `block_size` tokens together.
     """
@@ -41,7 +41,7 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossL
     num_prompt = len(request.prompt_token_ids)
     num_tokens = num_prompt + len(request.output_token_ids)
     room = limits.max_model_len - num_tokens
-    # A resumed request may have filled it: then its output has ended, and only its end is still to be sent.
+    # A resumed request may be at the limit: then only the end of its output is still to be sent.
     if room < 0 or (room == 0 and request.output.finished is None):
         raise ContextTooLong(
             f"the prompt has {num_tokens} tokens, but the model takes "
@@ -58,7 +58,7 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossL
 def _check_placement(feature: MMFeature, num_prompt: int, limits: SchedulerLimits) -> None:
     placement = feature.placement
     if placement.length == 0 or placement.end > num_prompt:
-        raise InvalidRequest("an item stands outside of the prompt", param="messages")
+        raise InvalidRequest("an item's placeholder lies outside the prompt", param="messages")
     if placement.num_embeds() != feature.plan.rows:
         raise InvalidRequest(
             f"an item has {feature.plan.rows} embeddings for {placement.num_embeds()} placeholders",
@@ -67,7 +67,7 @@ def _check_placement(feature: MMFeature, num_prompt: int, limits: SchedulerLimit
     if placement.atomic and placement.length > limits.max_num_batched_tokens:
         raise InvalidRequest(
             f"an item takes {placement.length} tokens at once, above --max-num-batched-tokens "
-            f"{limits.max_num_batched_tokens}: send a smaller item or raise it",
+            f"{limits.max_num_batched_tokens}: send a smaller item, or raise it",
             param="messages",
         )
 

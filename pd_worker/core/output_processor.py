@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
-    """Output of running requests. With `count_only` no latencies are kept."""
+    """Appends tokens to the outputs of running requests. With `count_only` it keeps no latencies."""
 
     def __init__(self, max_model_len: int, *, count_only: bool = False) -> None:
         self._max_model_len = max_model_len

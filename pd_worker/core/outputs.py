@@ -27,8 +27,8 @@ class GatheredRows:
 class ScheduledChunk:
     """One request's share of a step: tokens [start, start + count) of prompt plus output.
 
-    Never changed after construction. Not frozen, since a frozen one takes five times as long to construct and
-    every step has one for each request.
+    Never changed after construction. Not frozen: a frozen dataclass takes five times as long to construct,
+    and a step makes one per request.
     """
 
     state: RequestState
@@ -109,7 +109,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class RawLogprobs:
-    """Log-probabilities of one output position as (token id, logarithm): the chosen, and the likeliest."""
+    """Log-probabilities of one output position as (token id, logprob): the chosen token, the likeliest."""
 
     chosen: tuple[int, float]
     top: tuple[tuple[int, float], ...]
@@ -131,7 +131,7 @@ class ModelRunnerOutput:
     #: Items whose cross tables could not be made.
     unprojected: frozenset[str] = frozenset()
     #: Indices of computed chunks with NaN or infinite values: nothing of them is left in the KV cache.
-    spoiled: frozenset[int] = frozenset()
+    non_finite: frozenset[int] = frozenset()
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from triptych.pd_worker.core.sampling import ResolvedSampling
 
 
-#: Whether it is a first attempt, its arrival, its name.
+#: Sort key: resumed attempts first, then by arrival, then by id.
 RequestOrder = tuple[bool, float, str]
-#: A request inside this worker: each proxy draws ids of its own.
+#: (proxy id, request id): each proxy draws request ids of its own.
 RequestKey = tuple[str, str]
 
 
@@ -82,7 +82,7 @@ class EngineRequest:
     logits_rules: tuple[LogitsRule, ...] = ()
     #: The text encoder's prompt, reported with the admission.
     encoder_prompt_token_ids: tuple[int, ...] = ()
-    #: How output tokens stand for times, where the request asked for them.
+    #: The model's timestamp tokens, where the request asked for timestamps.
     timestamps: TimestampTokens | None = None
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
@@ -94,7 +94,7 @@ class EngineRequest:
 
     @property
     def name(self) -> str:
-        """For logs: the client's label, and the id that the proxy's log has too."""
+        """The client's label and the request id, as the logs of all processes show them."""
         return f"{self.label} ({self.request_id})" if self.label else self.request_id
 
     @property
@@ -122,13 +122,13 @@ class EngineRequest:
 class RequestStatus(enum.Enum):
     """The stage of a request in the scheduler."""
 
-    #: Waits until the bytes of all its items can be reserved.
+    #: Not admitted: waits until the bytes of all its items can be reserved.
     WAITING_ROOM = enum.auto()
     #: Admitted; waits for embeddings, a slot or blocks.
     WAITING_ITEMS = enum.auto()
     #: In the running batch.
     RUNNING = enum.auto()
-    #: Gave its blocks up; is computed again from its first token, or brought back from host memory.
+    #: Without blocks: is recomputed from its first token, or swapped in from host memory.
     PREEMPTED = enum.auto()
     FINISHED = enum.auto()
 
@@ -142,7 +142,7 @@ class RequestState:
     chain: PrefixChain
     #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
-    #: Resumed requests go first, everywhere; then earlier ones.
+    #: Its place in every queue.
     order: RequestOrder = field(init=False)
     key: RequestKey = field(init=False)
     features: tuple[MMFeature, ...] = field(init=False)

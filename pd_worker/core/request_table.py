@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from triptych.pd_worker.core.request import RequestKey, RequestState, RequestStatus
 from triptych.types import MMFeature
 
-#: Finished requests may make up this many entries, plus half of all, before they are removed.
+#: Entries of finished requests, beyond half of all, that are kept before they are removed.
 _FINISHED = 64
 
 
@@ -58,17 +58,17 @@ class RequestTable:
             heapq.heapify(self._deadlines)
             self._finished = 0
 
-    def naming(self, mm_hash: str) -> list[RequestState]:
-        """The requests that have this item."""
+    def with_item(self, mm_hash: str) -> list[RequestState]:
+        """The requests with this item."""
         return list(self._by_item.get(mm_hash, ()))
 
-    def naming_any(self, mm_hashes: Iterable[str]) -> Iterator[RequestState]:
-        """The requests that have any of these items; one that has several comes several times."""
+    def with_any_item(self, mm_hashes: Iterable[str]) -> Iterator[RequestState]:
+        """The requests with any of these items; one with several of them is yielded several times."""
         for mm_hash in mm_hashes:
             yield from self._by_item.get(mm_hash, ())
 
     def features(self) -> Iterator[tuple[str, MMFeature]]:
-        """Every key with one feature that has it."""
+        """Each mm_hash with the feature of one of its requests."""
         for key, states in self._by_item.items():
             state = next(iter(states))
             yield key, next(feature for feature in state.features if feature.mm_hash == key)

@@ -22,7 +22,7 @@ from triptych.types import SamplingParams
 if TYPE_CHECKING:
     from triptych.models.base import GenerationDefaults
 
-#: Below this, logits divided by the temperature leave float32: greedy is what is meant.
+#: Below this, logits divided by the temperature overflow float32: sampling is greedy.
 _LEAST_TEMPERATURE = 1e-5
 _MAX_STOP_CHARS = 1024
 _MAX_STOP_TOKEN_IDS = 128
@@ -70,9 +70,9 @@ def resolve(
     prompt_field: str = "messages",
     vocab_size: int | None = None,
 ) -> ResolvedSampling:
-    """`params` with the checkpoint's defaults where it is silent; InvalidRequest names the field.
+    """`params`, with the checkpoint's defaults where they are unset; InvalidRequest names the field.
 
-    Everything is checked: the message may come from any process that can reach the port.
+    Everything is checked, since any process that can reach the port may have sent them.
     """
     room = _room(prompt_len, max_model_len, prompt_field)
     max_tokens = _max_tokens(params, defaults, room, prompt_len)

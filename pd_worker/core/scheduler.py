@@ -24,7 +24,7 @@ from triptych.types import FinishReason
 
 
 class Scheduler:
-    """`schedule`, execute, `update`, in turn. Requests are served by arrival, resumed ones first.
+    """`schedule`, execute, `update`, in turn. Requests are served in order of arrival, resumed ones first.
 
     A request waits for room for its items, then for the items, then for a slot and blocks. It gets the blocks
     of all its known tokens when it starts, and one more at a time while it decodes. When none is left, the
@@ -98,13 +98,13 @@ class Scheduler:
         self._requests.add(state)
         self._waiting.add(state)
         if request.output.finished is not None:
-            # A resumed request whose output had ended before it was submitted here.
+            # A resumed request whose output was complete before it was submitted here.
             if text := request.output.flush():
                 self._events.append(request_events.new_tokens(state, (), text))
             self._finish(state, request.output.finished)
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
-        """These embeddings are in the store, for requests too that are submitted a little later."""
+        """These embeddings are in the store; counts also for requests that are submitted shortly after."""
         self._item_stage.mark_ready(mm_hashes, now)
 
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
@@ -115,7 +115,7 @@ class Scheduler:
                 self._finish(state, FinishReason.ABORT)
 
     def fail(self, request: EngineRequest, error: RequestError) -> None:
-        """Ends one request with `error`, also one that `add` has failed on."""
+        """Ends one request with `error`, even one on which `add` raised."""
         state = self._requests.get(request.key)
         if state is not None and state.request.attempt == request.attempt:
             self._finish(state, FinishReason.ERROR, error)
@@ -197,7 +197,7 @@ class Scheduler:
             self._finish(state, FinishReason.ERROR, error)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
-            if place in result.spoiled:
+            if place in result.non_finite:
                 error = InternalError("the model's output for this request is NaN or infinity")
                 self._finish(chunk.state, FinishReason.ERROR, error)
             elif (reason := result.errors.get(index)) is not None and chunk.samples:
@@ -232,7 +232,7 @@ class Scheduler:
             self._wait_again(state)
 
     def _wait_again(self, state: RequestState, *, swapped: bool = False) -> None:
-        """The request has no blocks: it starts again, or goes on where it stopped if it is swapped."""
+        """Queues a request without blocks: to be recomputed, or to continue where it stopped if swapped."""
         state.num_computed_tokens = 0
         keeps_room = self.items.preempt(state, swapped=swapped)
         state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
@@ -281,7 +281,7 @@ class Scheduler:
     def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
         """A block for the newest token, preempting the latest requests when none is free."""
         if state.num_computed_tokens % self.kv.block_size:
-            return True  # The block of the token before has room.
+            return True  # The previous token's block has room.
         while not self.kv.grow(state.request_id, state.num_tokens):
             victim = self._running[-1]
             if victim is state:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class ItemStats:
-    """Gauges of embeddings as of now, and where items were found since the last report."""
+    """Current gauges of embeddings, and counts of where items were found since the last report."""
 
     cross_tables: int = 0
     encoder_cache_bytes: int = 0
@@ -22,7 +22,7 @@ class ItemStats:
 
 @dataclass(slots=True)
 class Latencies:
-    """Seconds to and between tokens, and of whole requests, since the last report."""
+    """Latencies in seconds since the last report: to the first token, between tokens, of whole requests."""
 
     first_token: list[float] = field(default_factory=list)
     between_tokens: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Gauges as of now, and counts and latencies since the last report."""
+    """Current gauges, and counts and latencies since the last report."""
 
     num_running: int
     num_waiting: int

@@ -98,7 +98,7 @@ class WaitingRequests:
         #: Not admitted: with items, and text only.
         self._for_room = OrderedRequests()
         self._text = OrderedRequests()
-        #: Admitted, and all items are resident, or being copied from their host copies, as far as is known.
+        #: Admitted, with all items resident or being moved from their host copies, as far as is known.
         self.startable = OrderedRequests()
         self._changed: set[RequestState] = set()
         #: Those whose items have never all been resident.
@@ -117,7 +117,7 @@ class WaitingRequests:
         self._all.add(state)
         if state.features and state.items_at is None:
             self._incomplete.add(state)
-        self.file(state)
+        self.requeue(state)
 
     def discard(self, state: RequestState) -> None:
         """Idempotent."""
@@ -127,8 +127,8 @@ class WaitingRequests:
         self._incomplete.discard(state)
         self.prefixes.forget(state)
 
-    def file(self, state: RequestState) -> None:
-        """Moves the request to the queue of its status."""
+    def requeue(self, state: RequestState) -> None:
+        """Moves the request to the queue that belongs to its status."""
         self._for_room.discard(state)
         self._text.discard(state)
         self.startable.discard(state)
@@ -142,7 +142,7 @@ class WaitingRequests:
             self.startable.add(state)
 
     def completed(self, state: RequestState) -> None:
-        """All its items have been resident."""
+        """All items of the request have been resident once."""
         self._incomplete.discard(state)
 
     def recheck(self, states: Iterable[RequestState]) -> None:

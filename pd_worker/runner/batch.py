@@ -16,14 +16,16 @@ from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import EngineRequest
 
-#: Above this many encoder rows one call per encoder output costs less than one gathered copy of all.
+#: From this many encoder rows on, one call per encoder output costs less than one gathered copy of all.
 _LONG_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of the decoder. `token_ids` [T], `positions` [rows, T]; `last` [N] are the batch indices of
-    the tokens whose logits are sampled, those of `sampling` in order."""
+    """Inputs of the decoder for one step: `token_ids` [T] and `positions` [rows, T].
+
+    `last` [N] are the batch indices of the tokens whose logits are sampled, in the order of `sampling`.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -47,7 +49,7 @@ class BatchBuilder:
         backend: str = "sdpa",
         gather_bytes: int = 0,
     ) -> None:
-        """`gather_bytes` of keys and values are gathered at once, at most; 0: what suits the device."""
+        """`gather_bytes` bounds the keys and values gathered at once; 0: a default for the device."""
         self._cache = cache
         self._rows = position_rows
         self._device = device
@@ -64,8 +66,7 @@ class BatchBuilder:
         embeddings: EncoderCacheMap,
         view: DecodeView | None = None,
     ) -> Batch:
-        """`chunks` in batch order: those of one token first, see `in_batch_order`, as `view` has arranged
-        them."""
+        """The batch of `chunks`, which are in the order of `in_batch_order` or of `view`."""
         tokens: list[int] = []
         slots: list[int] = []
         last: list[int] = []
@@ -92,7 +93,7 @@ class BatchBuilder:
         return [chunk.block_ids[i // size] * size + i % size for i in range(chunk.start, chunk.end)]
 
     def _positions(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
-        """[rows, T]; a run of decodes becomes one tensor."""
+        """Positions [rows, T] of the batch; consecutive decodes become one tensor."""
         parts: list[torch.Tensor] = []
         flat: list[int] = []
         for chunk in chunks:
@@ -156,9 +157,9 @@ class BatchBuilder:
         )
 
     def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
-        """[D, blocks] padded with the row's first block, and whether gathered keys need a mask.
+        """Block tables [D, blocks], and whether gathered keys need a mask.
 
-        Never padded with another request's block: masked keys are read too.
+        A row is padded with its own first block, never with another request's: masked keys are read too.
         """
         longest = max(map(len, tables), default=0)
         rows = [[*table, *([table[0]] * (longest - len(table)))] for table in tables]
@@ -178,7 +179,7 @@ class BatchBuilder:
         )
 
     def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
-        """One span for each encoder output, where that reads less than all decodes at once would."""
+        """One span per encoder output where that reads less than one gather for all decodes; else none."""
         tokens: dict[tuple[int, ...], list[int]] = {}
         for index, chunk in enumerate(decodes):
             tokens.setdefault(chunk.cross_blocks, []).append(index)
@@ -209,14 +210,14 @@ class BatchBuilder:
 
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
-    """One-token chunks first, by length, since those of similar length are gathered together."""
+    """The batch's order: one-token chunks first, by length, since similar lengths are gathered together."""
     return sorted(
         chunks, key=lambda chunk: (chunk.count > 1, len(chunk.block_ids) if chunk.count == 1 else 0)
     )
 
 
 def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:
-    """Tokens [start, end) of prompt and output."""
+    """Tokens [start, end) of prompt plus output."""
     prompt = request.num_prompt_tokens
     tokens = list(request.prompt_token_ids[start:end])
     if end > prompt:

@@ -150,10 +150,10 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self.kv_cache.watch(len(batch.token_ids))
         hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
         counts = [chunk.count for chunk in ordered]
-        if spoiled := spoiled_chunks(hidden, counts, self.kv_cache.finite):
-            hidden = self._forget(spoiled, ordered, batch, hidden)
-            gone = {id(ordered[index]) for index in spoiled}
-            output.spoiled = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
+        if non_finite := non_finite_chunks(hidden, counts, self.kv_cache.finite):
+            hidden = self._forget(non_finite, ordered, batch, hidden)
+            gone = {id(ordered[index]) for index in non_finite}
+            output.non_finite = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
         if not batch.sampling:
             return
         logits = self._decoder.logits(hidden[batch.last])
@@ -177,11 +177,11 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         return [*arranged, *ordered[len(decodes) :]], self._view
 
     def _forget(
-        self, spoiled: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
+        self, non_finite: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Clears these chunks in the KV cache, and in `hidden`, from which all are sampled."""
         slots = torch.split(batch.attention.slots, [chunk.count for chunk in ordered])
-        for index in spoiled:
+        for index in non_finite:
             logger.warning(
                 "request %s: the model's output is NaN or infinity: try a wider --dtype",
                 ordered[index].state.request.name,
@@ -239,7 +239,7 @@ def _add_errors(
             )
 
 
-def spoiled_chunks(
+def non_finite_chunks(
     hidden: torch.Tensor, counts: Sequence[int], written: torch.Tensor | None = None
 ) -> list[int]:
     """Indices of the chunks, of `counts` tokens each, with NaN or infinity in `hidden` [T, hidden].

@@ -8,8 +8,8 @@ from collections import OrderedDict
 class BlockPool:
     """`num_blocks` reference-counted blocks, for every kind of block table.
 
-    A block without references is free. One whose content has a digest can still be found, until it is
-    allocated again, least recently used first.
+    A block without references is free. Its content can still be found by digest until the block is allocated
+    again, least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -20,7 +20,7 @@ class BlockPool:
 
     def reset(self) -> None:
         """Frees all blocks and forgets their contents."""
-        # By block; no object for each, since a large cache has a million of them.
+        # Lists by block, not an object per block: a large cache has a million blocks.
         self._refs = [0] * self.num_blocks
         self._digests: list[bytes | None] = [None] * self.num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
@@ -71,19 +71,19 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)
 
     def label(self, block: int, digest: bytes) -> None:
-        """Makes a written block findable. Where two requests compute equal content the first block counts."""
+        """Makes a written block findable by digest; of two blocks with equal content, the first one."""
         if digest not in self._by_digest:
             self._by_digest[digest] = block
             self._digests[block] = digest
             self._changes.add(digest)
 
     def drain_changes(self) -> set[bytes]:
-        """Digests that `label` has made findable, or that were evicted with their block."""
+        """Digests that were cached by `label` or evicted with their block since the last call."""
         changes, self._changes = self._changes, set()
         return changes
 
     def relabel(self, block: int, digest: bytes) -> None:
-        """As `label`, but this block is the one that is found from now on."""
+        """As `label`, but this block replaces any other one under the digest."""
         former = self._by_digest.get(digest)
         if former is not None and former != block:
             self._digests[former] = None

@@ -76,7 +76,7 @@ class CrossKVManager:
         return None if table is None else table.plan
 
     def state(self, plan: ItemPlan) -> TableState:
-        """Without taking a reference."""
+        """The state of the item's table; takes no reference."""
         table = self._tables.get(plan.mm_hash)
         if table is not None:
             return TableState.READY if table.ready else TableState.PENDING
@@ -164,7 +164,7 @@ class CrossKVManager:
     def _find(self, plan: ItemPlan) -> tuple[int, ...] | None:
         identity = plan_identity(plan)
         blocks = []
-        # The one that is evicted first is looked up first.
+        # In the order of eviction: the first block to be evicted is looked up first.
         for index in reversed(range(self.blocks_for(plan))):
             block = self._pool.find(_digest(identity, index))
             if block is None:

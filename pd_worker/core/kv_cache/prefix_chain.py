@@ -16,8 +16,8 @@ class PrefixChain:
     """Digests of a request's full blocks, made once and extended as tokens come.
 
     A digest covers its parent's, the block's token ids, and (plan, item offset relative to the block's
-    start) of every item that overlaps the block: placeholder ids alone are equal for different images. The
-    whole plan, since its grid decides the positions of all that follows.
+    start) of every item that overlaps the block, since different images have equal placeholder ids. The whole
+    plan, since its grid decides the positions of all later tokens.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 
 
 def plan_identity(plan: ItemPlan) -> bytes:
-    """Digest input for an item: its hash and all that decides how its embedding stands in a prompt."""
+    """Digest input for an item: its mm_hash and everything that decides how a prompt uses its embedding."""
     numbers = [plan.rows, plan.width, plan.length, len(plan.grid_thw), *plan.grid_thw]
     for start, count in plan.runs or ():
         numbers += (start, count)
@@ -75,7 +75,7 @@ def plan_identity(plan: ItemPlan) -> bytes:
 
 
 def overlaps(placement: Placement, start: int, end: int) -> bool:
-    """Whether an item stands in tokens [start, end); one without a span stands at its offset."""
+    """Whether an item overlaps tokens [start, end); a cross item, without a span, counts at its offset."""
     if placement.length == 0:
         return start <= placement.offset < end
     return placement.offset < end and placement.end > start

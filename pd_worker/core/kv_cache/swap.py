@@ -94,7 +94,7 @@ class SwapManager:
         self._leaving.clear()
 
     def fail(self) -> list[str]:
-        """The step's copies have failed; the ids of the requests that are not swapped after all."""
+        """The step's copies have failed; the ids of the requests that could not be swapped."""
         lost = [request_id for request_id in self._leaving if request_id in self._requests]
         for request_id in lost:
             self.free(request_id)

@@ -47,7 +47,7 @@ def test_others_beside_it_and_after_it_in_its_blocks_are_exact(
     checkpoint: Checkpoint, value: float, budget: int
 ) -> None:
     expected = [reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS]
-    # Few blocks: those of the spoiled request are soon somebody else's.
+    # Few blocks: those of the non_finite request are soon somebody else's.
     flags = {"max_num_batched_tokens": budget, "kv_memory": MIB // 2, "prefix_caching": False}
     with engine_cell(checkpoint, **flags) as cell:
         for _ in range(3):
@@ -65,14 +65,14 @@ def test_logits_that_leave_no_token_end_their_own_request_alone(
     checkpoint: Checkpoint, bad: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = {prompt: reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS}
-    logits, spoiled = checkpoint.decoder.logits, False
+    logits, non_finite = checkpoint.decoder.logits, False
 
     def spoil_one(hidden: torch.Tensor) -> torch.Tensor:
         """One row of the first step that has some."""
-        nonlocal spoiled
+        nonlocal non_finite
         values = logits(hidden)
-        if len(values) > 1 and not spoiled:
-            spoiled = True
+        if len(values) > 1 and not non_finite:
+            non_finite = True
             if bad is None:
                 values[-1] = -torch.inf
             else:
@@ -94,7 +94,7 @@ def test_logits_that_leave_no_token_end_their_own_request_alone(
                 assert cell.tokens(request.request_id) == expected[prompt]
             else:
                 errors.append(error)
-        assert len(errors) == 1, "two rows were computed together, and one was spoiled"
+        assert len(errors) == 1, "two rows were computed together, and one was non_finite"
         assert isinstance(errors[0], InternalError) and "NaN, infinite" in str(errors[0])
         cell.assert_at_rest()
 
@@ -111,15 +111,15 @@ def test_a_key_that_overflows_in_half_precision_ends_its_request_and_leaves_the_
     half: Checkpoint, bad: float, component: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A score of -inf keeps the token's own row finite, so that its row alone does not show it."""
-    write, spoiled = PagedKVCache.write, False
+    write, non_finite = PagedKVCache.write, False
 
     def overflow(
         self: PagedKVCache, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
         """One number of the last key of the first prefill."""
-        nonlocal spoiled
-        if len(key) > 4 and not spoiled:
-            spoiled = True
+        nonlocal non_finite
+        if len(key) > 4 and not non_finite:
+            non_finite = True
             key = key.clone()
             key[-1, 0, component] = bad
         write(self, layer, slots, key, value)

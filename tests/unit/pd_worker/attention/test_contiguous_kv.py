@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.pd_worker.attention.contiguous_kv import DecodeView, Held, assign_rows
+from triptych.pd_worker.attention.contiguous_kv import DecodeView, RowContent, assign_rows
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
 
@@ -20,12 +20,12 @@ def key(name: str) -> tuple[str, str, int]:
     return ("proxy", name, 1)
 
 
-def held(*names: str | None) -> list[Held | None]:
-    return [None if name is None else Held(key(name), 5) for name in names]
+def held(*names: str | None) -> list[RowContent | None]:
+    return [None if name is None else RowContent(key(name), 5) for name in names]
 
 
-def assigned(there: list[Held | None], *names: str) -> tuple[list[int], list[int]]:
-    return assign_rows(there, [Held(key(name), 5) for name in names])
+def assigned(there: list[RowContent | None], *names: str) -> tuple[list[int], list[int]]:
+    return assign_rows(there, [RowContent(key(name), 5) for name in names])
 
 
 def test_who_has_a_row_keeps_it_whatever_the_order() -> None:
@@ -41,12 +41,12 @@ def test_fewer_sequences_close_the_gap() -> None:
 
 
 def test_a_row_of_another_length_holds_something_else() -> None:
-    assert assign_rows([Held(key("a"), 4)], [Held(key("a"), 5)]) == ([0], [0])
+    assert assign_rows([RowContent(key("a"), 4)], [RowContent(key("a"), 5)]) == ([0], [0])
 
 
 def test_a_stale_copy_in_another_row_is_not_taken_for_the_sequence() -> None:
-    there = [Held(key("a"), 5), Held(key("a"), 3)]
-    assert assign_rows(there, [Held(key("a"), 5), Held(key("b"), 2)]) == ([0, 1], [1])
+    there = [RowContent(key("a"), 5), RowContent(key("a"), 3)]
+    assert assign_rows(there, [RowContent(key("a"), 5), RowContent(key("b"), 2)]) == ([0, 1], [1])
 
 
 def make_cache() -> PagedKVCache:

@@ -230,7 +230,7 @@ def test_what_could_never_run_is_refused_by_name(make: Make, features: list[MMFe
 
 def test_a_decoder_only_model_takes_no_cross_item() -> None:
     engine = ModellessEngine(STORE)
-    with pytest.raises(InvalidRequest, match="outside of the prompt"):
+    with pytest.raises(InvalidRequest, match="outside the prompt"):
         engine.add(make_request("a", [2, 0], [make_cross("text", 3)]))
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.runner.model_runner import check_projection, spoiled_chunks
+from triptych.pd_worker.runner.model_runner import check_projection, non_finite_chunks
 
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    ("bad", "counts", "spoiled"),
+    ("bad", "counts", "non_finite"),
     [
         ({}, [1, 1, 4], []),
         ({1: NAN}, [1, 1, 4], [1]),
@@ -21,15 +21,15 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_chunk_with_one_value_that_is_no_number_is_spoiled(bad, counts, spoiled, dtype):
+def test_a_chunk_with_one_value_that_is_no_number_is_spoiled(bad, counts, non_finite, dtype):
     hidden = torch.ones(6, 8, dtype=dtype)
     for row, value in bad.items():
         hidden[row, 3] = value
-    assert spoiled_chunks(hidden, counts) == spoiled
+    assert non_finite_chunks(hidden, counts) == non_finite
 
 
 def test_values_whose_sum_leaves_the_range_are_numbers_all_the_same():
-    assert spoiled_chunks(torch.full((64, 4096), 3.0e38), [64]) == []
+    assert non_finite_chunks(torch.full((64, 4096), 3.0e38), [64]) == []
 
 
 @pytest.mark.parametrize("name", ["key", "value"])
@@ -51,10 +51,10 @@ def test_a_key_that_overflows_in_half_precision_spoils_its_chunk_though_its_row_
     cache.write(0, slots, **{"key": fine, "value": fine, name: poor})
     cache.write(1, slots, fine, fine)
     hidden = torch.ones(6, 8, dtype=torch.float16)
-    assert spoiled_chunks(hidden, [1, 1, 4], cache.finite) == [2]
+    assert non_finite_chunks(hidden, [1, 1, 4], cache.finite) == [2]
     cache.watch(6)
     cache.write(0, slots, fine, fine)
-    assert spoiled_chunks(hidden, [1, 1, 4], cache.finite) == []
+    assert non_finite_chunks(hidden, [1, 1, 4], cache.finite) == []
 
 
 @pytest.mark.parametrize("place", ["key", "value"])
