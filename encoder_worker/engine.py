@@ -27,7 +27,7 @@ from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 
-#: Longest sleep of an idle engine: it beats that often.
+#: Longest sleep of an idle engine, which beats after each.
 _LONGEST_SLEEP = 1.0
 
 
@@ -48,7 +48,7 @@ class TowerItem:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An item has left the tower with `output`, whose save has begun if `saving`; or with `error`."""
+    """An item is encoded: `output`, whose save has begun if `saving`, or `error`."""
 
     mm_hash: str
     seconds: float
@@ -75,7 +75,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """The save did not land; it may be tried again by `EncoderEngine.save`."""
+    """The save failed; `EncoderEngine.save` may try it again."""
 
     mm_hash: str
     reason: str
@@ -102,13 +102,13 @@ _Order = _BatchOrder | _SaveOrder | None
 class EncoderEngine(ECConnectorModelRunnerMixin):
     """The tower's model runner: encodes batches in its own thread, saves outputs through its EC connector.
 
-    A save that has landed is reported at once, by the thread in which it landed: the item's requests need not
-    wait for the batch that is in the tower by then.
+    The end of a save is reported at once, by the connector's thread: the item's requests do not wait for the
+    batch that is in the tower meanwhile.
 
     `pacer` is entered while the tower computes. `thread_per_batch`: each batch has a thread of its own, which
     ends with it; for a process in which another engine computes in parallel (see `in_short_lived_thread`).
 
-    `beat` is to be watched: a thread that dies, of a device that is lost for example, reports nothing.
+    `beat` has to be watched: a thread that dies, for example of a lost device, reports nothing.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         self.shutdown_ec_transfer()
 
     def encode(self, batch: Sequence[TowerItem]) -> Future[BatchDone]:
-        """Hands a batch over; one `Encoded` per item is emitted before the batch is done."""
+        """Queues a batch; one `Encoded` per item is emitted before the future is done."""
         order = _BatchOrder(batch, Future())
         order.done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         self._orders.put(order)
@@ -179,7 +179,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 order.done.set_result(self._run_batch(order.items))
 
     def _run_batch(self, batch: Sequence[TowerItem]) -> BatchDone:
-        """Every item is answered, and then the batch, whatever fails."""
+        """Runs a batch; reports every item, even if the step raises."""
         try:
             return in_short_lived_thread(self._step, batch) if self._thread_per_batch else self._step(batch)
         except Exception as error:
@@ -207,12 +207,12 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             try:
                 self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
             except Exception:
-                logger.exception("an item could not be answered as it should")
+                logger.exception("the output of an item could not be reported")
                 self._report(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
         return BatchDone(len(fresh), self._calls, seconds)
 
     def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
-        """One output or error per item; an item that fails takes no other with it."""
+        """One output or error per item; a failing item does not fail the others of its batch."""
         try:
             return self._encode(items)
         except Exception as error:
@@ -284,16 +284,16 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
 
 
 def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
-    """The output; an error where it holds NaN or infinity, which would spread to other requests' answers.
+    """The output; an error where it has NaN or infinity, which would spread to other requests.
 
-    A KV block is not emptied before its next use, and a weight of zero times NaN is NaN.
+    A KV block is not zeroed before its next use, and an attention weight of zero times NaN is NaN.
     """
     if tuple(data.shape) != (plan.rows, plan.width):
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
-    # The sum is cheaper than a mask of all elements; only a sum of NaN or infinity is worth a closer look.
+    # A sum is cheaper than a mask of all elements; the elements are checked only if the sum is not finite.
     if not math.isfinite(float(data.sum(dtype=torch.float32))) and not bool(torch.isfinite(data).all()):
         logger.warning(
-            "an item is refused, it has NaN or infinity: where %s overflows often, try another --dtype",
+            "an item is refused: its embedding has NaN or infinity; if %s often overflows, change --dtype",
             plan.dtype,
         )
         return InvalidRequest(

@@ -1,4 +1,4 @@
-"""Tower outputs to host memory, on a stream of their own where there is one."""
+"""Copies of tower outputs to host memory; on CUDA on a stream of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HostCopier:
     """Copies the outputs of a batch to the host, contiguous and complete.
 
     On CUDA they pass through one page-locked buffer, taken at start, on a stream of their own, so that they
-    do not queue behind other work of the device; what is returned is ordinary memory of exactly their size.
+    do not queue behind other work of the device; the results are ordinary memory of exactly their size.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,7 +65,7 @@ def staged(
 
 
 def _stretches(nbytes: int, filled: int, size: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) of parts of `nbytes`: the first fills up a buffer of `size`, the others have its size."""
+    """Ranges [start, stop) that split `nbytes`: the first fills a buffer of `size`, others have its size."""
     start, room = 0, size - filled or size
     while start < nbytes:
         stop = min(nbytes, start + room)

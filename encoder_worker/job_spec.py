@@ -1,4 +1,4 @@
-"""What a stream asks for, and what all items of one encoder worker have in common."""
+"""The parameters of an encoder job, and the format of all embeddings of one encoder worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.types import ItemPlan
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A stream's request; see `EncodeJob` of the protocol. `timeout` is in seconds."""
+    """The parameters of a stream's job; see `EncodeJob` in the proto. `timeout` is in seconds."""
 
     job_id: str
     request_id: str
@@ -30,7 +30,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
-    """What this worker's plans have in common."""
+    """The fields that all plans of this worker share."""
 
     namespace: str
     modality: str

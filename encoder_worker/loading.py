@@ -1,4 +1,4 @@
-"""A worker's tower: loaded, warmed up, and on a GPU measured by its largest batch."""
+"""Loading of a worker's tower: weights, warm-up, and on a GPU the memory of its largest batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
 
 
 def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:
-    """What the largest batch takes of a GPU, by running it; ConfigError where that does not fit.
+    """Bytes that the largest batch takes on a GPU, measured by running it; ConfigError if it does not fit.
 
     0 on a CPU, where the run would take too long.
     """
@@ -52,7 +52,7 @@ def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:
 
 
 def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: DeviceMemory) -> int:
-    """What the largest batch takes of the device above the weights; ConfigError where that does not fit."""
+    """Bytes of the largest batch above the weights, measured; ConfigError if they do not fit."""
     batch = largest_batch(config, encoder)
     memory.reset_peak()
     held = memory.used()
@@ -60,7 +60,7 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
     with torch.inference_mode():
         encoder.encode(batch)
     activations = max(0, memory.peak() - held)
-    # What the run has left in the allocator is given back.
+    # Returns what the run has left in torch's allocator.
     memory.reset_peak()
     if held + activations > budget:
         raise ConfigError(
@@ -72,7 +72,7 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
 
 
 def largest_batch(config: EncoderConfig, encoder: EncoderSide) -> Sequence[PreparedItem]:
-    """A batch of the longest items that are taken, as many as --encoder-batch-patches lets in."""
+    """A batch of the largest accepted items, as many as --encoder-batch-patches allows."""
     media = encoder.sample()
     if encoder.modality == "image":
         side = max(1, math.isqrt(config.max_image_pixels))

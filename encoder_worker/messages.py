@@ -1,4 +1,4 @@
-"""Jobs and events between the wire and this worker's own types."""
+"""Conversion of protobuf messages of encoder jobs to this worker's types and back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from triptych.hashing import canonical, check_mm_hash
 from triptych.protos import encoder_pb2
 from triptych.protos.convert import error_to_proto, plan_to_proto
 
-#: Longest life of a job in seconds.
+#: Longest timeout of a job in seconds.
 MAX_TIMEOUT = 3600.0
 _MAX_OPTIONS_CHARS = 64 << 10
-#: Of what is kept or written to the log as it came.
+#: Longest fields that are stored or logged unchanged.
 _MAX_CHARS = {"job_id": 512, "request_id": 256, "label": 256, "salt": 1024, "failed_lease_token": 256}
 _DIGEST = re.compile(r"([0-9a-f]{40})?")
 
@@ -64,14 +64,14 @@ def _options(text: str) -> Mapping[str, object]:
         options = json.loads(text or "{}")
         if not isinstance(options, dict):
             raise error
-        canonical(options)  # what cannot be part of a key: huge numbers, half characters, deep nesting
+        canonical(options)  # raises for what cannot be hashed: huge numbers, lone surrogates, deep nesting
     except (ValueError, OverflowError, RecursionError):
         raise error from None
     return options
 
 
 def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
-    """An event as it travels."""
+    """The event as a protobuf message."""
     match event:
         case Planned(plan):
             return encoder_pb2.EncodeEvent(planned=plan_to_proto(plan))

@@ -1,4 +1,4 @@
-"""Which item is preprocessed, asked for again, or encoded next: decisions only, no IO, no tensors."""
+"""The encoder worker's scheduler: which item to preprocess, ask for again or encode. No I/O, no tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 
 class Stage(enum.Enum):
-    """Where an item is.
+    """The stage of an item.
 
     NO_MEDIA -> MEDIA -> PREPARING -> PREPARED -> ENCODING
        ^  |       ^                      |
@@ -27,29 +27,29 @@ class Stage(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class EncoderItem:
-    """State of one item in an encoder worker, as far as its order depends on it."""
+    """The scheduling state of one item."""
 
     re_encode: bool = False
-    #: Whether the store has been asked, which comes first; None: not even begun.
+    #: Whether the item has been looked up in the store, its first stage; None: not begun.
     looked_up: bool | None = None
     stage: Stage = Stage.NO_MEDIA
-    #: Bytes of the pixels, and the item's share of a batch; known once it has been preprocessed.
+    #: Bytes of the prepared pixels, and the item's cost in a batch; set once it is preprocessed.
     nbytes: int = 0
     cost: int = 0
     prepared_at: int | None = field(default=None, init=False)
-    #: When permission to run came; None: there is none.
+    #: When permission to run was given; None: not yet.
     permitted_at: int | None = field(default=None, init=False)
-    #: The item has one of the tower's places: only then its pixels stay.
+    #: The item has one of the `tower_credit` places, so that its pixels are kept.
     placed: bool = field(default=False, init=False)
 
     @property
     def planned(self) -> bool:
-        """Its sizes are known."""
+        """The item's plan is known."""
         return self.prepared_at is not None
 
     @property
     def waiting(self) -> bool:
-        """It is planned, has permission, and is not in the tower."""
+        """The item is planned, has permission, and is not in the tower."""
         return self.planned and self.permitted_at is not None and self.stage is not Stage.ENCODING
 
     @property
@@ -58,28 +58,28 @@ class EncoderItem:
 
     @property
     def pinned(self) -> bool:
-        """Its pixels stay, or their room is kept until they are back."""
+        """Its pixels are kept, or their room until they are prepared again."""
         return self.placed if self.has_pixels else self.planned and self.stage is not Stage.NO_MEDIA
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Re-encodes first, then by permission; equals by arrival."""
+        """Sort key: re-encodes first, then by permission."""
         return (not self.re_encode, self.permitted_at or 0)
 
     def drop_pixels(self) -> None:
-        """They give their memory back."""
+        """Drops the prepared pixels."""
         self.stage = Stage.NO_MEDIA
 
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """Items by where they are: without permission, waiting for the tower, in it or being saved."""
+    """Counts of items: all, planned without permission, queued for the tower, in it or being saved."""
 
     items: int
     planned: int = 0
     queued: int = 0
     encoding: int = 0
-    #: Of prepared pixels.
+    #: Bytes of prepared pixels.
     prepared_bytes: int = 0
 
 
@@ -87,17 +87,17 @@ Item = TypeVar("Item", bound=EncoderItem)
 
 
 class EncoderScheduler(Generic[Item]):
-    """Order of one encoder worker's items, which are kept by arrival; it alone changes their stage.
+    """The scheduler of one encoder worker. It keeps items in order of arrival and alone changes their stage.
 
     `prepared_memory` bounds the bytes of prepared pixels, `batch_patches` the cost of one batch,
     `preparations` the items in preprocessing at once, `tower_credit` the planned items that wait for the
-    tower with their pixels: proxies divide it among themselves, but each has one at least, so more items
-    may have permission. Those wait as if they had none.
+    tower with their pixels: proxies share it, but each has at least one, so more items may have permission.
+    Those without a place wait as if they had none.
 
     Pixels of items without a place may be dropped at any time, the oldest first. Those of items with one
-    stay: dropping them too would let two items push each other out for ever. Permission is no reason to hold
-    more than the memory, so such an item asks for its media only when there is room for it, in run order, and
-    one item may always be in memory, however large.
+    stay: otherwise two items could evict each other for ever. Permission does not raise the memory limit: an
+    item with a place asks for its media only when there is room for it, in run order. One item alone may
+    always be in memory, however large.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class EncoderScheduler(Generic[Item]):
         return sum(not item.planned for item in self._items)
 
     def counts(self) -> SchedulerCounts:
-        """What is held now."""
+        """The current counts."""
         counts = SchedulerCounts(items=len(self._items))
         for item in self._items:
             if item.has_pixels:
@@ -147,40 +147,40 @@ class EncoderScheduler(Generic[Item]):
         self._fill_places()
 
     def next_look_up(self) -> Item | None:
-        """A new item: the store is asked for it before anything else."""
+        """The next item to look up in the store, which is done before anything else."""
         item = next((item for item in self._items if item.looked_up is None), None)
         if item is not None:
             item.looked_up = False
         return item
 
     def needs_media(self, item: Item) -> bool:
-        """Whether media that arrive now are of use."""
+        """Whether the item can use media that arrive now."""
         return item.stage is Stage.REQUESTED or (item.stage is Stage.NO_MEDIA and not item.planned)
 
     def media_arrived(self, item: Item) -> None:
-        """All media of an item that `needs_media` are here."""
+        """All media of an item that `needs_media` have arrived."""
         item.stage = Stage.MEDIA
 
     def media_lost(self, item: Item) -> None:
-        """Media that were asked for again will not come: they may be asked for elsewhere."""
+        """The stream that was asked for the media again is gone: another one may be asked."""
         if item.stage is Stage.REQUESTED:
             item.stage = Stage.NO_MEDIA
 
     def permit(self, item: Item) -> None:
-        """Permission to use the tower. A second one changes nothing."""
+        """Gives permission to use the tower. Idempotent."""
         if item.permitted_at is None:
             item.permitted_at = next(self._clock)
             self._fill_places()
 
     def withdraw(self, item: Item) -> None:
-        """The permission is gone with the stream that had it."""
+        """Takes the permission back, with the stream that gave it."""
         if item.stage is not Stage.ENCODING:
             item.permitted_at, item.placed = None, False
             self.media_lost(item)
             self._fill_places()
 
     def _fill_places(self) -> None:
-        """Planned items with permission get the free places: re-encodes first, then in order."""
+        """Gives free places to planned items with permission: re-encodes first, then in order."""
         placed = [item for item in self._items if item.placed and item.stage is not Stage.ENCODING]
         free = self._tower_credit - len(placed)
         if free > 0:
@@ -204,14 +204,14 @@ class EncoderScheduler(Generic[Item]):
         return item
 
     def prepared(self, item: Item, *, nbytes: int, cost: int) -> None:
-        """The item's pixels are here; others' (or its own) are dropped for them where memory is short."""
+        """The item's pixels are prepared; others' or its own are dropped where memory is short."""
         item.stage = Stage.PREPARED
         item.nbytes, item.cost, item.prepared_at = nbytes, cost, next(self._clock)
         self._fill_places()
         self._make_room(item)
 
     def _make_room(self, newest: Item) -> None:
-        """Drops pixels, oldest first and the newest's own last, until held and awaited bytes fit."""
+        """Drops pixels, oldest first and the newest's own last, until held and reserved bytes fit."""
         no_media = Stage.NO_MEDIA
         holders = [i for i in self._items if i.stage is not no_media and i.prepared_at is not None]
         over = sum([item.nbytes for item in holders]) - self._memory
@@ -228,7 +228,7 @@ class EncoderScheduler(Generic[Item]):
             newest.drop_pixels()
 
     def next_media_request(self) -> Item | None:
-        """A planned item whose turn it is but whose pixels are gone: ask for its media again."""
+        """The next planned item with a place whose pixels were dropped: its media are asked for again."""
         lacking = [item for item in self._items if item.placed and item.stage is Stage.NO_MEDIA]
         if not lacking:
             return None
@@ -241,10 +241,10 @@ class EncoderScheduler(Generic[Item]):
         return item
 
     def next_batch(self) -> list[Item]:
-        """The items to encode together now: re-encodes first, then run order, within the patch budget.
+        """The next batch: re-encodes first, then in run order, within `batch_patches`.
 
-        The first fits always: an item above the budget runs alone. No later item overtakes one that does
-        not fit, so large items do not starve.
+        An item above the limit runs alone. No later item overtakes one that does not fit, so that large
+        items do not starve.
         """
         runnable = [item for item in self._items if item.placed and item.stage is Stage.PREPARED]
         batch: list[Item] = []

@@ -1,4 +1,4 @@
-"""The gRPC server's Encode streams: frames in, events out; every stream ends with ready or failed in time."""
+"""The Encode RPC: media frames in, events out; every stream ends with `ready` or `failed` by its deadline."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from triptych.rpc.channels import MEDIA_FRAME_BYTES
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for the first message of a stream.
+#: Timeout of a stream's first message in seconds.
 FIRST_MESSAGE_SECONDS = 10.0
-#: Seconds between two messages of a stream whose media are on their way.
+#: Timeout between two media frames in seconds.
 FRAME_SECONDS = 30.0
-#: Seconds that the client of a ready item has for closing the stream.
+#: Seconds that the client has to close the stream of a ready item.
 CLOSING_SECONDS = 1.0
 
 Requests = AsyncIterator[encoder_pb2.EncodeRequest]
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Translates streams into calls of `JobStreams`, and the jobs' events into messages."""
+    """The gRPC servicer: turns messages into calls of `JobStreams`, and events into messages."""
 
     def __init__(self, streams: JobStreams, media: MediaBudget, format: ItemFormat) -> None:
         self._streams = streams
@@ -63,8 +63,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     event = await events.get()
                 yield event_message(event)
             if isinstance(event, Ready):
-                # Closed by both sides a stream frees itself; closed by the server alone, gRPC's message
-                # receiver is a cycle that waits for the garbage collector.
+                # A stream that both sides close is freed at once; if only the server does, gRPC's
+                # message receiver stays in a reference cycle until garbage collection.
                 await asyncio.wait([frames], timeout=CLOSING_SECONDS)
         finally:
             frames.cancel()
@@ -77,7 +77,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         except RequestError as refused:
             self._streams.fail(waiter, refused, retryable=refused.status >= 500)
         except Exception:
-            # The stream is broken, or we are: either way it must not wait for its deadline.
+            # A broken stream, or an error of this worker: do not wait for the deadline.
             spec = waiter.spec
             logger.warning(
                 "job %.64r of request %.128r (%.64r) could not be read",
@@ -88,9 +88,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             self._streams.fail(waiter, error, retryable=True)
 
     async def _read_frames(self, requests: Requests, waiter: Waiter) -> None:
-        """Nothing is read before there is room for the media: until then they stay with the client.
+        """Reads frames once there is room for the media; until then flow control keeps them at the client.
 
-        A client whose media have room has to go on sending them.
+        A client that has room has to keep sending: FRAME_SECONDS bound each wait.
         """
         frames: list[bytes] = []
         missing = waiter.spec.media_bytes
@@ -118,7 +118,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                         case _:
                             raise InvalidRequest("job: only the first message may carry it", param="job")
         except TimeoutError:
-            raise DeadlineExceeded("the job's media come too slowly") from None
+            raise DeadlineExceeded("the job's media arrive too slowly") from None
         finally:
             if missing:
                 room.release()
@@ -139,7 +139,7 @@ async def _first(requests: Requests, format: ItemFormat) -> JobSpec:
         async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
             request = await anext(requests, None)
     except TimeoutError:
-        raise DeadlineExceeded("the stream's first message did not come in time") from None
+        raise DeadlineExceeded("the stream's first message did not arrive in time") from None
     if request is None or request.WhichOneof("body") != "job":
         raise InvalidRequest("job: the stream's first message must carry it", param="job")
     return parse_job(request.job, format)

@@ -29,7 +29,7 @@ from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, s
 
 logger = logging.getLogger(__name__)
 
-#: Streams whose media wait for room are not read: without probing for better windows each holds 64 KiB.
+#: Streams that wait for media room are not read. Without BDP probing each of them buffers at most 64 KiB.
 UNREAD_STREAMS = [("grpc.http2.bdp_probe", 0)]
 #: Seconds that open jobs get after SIGTERM.
 DRAIN_SECONDS = 30.0

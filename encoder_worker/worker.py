@@ -34,9 +34,9 @@ from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 
-#: Latest outputs kept on the host.
+#: Bytes of the latest encoder outputs kept in host memory.
 OUTPUT_CACHE_BYTES = 64 * MIB
-#: Jobs before their plan that are accepted, in units of the plan credit.
+#: Accepted jobs without a plan, as a multiple of the plan credit.
 CREDIT_SLACK = 4
 
 
@@ -59,10 +59,10 @@ def worker_identity(config: EncoderConfig, model: ModelIdentity, address: str) -
 
 
 class EncoderWorker:
-    """An encoder worker without its process: all between the gRPC server and the store, in the running loop.
+    """An encoder worker without its process: everything between gRPC server and store, in the running loop.
 
-    `transfer` says where outputs are saved, in the store by default: in a memory store they are looked up
-    too, and it takes the place of the output cache. `pacer` is entered while the tower computes.
+    `transfer` configures the EC connector, by default over the store. An in-process memory store is also used
+    for look-ups and replaces the output cache. `pacer` is entered while the tower computes.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class EncoderWorker:
 
     @property
     def beat(self) -> EngineBeat:
-        """The engine's, to be watched."""
+        """The engine's beat, for the watchdog."""
         return self._engine.beat
 
     def start(self) -> None:
@@ -129,11 +129,11 @@ class EncoderWorker:
         self._loop.start()
 
     async def drain(self, grace: float) -> None:
-        """Finishes what may run, for at most `grace` seconds; new jobs are refused."""
+        """Refuses new jobs and finishes those with permission, for at most `grace` seconds."""
         await self.jobs.drain(grace)
 
     async def stop(self) -> None:
-        """Ends threads and connections, gives leases back."""
+        """Ends threads and connections, and releases the leases."""
         await self.jobs.drain(0)
         await self._loop.stop()
         await self._leases.close()
@@ -168,7 +168,7 @@ def _item_format(identity: WorkerIdentity, encoder: EncoderSide) -> ItemFormat:
 
 
 def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:
-    """How this worker's connector reaches the store. Outputs are on the host when they are saved."""
+    """The config of this worker's connector; outputs are in host memory when they are saved."""
     return ECTransferConfig(
         connector="redis",
         store_url=config.store,

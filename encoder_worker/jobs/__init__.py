@@ -1,1 +1,1 @@
-"""Encoder jobs: their state, the proxies' streams, and the way of items through tower and store."""
+"""Encoder jobs: their state, the streams that wait for them, look-ups, tower batches and saves."""

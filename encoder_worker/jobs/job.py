@@ -1,4 +1,4 @@
-"""One item's job in an encoder worker, and the streams that wait for it."""
+"""The job of one item in an encoder worker, the streams that wait for it, and the events they get."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triptych.types import ItemPlan
 
 @dataclass(slots=True)
 class JobTimings:
-    """Seconds of a job's phases."""
+    """Durations of a job's phases in seconds."""
 
     queue: float = 0.0
     preprocess: float = 0.0
@@ -28,14 +28,14 @@ class JobTimings:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Sizes of the item; no embedding exists yet."""
+    """The item's plan; there is no embedding yet."""
 
     plan: ItemPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The embedding is in the store. Ends the stream."""
+    """The embedding is in the store: a stream's last event."""
 
     plan: ItemPlan
     already_stored: bool
@@ -44,12 +44,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class MediaWanted:
-    """The prepared pixels are gone: send all media frames again."""
+    """The prepared pixels were dropped: the client has to send all media frames again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job is over without an embedding. Ends the stream."""
+    """The job failed: a stream's last event. `owner_*`: the worker that holds the item's lease."""
 
     error: RequestError
     retryable: bool
@@ -59,7 +59,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The tower makes progress on other items; this one is still in its queue."""
+    """Keep-alive: the tower makes progress on other items, this one is still queued."""
 
 
 JobEvent = Planned | Ready | MediaWanted | Waits | Failed
@@ -67,7 +67,7 @@ JobEvent = Planned | Ready | MediaWanted | Waits | Failed
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """One stream's part in a job, from join to the last event. `send` must not block."""
+    """One stream that waits for a job, from join to its last event. `send` must not block."""
 
     spec: JobSpec
     job: EncodeJob
@@ -75,7 +75,7 @@ class Waiter:
     send: Callable[[JobEvent], None]
     plan_sent: bool = False
     permitted: bool = False
-    #: The media were asked for again and have not begun to come.
+    #: The media were asked for again and no frame has arrived yet.
     media_wanted: bool = False
     #: The client has half-closed the stream.
     closed: bool = False
@@ -98,7 +98,7 @@ class Waiter:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class EncodeJob(EncoderItem):
-    """One mm_hash in this worker, from its first stream to its end."""
+    """The job of one mm_hash, from the first stream that asks for it to its end."""
 
     mm_hash: str
     started: float
@@ -110,7 +110,7 @@ class EncodeJob(EncoderItem):
     #: The stream that was asked to send the media again.
     media_sender: Waiter | None = None
     prepared: PreparedItem | None = None
-    #: The tower's rows on the host, from the encode on, or kept from an earlier job.
+    #: The encoder output in host memory, of this job or kept from an earlier one.
     output: EncoderOutput | None = None
     queued_since: float = 0.0
     save_started: float = 0.0
@@ -120,7 +120,7 @@ class EncodeJob(EncoderItem):
 
     @property
     def deadline(self) -> float:
-        """When the last waiter gives up, on the monotonic clock; the job's start when there is none."""
+        """The latest deadline of its waiters, on the monotonic clock; the job's start without waiters."""
         return max((w.deadline for w in self.waiters), default=self.started)
 
     @property
@@ -130,22 +130,22 @@ class EncodeJob(EncoderItem):
 
     @property
     def damaged_digest(self) -> str:
-        """Digest of the damaged value that some waiter saw."""
+        """Digest of the damaged value in the store that a waiter reported."""
         return next((w.spec.damaged_digest for w in self.waiters if w.spec.damaged_digest), "")
 
     @property
     def failed_lease_token(self) -> str:
-        """Token of a lease whose owner failed some waiter."""
+        """Token of a lease whose owner failed the item, as a waiter reported."""
         return next((w.spec.failed_lease_token for w in self.waiters if w.spec.failed_lease_token), "")
 
     def pop_media(self) -> tuple[VerifiedMedia | None, MediaRoom | None]:
-        """The media, which are the caller's from now on, with their room."""
+        """Hands the media and their room to the caller."""
         media, room = self.media, self.media_room
         self.media = self.media_room = None
         return media, room
 
     def drop_media(self) -> None:
-        """Releases media that are not needed any more."""
+        """Releases the media."""
         _, room = self.pop_media()
         if room is not None:
             room.release()
@@ -161,20 +161,20 @@ class EncodeJob(EncoderItem):
             waiter.send_plan(plan)
 
     def tower_item(self) -> TowerItem:
-        """What the engine needs of a planned job."""
+        """The engine's view of a planned job."""
         assert self.plan is not None
         return TowerItem(
             self.plan, self.prepared, self.output, self.damaged_digest, lambda: bool(self.waiters)
         )
 
     def send_waits(self) -> None:
-        """The proxies that have given permission go on waiting."""
+        """Sends `Waits` to all streams that have permission."""
         for waiter in self.waiters:
             if waiter.permitted and not waiter.ended:
                 waiter.send(Waits())
 
     def end(self, event: Ready | Failed) -> None:
-        """Answers every waiter, whether the event is an embedding, a permanent or a passing error."""
+        """Sends the last event to every waiter."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if isinstance(event, Ready):

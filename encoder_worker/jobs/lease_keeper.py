@@ -18,7 +18,7 @@ class LeaseKeeper:
     """The leases that one worker holds; lives in the event loop.
 
     `term` is in seconds. A lease is renewed neither past its item's deadline nor after two terms without
-    progress of the tower (`last_progress`, on the monotonic clock): a hung worker loses its items.
+    progress of the tower (`last_progress`, on the monotonic clock): a hung worker's leases end.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class LeaseKeeper:
     async def acquire(
         self, mm_hash: str, *, deadline: Callable[[], float], failed_token: str = ""
     ) -> OwnedBy | None:
-        """The other live worker that has the item; None when this one may encode it.
+        """The other live worker that holds the item's lease; None when this one may encode it.
 
-        `failed_token` names a lease whose owner failed: it is replaced. Without a store there are no
-        leases, and the item is encoded without.
+        `failed_token` names a lease whose owner failed: it is replaced. While the store is
+        down the item is encoded without a lease.
         """
         if mm_hash in self._held:
             return None
         try:
             answer = await self._acquire(mm_hash, failed_token)
             if isinstance(answer, OwnedBy) and answer.address == self._address:
-                # Left behind by this worker, or by one that stood at this address before.
+                # A stale lease of this worker, or of an earlier one at this address.
                 answer = await self._acquire(mm_hash, answer.token)
         except StoreUnavailable:
             logger.warning("no lease for %s: the store cannot be reached", short(mm_hash))
@@ -76,7 +76,7 @@ class LeaseKeeper:
         )
 
     def drop(self, mm_hash: str) -> None:
-        """Releases the item's lease, if it has one, beside the caller."""
+        """Releases the item's lease, if it has one, in a background task."""
         lease, renewal = self._held.pop(mm_hash, (None, None))
         if lease is None or renewal is None:
             return

@@ -1,4 +1,4 @@
-"""The jobs' loop: carries out the scheduler's decisions whenever something has changed."""
+"""The event loop task of an encoder worker: carries out its scheduler's decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triptych.log import short
 
 logger = logging.getLogger(__name__)
 
-#: Least time between two `Waits` to a proxy; far below its patience.
+#: Least seconds between two `Waits` to a proxy, far below the proxy's timeout for them.
 WAITS_SECONDS = 1.0
 #: The tower pauses while saves of more bytes are under way.
 SAVING_BYTES = 256 << 20
@@ -68,7 +68,7 @@ class JobLoop:
         self._tasks.start(self._run())
 
     async def stop(self) -> None:
-        """Cancels the loop and what it has begun."""
+        """Cancels the loop and the tasks that it has started."""
         await self._tasks.cancel()
 
     async def _run(self) -> None:
@@ -87,7 +87,7 @@ class JobLoop:
                 if not self._tower_busy and may_save and (batch := scheduler.next_batch()):
                     self._tower_busy = True
                     self._tasks.start(self._encode(batch))
-                    self._changed.set()  # for items that have got the batch's places
+                    self._changed.set()  # for the items that now have the places of the batch
                 self._metrics.gauges(scheduler.counts())
             except Exception:
                 logger.exception("a decision of the encoder's scheduler could not be carried out")
@@ -148,7 +148,7 @@ class JobLoop:
                         job.send_waits()
         except Exception:
             logger.exception("a batch could not begin")
-            failed = Failed(InternalError("the encoder failed before it began"), retryable=True)
+            failed = Failed(InternalError("the encoder failed before the item's batch began"), retryable=True)
             for job in batch:
                 self._jobs.end(job, failed)
         finally:

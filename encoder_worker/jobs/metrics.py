@@ -9,14 +9,14 @@ from triptych.metrics import EncoderMetrics
 
 
 class JobMetrics:
-    """Gauges of what is held; counts of batches, saves and failures."""
+    """Gauges of jobs and pixels held; counters of batches, saves and failures."""
 
     def __init__(self, metrics: EncoderMetrics, model_name: str) -> None:
         self._metrics = metrics
         self._model_name = model_name
 
     def gauges(self, counts: SchedulerCounts) -> None:
-        """What is held now; all zero at rest."""
+        """Sets the gauges; all are zero when the worker is idle."""
         self._metrics.jobs.set(counts.items)
         self._metrics.planned_items.set(counts.planned)
         self._metrics.queue_items.set(counts.queued)
@@ -24,7 +24,7 @@ class JobMetrics:
         self._metrics.prepared_bytes.set(counts.prepared_bytes)
 
     def batch(self, done: BatchDone) -> None:
-        """A batch has left the tower; one of kept outputs only did not use it."""
+        """Counts a finished batch, unless all its outputs were kept from earlier jobs."""
         self._metrics.tower_calls.inc(done.calls)
         self._metrics.tower_items.inc(done.items)
         if done.items:
@@ -32,14 +32,14 @@ class JobMetrics:
             self._metrics.encode_seconds.observe(done.seconds)
 
     def saved(self, nbytes: int, seconds: float) -> None:
-        """A save has landed."""
+        """Counts a save that has completed."""
         self._metrics.save_bytes.inc(nbytes)
         self._metrics.save_seconds.observe(seconds)
 
     def found(self) -> None:
-        """A job was answered from the store."""
+        """Counts a job whose embedding was in the store already."""
         self._metrics.already_stored.inc()
 
     def failed(self, error: RequestError) -> None:
-        """A job or a stream of it failed."""
+        """Counts a failed job or stream."""
         self._metrics.failures.labels(self._model_name, error.code).inc()

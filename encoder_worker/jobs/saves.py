@@ -1,4 +1,4 @@
-"""What the engine reports of items: outputs, whose saves begin with them, and the ends of saves."""
+"""Saves of encoder outputs: begun with the output, repeated on failure, and reported to the jobs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 
-#: Between two tries of a save.
+#: Seconds between two attempts at a save.
 RETRY_SECONDS = 0.5
 
 
 class JobSaves:
-    """Ends jobs when their embedding has landed; a save that fails is repeated while a stream waits.
+    """Ends jobs when their embedding is saved; a failed save is repeated while a stream waits.
 
-    Lives in the event loop.
+    Used in one event loop.
     """
 
     def __init__(self, jobs: EncodeJobs, engine: EncoderEngine, metrics: JobMetrics) -> None:
@@ -31,11 +31,11 @@ class JobSaves:
         self._engine = engine
         self._metrics = metrics
         self._saving: dict[str, EncodeJob] = {}
-        #: Bytes of saves that have not landed.
+        #: Bytes of unfinished saves.
         self.nbytes = 0
 
     def on_engine(self, event: EngineEvent) -> None:
-        """Carries on with the item's job, if it has one still."""
+        """Handles an engine event for the item's job, if that still exists."""
         if isinstance(event, Encoded):
             if (job := self._jobs.get(event.mm_hash)) is not None:
                 self._encoded(job, event)
@@ -44,7 +44,7 @@ class JobSaves:
         elif isinstance(event, Saved):
             self._saved(job)
         else:
-            logger.warning("the save of %s did not land (%s)", short(job.mm_hash), event.reason)
+            logger.warning("the save of %s failed (%s)", short(job.mm_hash), event.reason)
             job.save_error = event.reason
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save, job)
 
@@ -67,7 +67,7 @@ class JobSaves:
         self._jobs.end(job, Ready(plan, False, job.timings))
 
     def _save(self, job: EncodeJob) -> None:
-        """Saves while a stream waits; the streams' deadlines end it."""
+        """Saves (again) while a stream waits, which the streams' deadlines bound."""
         if job.waiters and job.output is not None:
             self._engine.save(job.output, job.damaged_digest)
         else:

@@ -1,4 +1,4 @@
-"""Single flight: an item that is stored, or that another worker encodes, is not encoded here."""
+"""Single flight: an item that is stored, or leased by another encoder worker, is not encoded again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the store has to answer a look-up.
+#: Timeout of a look-up in seconds.
 LOOK_UP_SECONDS = 1.0
 
 
 class PlanStore(Protocol):
-    """A store that outputs are saved in; see `EmbeddingStore.look_up`."""
+    """The look-up of a store; see `EmbeddingStore.look_up`."""
 
     async def look_up(self, keys_: Sequence[tuple[str, str]], /) -> list[ItemPlan | None]: ...
 
@@ -30,7 +30,7 @@ class PlanStore(Protocol):
 class SingleFlight:
     """Look-ups and leases before the tower.
 
-    A store that does not answer in time holds nothing up: items are encoded all the same.
+    A store that does not answer in time delays nothing further: the items are encoded.
     """
 
     def __init__(self, jobs: EncodeJobs, store: PlanStore, leases: LeaseKeeper, namespace: str) -> None:
@@ -40,7 +40,7 @@ class SingleFlight:
         self._namespace = namespace
 
     async def end_stored(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
-        """Ends the jobs whose embedding is stored and forgets those without a waiter; the rest.
+        """Ends the jobs whose embedding is stored and forgets those without a waiter; returns the rest.
 
         A damaged embedding does not count: it is encoded again.
         """

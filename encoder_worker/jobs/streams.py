@@ -1,4 +1,4 @@
-"""What the streams of proxies do with their jobs: join them, bring media and permission, leave."""
+"""Encode streams of proxies and their jobs: a stream joins a job, sends media and permission, leaves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triptych.errors import DeadlineExceeded, InvalidRequest, RequestError, Unav
 
 
 class JobStreams:
-    """The streams' side of the jobs; lives in the event loop. `changed` is set when a job may go on."""
+    """Operations of streams on jobs, in the event loop. `changed` is set when the scheduler has work."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class JobStreams:
         self._changed = changed
 
     def join(self, spec: JobSpec, send: Callable[[JobEvent], None]) -> Waiter:
-        """A stream waits for its item from now on. Overloaded or Unavailable when it cannot."""
+        """Adds a stream to its item's job. Raises Overloaded or Unavailable when it cannot join."""
         job = self._jobs.open(spec)
         waiter = Waiter(spec, job, time.monotonic() + spec.timeout, send)
         job.waiters.append(waiter)
@@ -44,9 +44,9 @@ class JobStreams:
         return waiter
 
     async def media(self, waiter: Waiter, frames: Sequence[bytes], room: MediaRoom) -> None:
-        """All media of one stream, with their `room`, which is given back when they are preprocessed.
+        """Takes all media of one stream, with their `room`, which is released when they are preprocessed.
 
-        InvalidRequest when they are not what the stream's key was made of.
+        InvalidRequest when their hash is not the stream's mm_hash.
         """
         job = waiter.job
         try:
@@ -62,7 +62,7 @@ class JobStreams:
         self._changed.set()
 
     def permit(self, waiter: Waiter) -> None:
-        """The item may use the tower."""
+        """Gives the stream's item permission to use the tower."""
         if waiter.ended:
             return
         waiter.permitted = True
@@ -71,7 +71,7 @@ class JobStreams:
         self._changed.set()
 
     def leave(self, waiter: Waiter) -> None:
-        """The stream is over, whatever the reason. Idempotent."""
+        """Removes a stream that has ended, for any reason. Idempotent."""
         waiter.ended = True
         job = waiter.job
         if waiter not in job.waiters:
@@ -89,14 +89,14 @@ class JobStreams:
         self._changed.set()
 
     def request_media(self, job: EncodeJob) -> None:
-        """Asks a stream with permission to send the media again; one that is half-closed fails."""
+        """Asks a stream with permission to send the media again; fails one that is half-closed."""
         waiter = job.media_sender = next(w for w in job.waiters if w.permitted)
         waiter.want_media()
         if waiter.closed:
             self.close(waiter, complete=True)
 
     def close(self, waiter: Waiter, complete: bool) -> None:
-        """The client has half-closed the stream, with or without media that are still needed."""
+        """Handles a half-closed stream; `complete` says that all its media had arrived."""
         waiter.closed = True
         error: RequestError
         if not complete:
@@ -104,10 +104,12 @@ class JobStreams:
             error = InvalidRequest(text, param="media_bytes")
             self.fail(waiter, error, retryable=waiter.media_wanted)
         elif waiter.media_wanted:
-            error = Unavailable("the item's media are needed again, and the stream had ended", retry_after=1)
+            error = Unavailable(
+                "the item's media are needed again, but the stream is half-closed", retry_after=1
+            )
             self.fail(waiter, error, retryable=True)
         elif not waiter.permitted:
-            error = InvalidRequest("run: the stream ended without it", param="run")
+            error = InvalidRequest("run: the stream ended before permission to run was sent", param="run")
             self.fail(waiter, error, retryable=False)
 
     def fail(self, waiter: Waiter, error: RequestError, *, retryable: bool) -> None:
@@ -118,7 +120,7 @@ class JobStreams:
         self.leave(waiter)
 
     def fail_late(self, waiter: Waiter) -> None:
-        """The stream's time is over."""
+        """Ends a stream whose deadline has passed."""
         error: RequestError = DeadlineExceeded("the item was not encoded within the job's timeout")
         if waiter.job.save_error:
             error = Unavailable("the embedding store is unavailable: the item could not be saved")

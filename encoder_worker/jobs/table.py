@@ -1,4 +1,4 @@
-"""The jobs of one encoder worker by mm_hash: opened, ended, drained."""
+"""The table of an encoder worker's jobs by mm_hash: opens, ends and drains them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobBounds:
-    """Hard bounds of the worker; the proxy's credit keeps well below them.
+    """Hard limits on jobs; the proxies' credit stays well below them.
 
-    Jobs before their plan are bounded by credit. Planned ones hold little and wait for admission, which
-    may need further plans: refusing those would leave half-planned requests waiting for each other.
+    Jobs without a plan are limited by credit. Planned jobs hold little memory and wait for admission, which
+    may need the plans of further items: refusing those would deadlock requests that are planned in part.
     """
 
     unplanned_jobs: int
@@ -31,10 +31,10 @@ class JobBounds:
 
 
 class EncodeJobs:
-    """One `EncodeJob` per mm_hash; lives in the event loop. `changed` is set when a job goes.
+    """One `EncodeJob` per mm_hash; used in one event loop. `changed` is set when a job ends.
 
-    A job ends when its embedding has landed, when it fails, or when its last waiter leaves; an item that
-    is in the tower then stays, without a waiter, until the engine has answered.
+    A job ends when its embedding is saved, when it fails, or when its last waiter leaves. If the item is in
+    the tower then, the job stays without a waiter until the engine reports it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EncodeJobs:
         return self._jobs.get(mm_hash)
 
     def open(self, spec: JobSpec) -> EncodeJob:
-        """The item's job, a new one if need be. Overloaded or Unavailable when the stream cannot join."""
+        """The item's job, or a new one. Raises Overloaded or Unavailable when the stream cannot join."""
         job = self._jobs.get(spec.mm_hash)
         self._check_room(spec, job)
         if job is None:
@@ -91,7 +91,7 @@ class EncodeJobs:
             raise Overloaded("this encoder worker has too many jobs open", retry_after=1)
 
     def end(self, job: EncodeJob, event: Ready | Failed) -> None:
-        """Answers all streams of the job, which is over. Idempotent."""
+        """Ends the job: sends `event` to all its streams. Idempotent."""
         if job.ended:
             return
         if isinstance(event, Failed):
@@ -102,7 +102,7 @@ class EncodeJobs:
         self.forget(job)
 
     def forget(self, job: EncodeJob) -> None:
-        """The job is over without an answer. Idempotent."""
+        """Ends a job without streams. Idempotent."""
         if job.ended:
             return
         job.ended = True
@@ -115,7 +115,7 @@ class EncodeJobs:
             self._empty.set()
 
     async def drain(self, grace: float) -> None:
-        """Refuses new jobs, finishes those with permission, sends the others elsewhere at once."""
+        """Refuses new jobs, finishes those with permission, fails the others at once as retryable."""
         self._draining = True
         failed = Failed(Unavailable("this encoder worker is shutting down", retry_after=1), retryable=True)
         for job in self.open_jobs():
@@ -125,6 +125,6 @@ class EncodeJobs:
             async with asyncio.timeout(grace):
                 await self._empty.wait()
         except TimeoutError:
-            logger.warning("%d jobs did not end in time and are sent elsewhere", len(self))
+            logger.warning("%d jobs did not end in time and fail as retryable", len(self))
         for job in self.open_jobs():
             self.end(job, failed)

@@ -1,4 +1,4 @@
-"""Tasks that run beside their starter."""
+"""Background asyncio tasks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Coroutine
 
 
 class BackgroundTasks:
-    """Keeps its tasks from the garbage collector until they end, and cancels those that are left."""
+    """A set of running tasks, which keeps references to them and can cancel them all."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> None:
-        """Runs `work` in a task of its own."""
+        """Starts a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -16,12 +16,12 @@ from triptych.errors import InvalidRequest, TooLarge
 
 logger = logging.getLogger(__name__)
 
-#: Containers that hostile bytes may reach, of the two dozen that libsndfile knows.
+#: Containers that may be decoded, of the two dozen that libsndfile knows: untrusted bytes reach no others.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "MPEG")
 _NAMES = "WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"
 _CHANNELS = 8
 _RATES = (1000, 192_000)
-#: Largest sample; 1 is full scale, and some tools write integers' scale into floats.
+#: Largest sample; 1 is full scale, but some tools write the range of integers into floats.
 _LOUDEST = float(1 << 32)
 #: Frames decoded at a time.
 _BLOCK = 1 << 16
@@ -29,7 +29,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class AudioLimits:
-    """What one file may be at most, once decoded."""
+    """Limits of one decoded file."""
 
     seconds: float = 1800.0
 
@@ -53,7 +53,7 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
     """float32 [samples] at `rate`: the mean of the channels, resampled by soxr's high quality.
 
     TooLarge beyond the limits; InvalidRequest(param "audio") for unknown formats, for files without a
-    sample and for damaged ones. The texts never repeat the decoder's words.
+    sample and for damaged ones. The messages never repeat the decoder's.
     """
     if not is_audio(data):
         raise _refused(f"not a {_NAMES} file; send one of these formats")
@@ -63,21 +63,21 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
             parts = _decode(file, rate, limits)
     except InvalidRequest:
         raise
-    except Exception as error:  # libsndfile's own, and what numpy says of a header that cannot be
+    except Exception as error:  # libsndfile's errors, and numpy's for impossible headers
         logger.info("audio could not be decoded (%s)", type(error).__name__)
         raise _refused("the file is truncated or damaged and cannot be decoded") from None
     waveform = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
     if not len(waveform):
-        raise _refused("the file has no samples; send one with sound in it")
+        raise _refused("the file has no samples; send one with audio in it")
     if not np.isfinite(waveform).all():
-        raise _refused("the file has samples that are NaN or infinite; send a sound of finite samples")
+        raise _refused("the file has samples that are NaN or infinite; send one with finite samples")
     if np.abs(waveform).max() > _LOUDEST:
         raise _refused("the file has samples far beyond full scale, which is 1; scale them down")
     return waveform
 
 
 def is_audio(data: bytes) -> bool:
-    """By the first bytes: one of the formats that are decoded."""
+    """Whether the first bytes are of a format that is decoded."""
     return (
         (data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE")
         or data[:4] in (b"fLaC", b"OggS")
@@ -87,7 +87,7 @@ def is_audio(data: bytes) -> bool:
 
 
 def _decode(file: soundfile.SoundFile, rate: int, limits: AudioLimits) -> list[np.ndarray]:
-    """Block by block, so that a small file that unfolds without end stops at the limit."""
+    """Decodes block by block, so that a small file of endless length is stopped at the limit."""
     stream = None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
     most = int(limits.seconds * file.samplerate)
     parts: list[np.ndarray] = []
@@ -108,7 +108,7 @@ def _decode(file: soundfile.SoundFile, rate: int, limits: AudioLimits) -> list[n
 
 
 def _check(file: soundfile.SoundFile, limits: AudioLimits) -> None:
-    """From the header, before anything is decoded."""
+    """Checks the header before anything is decoded."""
     if file.format not in FORMATS:
         raise _refused(f"not a {_NAMES} file; send one of these formats")
     if not 1 <= file.channels <= _CHANNELS:

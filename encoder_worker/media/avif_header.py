@@ -1,7 +1,7 @@
-"""The pixels that an AVIF file makes its decoder compute, whatever size it claims to have.
+"""Number of pixels that decoding an AVIF file computes, by its AV1 headers.
 
-libavif scales what it has decoded to the size that the file claims: a kilobyte may cost a frame of 16384 x
-16384 pixels and show as a thumbnail. So the items' own AV1 headers are added up first.
+libavif scales decoded frames to the size in the file's header: a file of a kilobyte may decode a frame of
+16384 x 16384 pixels and show as a thumbnail. So the frame sizes of all AV1 items are added up beforehand.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
-#: More items, extents or units than any picture needs.
+#: Limit of items, extents and units, above what any picture needs.
 _MANY = 4096
 _SINGLE = frozenset({b"ftyp", b"meta", b"iinf", b"iloc", b"idat"})
 
@@ -35,7 +35,7 @@ class _Bits:
 
 
 def coded_pixels(data: bytes) -> int:
-    """Pixels of all frames of all AV1 items. ValueError for files of another make, such as animations."""
+    """Pixels of all frames of all AV1 items. ValueError for other files, such as animations."""
     boxes = dict(_boxes(data, 0, len(data)))
     kind, meta = boxes.get(b"ftyp", b""), boxes.get(b"meta", b"")
     if kind[:4] != b"avif" or not meta:
@@ -47,7 +47,7 @@ def coded_pixels(data: bytes) -> int:
 
 
 def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """(type, body) of the boxes; a second one of a type would hide the first, so there is none."""
+    """(type, body) of the boxes; ValueError where a type that must be single occurs twice."""
     seen: set[bytes] = set()
     while at + 8 <= end:
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
@@ -150,7 +150,7 @@ def _sequence_pixels(bits: _Bits) -> int:
     if reduced:
         bits.read(5)  # level
     else:
-        if bits.read(1):  # timing: films have it
+        if bits.read(1):  # timing information, of films only
             raise ValueError("timing information in a picture")
         delays = bits.read(1)
         for _ in range(bits.read(5) + 1):

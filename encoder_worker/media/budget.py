@@ -9,7 +9,7 @@ from collections import deque
 class MediaBudget:
     """A first-come-first-served semaphore over bytes: at most `limit`, or one item alone that is larger.
 
-    An item with room needs nothing but the media threads to give it back, so every wait ends.
+    An item with room needs only the media threads to release it, so every wait ends.
     """
 
     def __init__(self, limit: int) -> None:
@@ -18,7 +18,7 @@ class MediaBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def acquire(self, nbytes: int, *, first: bool = False) -> MediaRoom:
-        """Room for one item, before its first frame is read; `first` goes before all other waiters."""
+        """Room for one item, before its first frame is read; `first` queues it before all other waiters."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (nbytes, granted)
         if first:
@@ -43,13 +43,13 @@ class MediaBudget:
             if self.nbytes and self.nbytes + nbytes > self._limit:
                 return
             if granted.done():
-                return  # cancelled: it leaves the queue when it runs, and looks again
+                return  # cancelled: it leaves the queue when its task runs, which serves the queue again
             self._waiting.popleft()
             self.nbytes += nbytes
             granted.set_result(None)
 
     def release(self, nbytes: int) -> None:
-        """Gives room back."""
+        """Returns bytes to the budget."""
         self.nbytes -= nbytes
         self._serve_waiting()
 
@@ -62,7 +62,7 @@ class MediaRoom:
         self._nbytes = nbytes
 
     def release(self) -> None:
-        """Gives all of it back. Idempotent."""
+        """Returns all bytes to the budget. Idempotent."""
         nbytes, self._nbytes = self._nbytes, 0
         if nbytes:
             self._budget.release(nbytes)

@@ -14,16 +14,17 @@ from triptych.machine.resources import usable_cpus
 
 logger = logging.getLogger(__name__)
 
-#: Decoders that hostile bytes may reach. Animated files give their first frame; an animated AVIF is refused.
+#: Formats that may be decoded: untrusted bytes reach no other decoder.
+#: Animated files give their first frame; an animated AVIF is refused.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", *(("AVIF",) if features.check("avif") else ()))
 _NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF" if "AVIF" in FORMATS else "PNG, JPEG, WebP, GIF or BMP"
 #: Encoded bytes of one item.
 MAX_MEDIA_BYTES = 64 << 20
 
-# Our own limit is checked from the header before any decoding; Pillow's second one would only overrule
-# the operator's where that is higher.
+# --max-image-pixels is checked from the header before decoding; Pillow's own limit would overrule a higher
+# one.
 Image.MAX_IMAGE_PIXELS = None
-# Pillow would start a thread for every core, whatever a quota leaves of them.
+# Pillow would start a thread for every core, even where a CPU quota allows fewer.
 AvifImagePlugin.DEFAULT_MAX_THREADS = usable_cpus()
 
 
@@ -31,8 +32,8 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     """The RGB picture in `data`, equal to what transformers' `load_image` makes of the same file.
 
     TooLarge above `max_pixels` (width times height, from the header); InvalidRequest(param "image") for
-    unknown formats and for truncated or damaged data. The texts never repeat the decoder's words, which
-    may carry addresses of this process.
+    unknown formats and for truncated or damaged data. The messages never repeat the decoder's, which may
+    contain memory addresses of this process.
     """
     check_jpeg(data)
     if canvas := webp_canvas(data):
@@ -71,7 +72,7 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def _check_avif(data: bytes, max_pixels: int) -> None:
-    """Colour and alpha together may have twice the pixels."""
+    """Raises for too many pixels; colour and alpha planes together may have twice the limit."""
     try:
         pixels = coded_pixels(data)
     except ValueError:

@@ -1,6 +1,6 @@
-"""What a file says about itself, read before a decoder sees it: decoders allocate and loop by it.
+"""Checks of image headers before decoding, since decoders allocate and loop by what headers claim.
 
-Files whose headers cannot be read pass: the decoder refuses them.
+Files with unreadable headers pass these checks: the decoder refuses them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from triptych.errors import InvalidRequest
 
-#: Each scan of a progressive JPEG costs a pass over all pixels, and takes no more than a few bytes.
+#: Each scan of a progressive JPEG costs a pass over all pixels but only a few bytes of file.
 MAX_JPEG_SCANS = 64
 #: Pillow joins segments of one kind one by one, which is quadratic.
 MAX_JPEG_SEGMENTS = 512

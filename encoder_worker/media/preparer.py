@@ -1,4 +1,4 @@
-"""Media bytes to tower inputs in a bounded pool: verify the hash, decode, preprocess."""
+"""Preprocessing in a bounded thread pool: verifies the hash of media bytes, decodes, preprocesses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych.encoder_worker.media.formats import decode_image
 from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 
-#: Media up to this size are hashed at once: handing them to a thread would take longer.
+#: Media up to this size are hashed in the event loop: a thread switch would take longer.
 INLINE_BYTES = 1 << 20
 
 
@@ -45,28 +45,28 @@ class Preparer:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media")
 
     async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
-        """The whole media; InvalidRequest(param "mm_hash") when they are not what the key was made of."""
+        """The joined media; InvalidRequest(param "mm_hash") when that is not their hash."""
         if spec.media_bytes <= INLINE_BYTES:
             return _verify(spec, frames)
         return await asyncio.get_running_loop().run_in_executor(self._pool, _verify, spec, frames)
 
     async def prepare(self, media: VerifiedMedia) -> PreparedItem:
-        """Decoded and preprocessed; InvalidRequest for what cannot be an item of this model."""
+        """The decoded and preprocessed item; InvalidRequest for media that the model cannot take."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
 
     def _prepare(self, media: VerifiedMedia) -> PreparedItem:
         return self._encoder.preprocess(self._decoded(media.data), media.options)
 
     def _decoded(self, data: bytes) -> MediaAudio | bytes | Image.Image:
-        """The media as the encoder's `preprocess` takes them. A sound is decoded when its features are
-        not known yet; a text is read by its tokenizer."""
+        """The media in the form that the encoder's `preprocess` takes. Audio is decoded later, only if its
+        features are not cached."""
         modality = self._encoder.modality
         if modality == "audio":
             return MediaAudio(data, self._audio)
         return data if modality == "text" else decode_image(data, max_pixels=self._max_pixels)
 
     def close(self) -> None:
-        """Ends the pool; what is queued is dropped."""
+        """Ends the pool and drops queued work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
