@@ -2,7 +2,7 @@
 
 The scheduler role decides and never blocks: it answers from its table of loads. The worker role moves
 bytes between the encoder cache and the store. One `ECConnectorMetadata` per engine step goes from the
-first to the second, one `ECConnectorOutput` comes back.
+scheduler role to the worker role, one `ECConnectorOutput` comes back.
 
 A key's life in the scheduler role's table, while some request holds it:
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
-#: The roles that an engine may have towards the store.
+#: Values of `ec_role`: what an engine does with the store.
 EC_ROLES = ("both", "producer", "consumer")
 
 
@@ -34,13 +34,13 @@ class ECConnectorRole(enum.IntEnum):
 
 
 class Presence(enum.Enum):
-    """Where one item's embedding is, as far as the scheduler role knows."""
+    """The state of one item's embedding, as the scheduler role knows it."""
 
     #: Not known to be stored.
     UNKNOWN = enum.auto()
     #: A load is under way, or the item is being encoded again.
     LOADING = enum.auto()
-    #: A host copy is here and stays until the last holder is done with it.
+    #: There is a host copy, which stays until its last holder releases it.
     HIT = enum.auto()
     #: A load that began after the key's ready mark found nothing usable.
     MISS = enum.auto()
@@ -64,7 +64,7 @@ class EncoderOutput:
     data: torch.Tensor
 
 
-#: The worker's map from mm_hash to encoder output; entries come and go only by the scheduler's word.
+#: The worker's map from mm_hash to encoder output; the scheduler alone decides what enters and leaves it.
 EncoderCacheMap = MutableMapping[str, EncoderOutput]
 
 
@@ -87,11 +87,11 @@ class ECConnectorMetadata(ABC):
     step: int
 
     def loads(self) -> Iterable[tuple[str, int]]:
-        """(mm_hash, generation) of each load in this order: they all fail if the order fails."""
+        """(mm_hash, generation) of each load in it: all fail if the transfers cannot be started."""
         return ()
 
     def without_loads(self) -> Self:
-        """The rest of an order that could not be carried out: what it was to free. Safe to repeat."""
+        """The part that frees memory, for metadata whose loads could not be started. Safe to repeat."""
         return self
 
     @abstractmethod
@@ -124,8 +124,8 @@ class ECConnectorOutput:
 class ECTransferConfig:
     """A connector's configuration: which one, and where its store is.
 
-    `connector` is a registered name or `module.path:Name`. A store that is a server is at `store_url`; one in
-    this process is the object `store`, which belongs to its maker. `host_buffer_bytes` bounds the host copies
+    `connector` is a registered name or `module.path:Name`. A server's address is `store_url`; a store in
+    this process is the object `store`, which the caller owns. `host_buffer_bytes` bounds the host copies
     of a consumer. `ec_role`: a "producer" never loads, a "consumer" never saves, "both" is for engines that
     have both sides; ValueError for another.
     """
@@ -182,14 +182,14 @@ class ECConnectorScheduler(ECConnectorBase):
 
     @abstractmethod
     def item_ready(self, mm_hash: str) -> None:
-        """The key's ready mark: its embedding has landed. Starts a load unless one is here or under way.
+        """The key's ready mark: its embedding is stored. Starts a load unless there is a host copy or a load.
 
         A producer starts none.
         """
 
     @abstractmethod
     def item_missing_reported(self, mm_hash: str) -> None:
-        """The MISS has been passed on; the key is LOADING until its next ready mark."""
+        """The MISS has been reported to the proxy; the key is LOADING until its next ready mark."""
 
     @abstractmethod
     def plan_of(self, mm_hash: str) -> ItemPlan | None:

@@ -1,4 +1,4 @@
-"""The factory of EC connectors, by name; a connector is imported when the first one is made."""
+"""The factory of EC connectors by name; a connector's module is imported when one is first created."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ECConnectorFactory:
 
     @classmethod
     def register(cls, name: str, path: str) -> None:
-        """`name` stands for `module.path:Name` from now on; ValueError if it is taken."""
+        """Registers `module.path:Name` under `name`; ValueError if that is taken."""
         if name in cls._paths:
             raise ValueError(f"connector {name!r} is registered already")
         if ":" not in path:
@@ -58,7 +58,7 @@ class ECConnectorFactory:
         options = {"on_progress": on_progress} if role is ECConnectorRole.WORKER else {}
         connector = made(config, **options)
         if connector.role is not role:
-            raise ValueError(f"connector {config.connector!r} has another role than {role.name}")
+            raise ValueError(f"connector {config.connector!r} does not have the role {role.name}")
         return connector
 
     @classmethod

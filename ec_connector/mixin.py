@@ -1,4 +1,4 @@
-"""A model runner's EC connector, worker role: saves, and loads around a step."""
+"""The EC connector of a model runner, worker role: saves, and loads around each step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class HasConnectorMetadata(Protocol):
 
 
 class ECConnectorModelRunnerMixin:
-    """A model runner with one connector or none. Without one both `maybe_` calls do nothing."""
+    """A mixin for model runners with an optional EC connector. Without one both `maybe_` calls do nothing."""
 
     _ec_connector: ECConnectorWorker | None = None
-    #: What transfers that could not be started were to free; the next step repeats it.
+    #: Drops of earlier steps whose transfers could not be started; the next step repeats them.
     _ec_undone: tuple[ECConnectorMetadata, ...] = ()
 
     def ensure_ec_transfer_initialized(
@@ -74,10 +74,10 @@ class ECConnectorModelRunnerMixin:
     def maybe_get_ec_connector_output(
         self, scheduler_output: HasConnectorMetadata, encoder_cache: EncoderCacheMap
     ) -> Iterator[ECConnectorOutput | None]:
-        """Starts the step's transfers; what has finished is in the output once the body has ended.
+        """Starts the step's transfers; when the body ends, the output has those that have finished.
 
-        Loads that cannot even be started are in the output as
-        failed: the step goes on without them. Yields None without a connector.
+        Loads that cannot be started are reported in it as failed, and the step continues. Yields None without
+        a connector.
         """
         connector = self._ec_connector
         if connector is None:
@@ -97,7 +97,7 @@ class ECConnectorModelRunnerMixin:
         output.generations.update(failed)
 
     def ec_transfers_failed(self, error: Exception) -> None:
-        """Called with why a step's transfers did not start; the step goes on if this returns."""
+        """Hook for an error of starting a step's transfers; the step continues if it returns."""
 
     def _start_loads(self, connector: ECConnectorWorker, encoder_cache: EncoderCacheMap) -> dict[str, int]:
         """The generations of the loads that could not be started, by mm_hash."""

@@ -1,7 +1,7 @@
-"""Host memory of the worker role: a byte budget, and the memory that the socket receives into.
+"""Host memory of the worker role: a byte budget, and the buffers that embeddings are received into.
 
 An item takes `ItemPlan.nbytes` here, exactly what admission and the encoder cache count for it: no header and
-no rounding, so that items whose sum is the limit are here together.
+no rounding, so that items that add up to the limit fit together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HostBudget:
 
 
 class HostBuffer:
-    """Memory for one item: uint8 tensors that hold its bytes one after the other."""
+    """Memory for one item: uint8 tensors that hold its bytes in sequence."""
 
     def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
         self.pieces = pieces
@@ -74,7 +74,7 @@ class HostBuffer:
 class HostMemory:
     """An allocator of buffers within `limit` bytes, for one event loop.
 
-    They are of the pool where there is one, else of ordinary memory, one piece each.
+    Buffers come from the pool if there is one, else from ordinary memory in one piece.
     """
 
     def __init__(self, limit: int, pool: PinnedPool | None = None) -> None:
@@ -90,7 +90,7 @@ class HostMemory:
         return self._budget.used
 
     async def acquire(self, nbytes: int) -> HostBuffer:
-        """Waits until there is room. MemoryError or RuntimeError when the machine has none."""
+        """Waits until there is room. MemoryError or RuntimeError when allocation fails."""
         await self._budget.acquire(nbytes)
         try:
             return HostBuffer(self._pool.allocate(nbytes) if self._pool is not None else [_plain(nbytes)])
@@ -99,7 +99,7 @@ class HostMemory:
             raise
 
     def release(self, buffer: HostBuffer) -> None:
-        """Returns a buffer that is not read or written any more."""
+        """Frees a buffer that no transfer uses any more."""
         if self._pool is not None:
             self._pool.free(buffer.pieces)
         self._budget.release(buffer.nbytes)

@@ -18,9 +18,8 @@ DEFAULT_BYTES = 512 * MIB
 class MemoryStore(OutputCache):
     """A store that an encoder engine and a PD engine of one process share; safe between their threads.
 
-    Least recently used out first. What is published and not loaded yet stays, the newest first, up to half
-    of `max_bytes`: as many bytes as a proxy lets be published before their load. A single item stays
-    however large.
+    Evicts the least recently used. Outputs that are published and not loaded yet stay, the newest first, up
+    to half of `max_bytes`, which is what a proxy publishes before loads. A single item of any size stays.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
@@ -35,7 +34,7 @@ class MemoryStore(OutputCache):
         return self._awaited_bytes
 
     def publish(self, output: EncoderOutput) -> None:
-        """Stores the output unless its key is there; either way it waits for its load from now on."""
+        """Stores the output unless its key is present; in both cases it then awaits its load."""
         key = output.plan.mm_hash
         with self._awaiting:
             self._await(key, output.plan.nbytes)
@@ -43,14 +42,14 @@ class MemoryStore(OutputCache):
                 self[key] = output
 
     def load(self, plan: ItemPlan) -> EncoderOutput | None:
-        """The key's output; None when it is gone or of another plan."""
+        """The key's output; None when it was evicted or has another plan."""
         output = self.get(plan.mm_hash)
         with self._awaiting:
             self._forget(plan.mm_hash)
         return output if output is not None and output.plan == plan else None
 
     async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
-        """As `EmbeddingStore.look_up`; what is found waits for its load again."""
+        """As `EmbeddingStore.look_up`; found items await a load again."""
         return [self._found(mm_hash, namespace) for mm_hash, namespace in keys]
 
     def _found(self, mm_hash: str, namespace: str) -> ItemPlan | None:

@@ -12,7 +12,7 @@ from triptych.ec_connector.base import EncoderOutput
 class OutputCache(MutableMapping[str, EncoderOutput]):
     """An LRU cache from mm_hash to encoder output, safe between threads.
 
-    It lets a flushed store be filled again without the tower. Pinned entries (a save is under way) stay
+    A flushed store can be filled again from it, without the tower. Pinned entries (a save is running) stay
     even above `max_bytes`.
     """
 
@@ -53,12 +53,12 @@ class OutputCache(MutableMapping[str, EncoderOutput]):
         return len(self._entries)
 
     def pin(self, mm_hash: str) -> None:
-        """The entry stays until as many `unpin`."""
+        """Pins the entry until as many calls of `unpin`."""
         with self._lock:
             self._pinned[mm_hash] += 1
 
     def unpin(self, mm_hash: str) -> None:
-        """Ends one `pin`."""
+        """Reverts one `pin`."""
         with self._lock:
             self._pinned[mm_hash] -= 1
             if self._pinned[mm_hash] <= 0:

@@ -1,7 +1,7 @@
-"""Page-locked host memory, from which a device copies beside its work: locked once, at start.
+"""Page-locked host memory, from which a device copies asynchronously: locked once, at start.
 
-To lock pages takes milliseconds and stops the whole device; torch's own allocator of such memory does it when
-a size comes for the first time, and rounds every size up to a power of two.
+Locking pages takes milliseconds and stalls the whole device; torch's own pinned allocator does so for every
+new size, and rounds sizes up to a power of two.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class PinnedMemory:
                     f"{nbytes} bytes of host memory cannot be page-locked (CUDA error {status}): lower "
                     "--encoder-cache-memory or --swap-memory"
                 )
-            # It is unlocked before it is freed, even without `close`; a process that ends need not.
+            # Unlocked before it is freed, even without `close`; not needed when the process exits.
             unlock = weakref.finalize(self, _unlock, self.bytes)
             unlock.atexit = False
             self._unlock = unlock
 
     def close(self) -> None:
-        """Unlocks the pages; no copy may be under way. Idempotent."""
+        """Unlocks the pages; no copy may be running. Idempotent."""
         self._unlock()
 
 
 def _nothing() -> None:
-    """Ordinary memory is not unlocked."""
+    """Does nothing: ordinary memory is not locked."""
 
 
 def _unlock(memory: torch.Tensor) -> None:
@@ -56,11 +56,11 @@ def _driver() -> ModuleType:
 
 
 class PinnedPool:
-    """An allocator over one memory. An allocation may be in several pieces, so that all free bytes serve."""
+    """An allocator over one memory. Allocations may be in several pieces, so that all free bytes serve."""
 
     def __init__(self, memory: PinnedMemory) -> None:
         self._memory = memory
-        #: (start, stop) of the free stretches, in order; no two of them touch.
+        #: (start, stop) of the free ranges, in order; adjacent ones are merged.
         self._free = [(0, memory.bytes.numel())] if memory.bytes.numel() else []
 
     @property
@@ -69,7 +69,7 @@ class PinnedPool:
         return sum(stop - start for start, stop in self._free)
 
     def allocate(self, nbytes: int) -> list[torch.Tensor]:
-        """`nbytes` in one piece where a stretch is long enough, else in few. MemoryError: too few."""
+        """`nbytes`, in one piece if a free range is long enough, else in several. MemoryError if too few."""
         if nbytes > self.num_free:
             raise MemoryError(f"{nbytes} bytes of pinned memory were asked for, {self.num_free} are free")
         fitting = [stretch for stretch in self._free if stretch[1] - stretch[0] >= nbytes]
@@ -89,7 +89,7 @@ class PinnedPool:
         return self._memory.bytes[start : start + nbytes]
 
     def free(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Takes back pieces that `allocate` has given."""
+        """Frees pieces from `allocate`."""
         for piece in pieces:
             start = piece.data_ptr() - self._memory.bytes.data_ptr()
             self._join(start, start + piece.numel())
@@ -104,7 +104,7 @@ class PinnedPool:
         self._free.insert(index, (start, stop))
 
     def close(self) -> None:
-        """Ends the memory; no copy may be under way. Idempotent."""
+        """Closes the memory; no copy may be running. Idempotent."""
         self._memory.close()
 
 

@@ -28,7 +28,7 @@ class RedisConnectorScheduler(TableScheduler):
 class RedisConnectorWorker(ECConnectorWorker):
     """The worker role: transfers run in an event loop of their own, or in the `loop` given.
 
-    Connects at the first transfer: a store that is down fails transfers, not the worker.
+    It connects at the first transfer: a store that is down fails transfers, not the worker's start.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RedisConnectorWorker(ECConnectorWorker):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of all host copies, landed or under way."""
+        """Bytes of all host copies, complete or being received."""
         return self._loads.host_bytes
 
     def shutdown(self) -> None:

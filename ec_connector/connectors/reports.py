@@ -55,7 +55,7 @@ class Reports:
         self.unsaved(mm_hash, "ec_role is consumer: this connector only loads")
 
     def forget(self, load_id: LoadId) -> None:
-        """Forgets a dropped load's reports, but for its move into the encoder cache."""
+        """Removes a dropped load's reports, except that of its move into the encoder cache."""
         with self._lock:
             if self._output.generations.get(load_id.mm_hash) == load_id.generation:
                 self._output.fetched.pop(load_id.mm_hash, None)

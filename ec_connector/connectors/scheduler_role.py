@@ -1,4 +1,4 @@
-"""The scheduler role that all connectors with host copies share: it decides from its table of loads."""
+"""The scheduler role of all connectors with host copies, which decides from a table of loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triptych.types import ItemPlan
 
 
 class TableScheduler(ECConnectorScheduler):
-    """The scheduler role over a `LoadTable`, which has the rules."""
+    """The scheduler role: translates engine calls into those of a `LoadTable`."""
 
     def __init__(self, config: ECTransferConfig) -> None:
         super().__init__(config)
@@ -77,13 +77,13 @@ class _State(enum.Enum):
 @dataclass(slots=True)
 class _Entry:
     plan: ItemPlan
-    #: How often each request still needs the item: the same image may stand twice in one prompt.
+    #: How often each request still needs the item: an image may occur twice in one prompt.
     holders: Counter[str] = field(default_factory=Counter)
     state: _State = _State.UNKNOWN
     #: The MISS has been reported: the item is being encoded again.
     awaited: bool = False
     generation: int = 0
-    #: A ready mark came while an older load was under way: its failure proves nothing.
+    #: A ready mark came while an older load was running: if that fails, the item is loaded again.
     marked_again: bool = False
 
     @property
@@ -92,7 +92,7 @@ class _Entry:
 
 
 class LoadTable:
-    """The keys that requests hold, and their loads. A key without holders is dropped with its load."""
+    """The keys that requests hold, and their loads. A key without holders is removed with its load."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -105,14 +105,14 @@ class LoadTable:
         return len(self._entries)
 
     def add_holder(self, request_id: str, plans: list[ItemPlan]) -> None:
-        """The request needs these items, one count per place in its prompt. Idempotent."""
+        """Adds a request that holds these items, once per occurrence in its prompt. Idempotent."""
         by_key = {plan.mm_hash: plan for plan in reversed(plans)}
         for mm_hash, count in Counter(plan.mm_hash for plan in plans).items():
             entry = self._entries.setdefault(mm_hash, _Entry(by_key[mm_hash]))
             entry.holders[request_id] = count
 
     def release(self, request_id: str, mm_hash: str, *, wholly: bool = False) -> None:
-        """One place in the request's prompt, or all, needs the item no more. Idempotent at zero."""
+        """Releases one occurrence of the item in the request's prompt, or all. Idempotent at zero."""
         entry = self._entries.get(mm_hash)
         if entry is None or request_id not in entry.holders:
             return
@@ -139,7 +139,7 @@ class LoadTable:
         return Presence.UNKNOWN if entry is None else entry.presence
 
     def mark_ready(self, mm_hash: str) -> None:
-        """The item's embedding has landed: begins a load unless one is here or under way."""
+        """The item's embedding is stored: starts a load unless there is a host copy or a load."""
         entry = self._entries.get(mm_hash)
         if entry is None or entry.state is _State.HIT:
             return
@@ -155,13 +155,13 @@ class LoadTable:
         self._fetches[mm_hash] = Fetch(entry.plan, self._generation)
 
     def mark_reported(self, mm_hash: str) -> None:
-        """The MISS has been passed on; nothing is expected before the next ready mark."""
+        """The MISS has been reported; the item is not loaded before its next ready mark."""
         entry = self._entries.get(mm_hash)
         if entry is not None and entry.state is _State.MISS:
             entry.state, entry.awaited = _State.UNKNOWN, True
 
     def move(self, mm_hash: str) -> None:
-        """The host copy goes into the encoder cache in this step, once; only if it is here."""
+        """Orders the host copy's move into the encoder cache in this step; ignored without a host copy."""
         entry = self._entries.get(mm_hash)
         if entry is not None and entry.state is _State.HIT:
             self._moves[mm_hash] = LoadId(mm_hash, entry.generation)
@@ -173,11 +173,11 @@ class LoadTable:
             entry.state = _State.HIT
 
     def failed(self, mm_hash: str, generation: int | None) -> None:
-        """A load, or the use of its host copy, came to nothing. Ignored unless it is the current one."""
+        """A load or a move of its host copy has failed. Ignored unless it is the current load."""
         entry = self._current(mm_hash, generation)
         if entry is None or entry.state not in (_State.LOADING, _State.HIT):
             return
-        # Else the memory of a host copy that could not be used would be kept for as long as the key is held.
+        # Frees a host copy that could not be moved: else it would be kept as long as the key is held.
         self._drops.append(LoadId(mm_hash, entry.generation))
         if entry.marked_again:
             self._begin(mm_hash, entry)

@@ -1,4 +1,4 @@
-"""The embedding store as engine threads use it: through an event loop that runs beside them."""
+"""The embedding store for engine threads: transfers run in an event loop of another thread."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class StoreClient:
-    """An event loop for transfers, and in it the store, which is connected at the first transfer.
+    """An event loop for transfers, and the store in it, which is connected at the first transfer.
 
-    The loop is a thread of its own, or the `loop` given.
+    The loop runs in a thread of its own, or is the `loop` given.
     """
 
     def __init__(self, url: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -48,7 +48,7 @@ class StoreClient:
             return self._store
 
     def close(self) -> None:
-        """Disconnects and ends the loop, unless that was given."""
+        """Disconnects, and ends the loop unless it was given."""
         self._thread.stop(self._disconnect())
 
     async def _disconnect(self) -> None:

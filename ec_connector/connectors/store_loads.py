@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _ItemLoad:
-    """A load from its fetch order to its drop."""
+    """One load, from its fetch order to its drop."""
 
     id: LoadId
     plan: ItemPlan
     task: Future[None] | None = None
-    #: The host copy, once it has landed.
+    #: The host copy, once it is complete.
     host: HostBuffer | None = None
-    #: Copies to the device that read the host copy.
+    #: Running copies to the device that read the host copy.
     moving: int = 0
     #: The host copy is not needed any more.
     dropped: bool = False
 
 
 class StoreLoads:
-    """The loads under way and the host copies that they made, one per key."""
+    """The running loads and their host copies, one per key."""
 
     def __init__(
         self, config: ECTransferConfig, client: StoreClient, copier: DeviceCopier, reports: Reports
@@ -60,16 +60,16 @@ class StoreLoads:
         self._lock = threading.Lock()
         self._loads: dict[str, _ItemLoad] = {}
         self._moves: set[Future[None]] = set()
-        #: Items that are whole on the device and not in the encoder cache yet.
+        #: Items that are complete on the device and not in the encoder cache yet.
         self._arrived: deque[tuple[LoadId, EncoderOutput]] = deque()
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of all host copies, landed or under way."""
+        """Bytes of all host copies, complete or being received."""
         return self._memory.used
 
     def begin(self, fetch: Fetch) -> None:
-        """Starts a fetch, in place of an older load of its key."""
+        """Starts a fetch; replaces an older load of its key."""
         load = _ItemLoad(fetch.load_id, fetch.plan)
         if self._client.closed:
             self._reports.failed(load.id, "the connector is shut down")
@@ -82,7 +82,7 @@ class StoreLoads:
             self._end(before)
 
     async def _fetch(self, load: _ItemLoad) -> None:
-        """Brings one item into host memory, which stays with the load if it succeeds."""
+        """Fetches one item into host memory, which belongs to the load if it succeeds."""
         need, limit = load.plan.nbytes, self._memory.limit
         if need > limit:
             self._fail(load, f"needs {need} bytes of host memory, the limit is {limit}")
@@ -100,7 +100,7 @@ class StoreLoads:
                 self._memory.release(buffer)
 
     async def _receive(self, load: _ItemLoad, buffer: HostBuffer) -> bool:
-        """Whether the load has its host copy in `buffer` now."""
+        """Receives the item into `buffer`; whether that is now the load's host copy."""
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout):
@@ -133,7 +133,7 @@ class StoreLoads:
         return False
 
     def move(self, load_id: LoadId, encoder_cache: EncoderCacheMap) -> None:
-        """Copies a landed host copy to the device; it is in the encoder cache once it is whole there."""
+        """Copies a host copy to the device; the item enters the encoder cache once it is complete there."""
         if load_id.mm_hash in encoder_cache:
             self._reports.loaded(load_id)
             return
@@ -161,7 +161,7 @@ class StoreLoads:
         self._moved(load)
 
     async def _finish_move(self, load: _ItemLoad, output: EncoderOutput, wait: Callable[[], None]) -> None:
-        """Waits until the item is whole on the device."""
+        """Waits until the copy to the device is complete."""
         try:
             await asyncio.to_thread(wait)
         except Exception as error:
@@ -183,14 +183,14 @@ class StoreLoads:
         self._release(load)
 
     def put_arrived(self, encoder_cache: EncoderCacheMap) -> None:
-        """Puts what has become whole on the device into the encoder cache."""
+        """Puts items that are complete on the device into the encoder cache."""
         while self._arrived:
             load_id, output = self._arrived.popleft()
             encoder_cache[load_id.mm_hash] = output
             self._reports.loaded(load_id)
 
     def drop(self, load_id: LoadId) -> None:
-        """Frees the load's host copy; a fetch under way is cancelled and frees its memory."""
+        """Frees the load's host copy; a running fetch is cancelled and frees its memory."""
         with self._lock:
             load = self._loads.get(load_id.mm_hash)
             if load is not None and load.id == load_id:
@@ -202,7 +202,7 @@ class StoreLoads:
             self._end(load)
 
     def _end(self, load: _ItemLoad) -> None:
-        """Ends a load that is not in the table any more."""
+        """Ends a load that was removed from the table."""
         with self._lock:
             load.dropped = True
         if load.host is None and load.task is not None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoreSaves:
-    """The saves under way, one per key; each keeps its tensor alive until it has ended."""
+    """The running saves, one per key; each keeps its tensor alive until it ends."""
 
     def __init__(
         self, config: ECTransferConfig, client: StoreClient, copier: DeviceCopier, reports: Reports
@@ -34,7 +34,7 @@ class StoreSaves:
         self._saves: dict[str, Future[None]] = {}
 
     def begin(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str) -> None:
-        """Starts the save of an entry, unless one of its key is under way."""
+        """Starts the save of an entry, unless one of its key is running."""
         entry = encoder_cache[mm_hash]
         with self._lock:
             if mm_hash in self._saves:
@@ -72,7 +72,7 @@ class StoreSaves:
         self._reports.unsaved(mm_hash, reason)
 
     def _forget(self, mm_hash: str, done: Future[None] | None = None) -> None:
-        """Called before its report, so that the engine may save again at once, and with `done` at its end."""
+        """Removes a save: before its report, so that the engine may save again at once, and once `done`."""
         with self._lock:
             if done is None or self._saves.get(mm_hash) is done:
                 self._saves.pop(mm_hash, None)

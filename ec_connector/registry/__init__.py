@@ -1,1 +1,1 @@
-"""Workers and leases as the store keeps them."""
+"""Registrations of workers and proxies, and leases of items, in the store."""

@@ -1,4 +1,4 @@
-"""A worker's heartbeat in the registry, which goes on through an outage of the store."""
+"""A worker's heartbeat in the registry, which continues through an outage of the store."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Heartbeat:
         self._stopping = False
 
     def start(self) -> None:
-        """Begins at once. Idempotent."""
+        """Registers at once and starts the task. Idempotent."""
         if self._task is None:
             self._stopping = False
             self._task = asyncio.get_running_loop().create_task(self._beat(), name="heartbeat")
 
     async def stop(self, withdraw: bool = True) -> None:
-        """Ends, and withdraws the registration where the store is there. Idempotent."""
+        """Ends the task, and withdraws the registration if the store can be reached. Idempotent."""
         if self._task is None:
             return
         # A cancellation that meets a store command may come back as StoreUnavailable: the flag ends the beat.
@@ -59,7 +59,7 @@ class Heartbeat:
             try:
                 await self._registry.withdraw(self.info)
             except StoreUnavailable as error:
-                logger.warning("not withdrawn, the registration ends by itself: %s", error)
+                logger.warning("the registration could not be withdrawn and will expire: %s", error)
 
     async def _beat(self) -> None:
         while not self._stopping:
@@ -67,7 +67,7 @@ class Heartbeat:
                 try:
                     await self._register()
                 except Exception:
-                    # The next one may succeed; without any, new proxies would never see this worker.
+                    # The next one may succeed; if the task ended, new proxies would never find this worker.
                     logger.exception("a registration failed")
             await asyncio.sleep(self._interval)
 
@@ -76,7 +76,7 @@ class Heartbeat:
             await self._registry.register(self.info)
         except StoreUnavailable as error:
             if self._reachable:
-                logger.warning("cannot register, will go on trying: %s", error)
+                logger.warning("cannot register, trying again: %s", error)
             self._reachable = False
         else:
             if not self._reachable:

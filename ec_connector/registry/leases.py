@@ -14,10 +14,10 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.server_clock import NOW
 from triptych.hashing import check_mm_hash
 
-#: Leases that one command of the collection deletes: the server does nothing else meanwhile.
+#: Leases deleted per command, since the server runs nothing else meanwhile.
 _AT_ONCE = 1000
 
-# A lease also goes over when its owner's process has been restarted: the old one holds nothing any more.
+# A lease is also replaced when its owner's process was restarted: the new process does not hold it.
 _ACQUIRE = (
     NOW
     + """
@@ -104,7 +104,7 @@ class Leases:
     ) -> Lease | OwnedBy:
         """The item's lease for `term` seconds, or its live owner.
 
-        `replace_token` is the lease of an owner that failed: it is taken over, whatever its deadline.
+        `replace_token` is the lease of an owner that failed: it is replaced even before its deadline.
         """
         token = uuid.uuid4().hex
         owner: list[bytes] = await self._control.script(
@@ -123,7 +123,7 @@ class Leases:
         return OwnedBy(old_address, old_incarnation, old_token)
 
     async def renew(self, lease: Lease, term: float) -> bool:
-        """Another `term` seconds from now; False when the lease is not ours any more."""
+        """Extends the lease to `term` seconds from now; False when it is not ours any more."""
         held = (lease.mm_hash, lease.token)
         return bool(await self._control.script(_RENEW, _KEYS, *held, _milliseconds(term)))
 
@@ -132,7 +132,7 @@ class Leases:
         return bool(await self._control.script(_RELEASE, _KEYS, lease.mm_hash, lease.token))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
-        """Deletes leases whose deadline is more than `older_than` seconds past; how many."""
+        """Deletes leases that expired more than `older_than` seconds ago; returns their number."""
         dead = 0
         while True:
             found = int(await self._control.script(_COLLECT, _KEYS, _milliseconds(older_than), _AT_ONCE))

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that a registration lasts unless it is renewed.
 TERM = 5.0
 
-# A registration that is as it was costs the proxies nothing: the version stays.
+# An unchanged registration does not change the version, so that proxies need not read the workers again.
 _REGISTER = (
     NOW
     + """
@@ -38,7 +38,7 @@ return 1
 """
 )
 
-# Only its own registration: a worker that came after it at the same address stays.
+# Only its own registration: a later worker at the same address stays registered.
 _WITHDRAW = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 local mark = ARGV[2] .. '\\n'
@@ -66,7 +66,7 @@ _DECLARE = NOW + "return redis.call('ZADD', KEYS[1], string.format('%.0f', now +
 
 _PROXIES = NOW + "return redis.call('ZCOUNT', KEYS[1], string.format('(%.0f', now), '+inf')"
 
-# Of one version, workers can only go by their deadlines: then the version and their number name the state.
+# Within one version workers can only expire: version and number of live workers identify the state.
 _LOOK = (
     NOW
     + _LIVE
@@ -101,8 +101,8 @@ _WORKER_KEYS = [keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION]
 class RegistrySnapshot:
     """A snapshot of the registry.
 
-    `workers` is None when they are those of the last snapshot, whose `mark` was given. `epoch` is another one
-    after a flush or restart of the store.
+    `workers` is None when they have not changed since the snapshot whose `mark` was given. `epoch` changes
+    when the store is flushed or restarted.
     """
 
     mark: str
@@ -118,11 +118,11 @@ class Registry:
         self._control = store.control
 
     async def register(self, info: WorkerInfo, term: float = TERM) -> None:
-        """The worker lives for `term` seconds from now, in place of one of its pool at this address."""
+        """Registers the worker for `term` seconds; replaces one of its pool at this address."""
         await self._control.script(_REGISTER, _WORKER_KEYS, _field(info), int(term * 1000), _value(info))
 
     async def withdraw(self, info: WorkerInfo) -> None:
-        """The worker is gone. Another one that took its address stays. Idempotent."""
+        """Deletes the worker's registration, but not a later worker's at its address. Idempotent."""
         await self._control.script(_WITHDRAW, _WORKER_KEYS, _field(info), info.incarnation)
 
     async def workers(self) -> list[WorkerInfo]:
@@ -132,7 +132,7 @@ class Registry:
     async def poll(self, proxy_id: str, term: float = TERM, *, mark: str = "") -> RegistrySnapshot:
         """A snapshot for a proxy, by one command that also declares the proxy for `term` seconds.
 
-        What it costs does not depend on the number of workers unless they have changed since `mark`.
+        Its cost depends on the number of workers only if they have changed since `mark`.
         """
         found = await self._control.script(
             _LOOK,
@@ -146,15 +146,15 @@ class Registry:
         return RegistrySnapshot(found[0].decode(), found[1].decode(), int(found[2]), workers)
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
-        """The proxy lives for `term` seconds from now."""
+        """Declares a live proxy for `term` seconds."""
         await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, int(term * 1000))
 
     async def proxies(self) -> int:
-        """How many proxies live."""
+        """The number of live proxies."""
         return int(await self._control.script(_PROXIES, [keys.PROXIES]))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
-        """Deletes registrations whose deadline is more than `older_than` seconds past; how many."""
+        """Deletes registrations that expired more than `older_than` seconds ago; returns their number."""
         names = [keys.WORKERS, keys.WORKER_DEADLINES, keys.PROXIES]
         return int(await self._control.script(_COLLECT, names, int(older_than * 1000)))
 
@@ -192,5 +192,5 @@ def _unpack(raw: bytes) -> WorkerInfo | None:
         isinstance(n, int) for n in numbers
     ):
         return info
-    logger.warning("a registration has fields of the wrong kind")
+    logger.warning("a registration has fields of the wrong type")
     return None

@@ -1,4 +1,4 @@
-"""Where the store is: its URL taken apart, and sockets opened to it for bulk transfers."""
+"""The store's address: its URL parsed, and sockets to it for bulk transfers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.errors import ConfigError
 
 _REMEDY = "write unix:///path/to/socket or redis://host:port/0"
 
-#: After this a server repeats a command that it does not know, cut off anywhere.
+#: In an error reply, the words before the arguments of a command that the server does not know.
 _REPEATED = ", with args beginning with"
 
 
@@ -32,12 +32,12 @@ class StoreAddress:
         return f"unix://{self.path}" if self.path else f"redis://{self.host}:{self.port}/{self.db}"
 
     def without_password(self, text: object) -> str:
-        """A message of the server or of a library, as logs may show it: some repeat what they were sent."""
+        """A message of the server or a library, redacted: some repeat the command that was sent."""
         shown = str(text).partition(_REPEATED)[0]
         return shown.replace(self.password, "***") if self.password else shown
 
     def greeting(self) -> list[tuple[str, ...]]:
-        """Commands that make a fresh connection ready: AUTH and SELECT where needed."""
+        """Commands to send on a new connection: AUTH and SELECT where needed."""
         commands: list[tuple[str, ...]] = []
         if self.password:
             names = (self.username,) if self.username else ()
@@ -61,7 +61,7 @@ def parse_store_url(url: str) -> StoreAddress:
     if parts.scheme == "redis" and parts.hostname:
         db = parts.path.strip("/") or "0"
         return StoreAddress(host=parts.hostname, port=port, db=_db(db), username=username, password=password)
-    raise ConfigError(f"--store is of a kind that is not supported: {_REMEDY}")
+    raise ConfigError(f"--store has an unsupported scheme: {_REMEDY}")
 
 
 def with_password(url: str, password: str) -> str:
@@ -84,7 +84,7 @@ def redacted(url: str) -> str:
 
 
 def _parts_of(url: str) -> SplitResult:
-    """ConfigError for what is no URL, and where a password would be taken for another part of it."""
+    """Parses a URL; ConfigError for an invalid one, and where a password would be read as another part."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -106,7 +106,7 @@ def _db(text: str) -> int:
 
 
 def command(*words: str | bytes) -> bytes:
-    """A whole RESP command."""
+    """A command encoded in RESP."""
     frames = [b"*%d\r\n" % len(words)]
     for word in words:
         raw = word.encode() if isinstance(word, str) else word

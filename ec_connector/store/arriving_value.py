@@ -1,7 +1,7 @@
-"""Values that are checked while they arrive: each piece is hashed as it comes out of the socket.
+"""Values whose checksum is computed while they are received, piece by piece.
 
-The bytes are still in the processor's cache then, no other thread has to wake up, and the event loop is
-held for one piece of a few hundred KiB at a time.
+The bytes are still in the CPU's cache then, no thread switch is needed, and the event loop is blocked for one
+piece of a few hundred KiB at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scatter
 
 
 class ArrivingValue:
-    """A value that arrives in `memory`, which is as long as the value, and its checksum so far."""
+    """A value being received into `memory`, which has its length, and its checksum so far."""
 
     def __init__(self, memory: Received, *, mm_hash: str, namespace: str) -> None:
         self._buffer = scattered(memory)
@@ -46,7 +46,7 @@ class ArrivingValue:
         return head
 
     def result(self) -> Head | Damage:
-        """The head, if the whole value has arrived and its checksum is right.
+        """The head, if the whole value has arrived and its checksum is correct.
 
         The checksum of a split value covers its parts too, which come later.
         """

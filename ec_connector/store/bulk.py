@@ -1,4 +1,4 @@
-"""Bulk transfers: their errors, and the pool of the connections that they use beside redis-py's."""
+"""Bulk transfers: their errors, and their connection pool, separate from redis-py's."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-#: Bytes per second below which a transfer counts as hung.
+#: Bytes per second below which a transfer counts as stalled.
 _SLOWEST = 20e6
 
 
 class BulkError(Exception):
-    """The transfer did not happen and its connection is closed."""
+    """The transfer failed and its connection is closed."""
 
 
 class BulkLost(BulkError):
-    """The connection broke. `untouched`: not one byte of the reply had come."""
+    """The connection broke. `untouched`: before the first byte of the reply."""
 
     def __init__(self, message: str, *, untouched: bool) -> None:
         super().__init__(message)
@@ -28,11 +28,11 @@ class BulkRefused(BulkError):
 
 
 class ValueTooLarge(BulkError):
-    """The value is larger than what was asked for."""
+    """The value is larger than expected."""
 
 
 class BulkConnection(Protocol):
-    """A connection that a pool keeps."""
+    """A connection in a `BulkPool`."""
 
     @property
     def usable(self) -> bool: ...
@@ -45,7 +45,7 @@ C = TypeVar("C", bound=BulkConnection)
 
 
 class BulkPool(Generic[C]):
-    """A pool of at most `size` connections in use; an idle one is used again, a failed one never."""
+    """A pool with at most `size` connections in use; idle ones are reused, failed ones never."""
 
     def __init__(self, make: Callable[[], Awaitable[C]], size: int, timeout: float) -> None:
         self._make = make
@@ -56,7 +56,7 @@ class BulkPool(Generic[C]):
         self._closed = False
 
     async def transfer(self, nbytes: int, exchange: Callable[[C], Awaitable[T]]) -> T:
-        """One exchange of up to `nbytes` under its deadline; once more when a kept connection turns out dead.
+        """One exchange of up to `nbytes` within a deadline; retried once if an idle connection was closed.
 
         BulkError, OSError or TimeoutError when it fails.
         """

@@ -1,8 +1,8 @@
 """Bulk reads: GET straight into the caller's buffer, on connections of its own.
 
-redis-py buffers and copies every value; here the socket writes to where the tensor will live. A reader
-that lost its place in the stream would hand the next caller the bytes of this one, so every doubt
-(timeout, cancellation, error or redirect reply, a value of unexpected size) closes the connection.
+redis-py buffers and copies every value; here the socket writes into the tensor's own memory. A reader that
+is out of step with the stream would give one caller another's bytes, so the connection is closed after any
+timeout, cancellation, error or redirect reply, and after a value of unexpected size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scatter
 
 _LINE_BYTES = 512
 
-#: Gives the memory for a value of so many bytes.
+#: Returns memory for a value of this many bytes.
 Into = Callable[[int], Received]
-#: Called with the bytes of the value that have arrived so far.
+#: Called with the number of bytes that have arrived so far.
 Progress = Callable[[int], None]
 
 
@@ -43,7 +43,7 @@ class BulkReader(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(cls, address: StoreAddress) -> BulkReader:
-        """A connection that is logged in. OSError or BulkError if there is none."""
+        """An authenticated connection. OSError or BulkError if that fails."""
         loop = asyncio.get_running_loop()
         sock = await open_socket(address)
         try:
@@ -55,7 +55,7 @@ class BulkReader(asyncio.BufferedProtocol):
             for words in address.greeting():
                 await reader._exchange(command(*words), None)
         except BulkRefused:
-            raise BulkLost("the store refused the log-in", untouched=False) from None
+            raise BulkLost("the store refused the credentials", untouched=False) from None
         return reader
 
     @property
@@ -63,9 +63,9 @@ class BulkReader(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing() and self._reply is None
 
     async def get(self, key: str, into: Into, progress: Progress | None = None) -> Received | None:
-        """The memory that `into(nbytes)` gave, with the value in it; None if there is no such key.
+        """The memory from `into(nbytes)`, filled with the value; None if there is no such key.
 
-        `progress` is called with the bytes that are there, as they come; it must not raise.
+        `progress` is called with the number of bytes received so far; it must not raise.
         `into` may raise a BulkError to refuse the size. Any failure closes the connection.
         """
         self._progress = progress or _unobserved
@@ -179,4 +179,4 @@ class BulkReader(asyncio.BufferedProtocol):
 
 
 def _unobserved(filled: int) -> None:
-    """The progress of a transfer that needs none."""
+    """The default progress callback, which does nothing."""

@@ -1,4 +1,4 @@
-"""Bulk writes: SET from the caller's buffers, which asyncio's transports would copy first."""
+"""Bulk writes: SET straight from the caller's buffers, which asyncio's transports would copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triptych.ec_connector.store.address import StoreAddress, command, open_sock
 from triptych.ec_connector.store.bulk import BulkLost, BulkRefused
 from triptych.ec_connector.store.codec import Buffer
 
-#: Buffers handed to one send; the kernel takes a few hundred KiB of them at a time.
+#: Buffers passed to one sendmsg; the kernel takes a few hundred KiB at a time.
 _BUFFERS_AT_ONCE = 8
 
 
@@ -23,18 +23,18 @@ class BulkWriter:
 
     @classmethod
     async def open(cls, address: StoreAddress) -> BulkWriter:
-        """A connection that is logged in. OSError or BulkError if there is none."""
+        """An authenticated connection. OSError or BulkError if that fails."""
         writer = cls(await open_socket(address))
         try:
             for words in address.greeting():
                 await writer._exchange([memoryview(command(*words))])
         except BulkRefused:
-            raise BulkLost("the store refused the log-in", untouched=False) from None
+            raise BulkLost("the store refused the credentials", untouched=False) from None
         return writer
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is idle, open, and nothing unasked has arrived on it."""
+        """Whether the connection is idle and open, with no unexpected bytes received."""
         if self._busy or self._sock.fileno() < 0:
             return False
         try:

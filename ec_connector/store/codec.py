@@ -10,8 +10,8 @@
            32  checksum         xxh3-128 of bytes 0:32, the msgpack, the padding and the body
            48  msgpack header, zeros up to the next multiple of 64, body
 
-Prefix, header and padding fit the 4 KiB that a look-up reads. Nothing here raises on foreign bytes: what
-is wrong with them comes back as a `Damage`.
+Prefix, header and padding fit into the 4 KiB that a look-up reads. Nothing here raises on foreign bytes: an
+invalid value is returned as a `Damage` with its reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PART_BYTES = 64 << 20
 ALIGNMENT = 64
 MAX_NDIM = 4
 
-#: Where the checksum itself stands; it covers everything else.
+#: Bytes of the checksum itself, which covers everything else.
 CHECKSUM_SPAN = (32, 48)
 
 _PREFIX = struct.Struct("<4sHHII8s8s16s")
@@ -81,7 +81,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The reason why bytes are no usable value, for logs."""
+    """The reason why bytes are not a usable value, for logs."""
 
     reason: str
 
@@ -113,7 +113,7 @@ def encode_head(plan: ItemPlan, body: Buffer, *, write_id: str, ttl: float) -> b
 
 
 def part_count(nbytes: int) -> int:
-    """Parts of a body of `nbytes`; 0 when it stays in one value with its header."""
+    """Number of parts of a body of `nbytes`; 0 when it is stored in one value with its header."""
     return 0 if nbytes <= PART_BYTES else -(-nbytes // PART_BYTES)
 
 
@@ -219,7 +219,7 @@ def _plan_of(header: bytes) -> ItemPlan | Damage:
 
 
 def _check(fields: JsonObject) -> Damage | None:
-    """What is wrong with a header's fields, each of which may be anything."""
+    """What is wrong with a header's fields, whose types are not known yet; None if they are valid."""
     if not all(isinstance(fields[name], str) for name in ("mm_hash", "namespace", "modality", "dtype")):
         return Damage("a name is no text")
     if fields["dtype"] not in DTYPE_BYTES:

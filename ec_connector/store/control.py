@@ -1,4 +1,4 @@
-"""Small commands and scripts over redis-py: each has a deadline, and all failures are one error."""
+"""Small commands and scripts over redis-py, each with a deadline; all failures raise StoreUnavailable."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CONNECTIONS = 16
 
 
 class StoreUnavailable(TriptychError):
-    """The store does not answer, or refuses to serve us."""
+    """The store does not answer, or refuses the command."""
 
 
 class StoreFull(StoreUnavailable):
-    """The store has no room left that it may evict."""
+    """The store is full and has nothing that it may evict."""
 
 
 class Control:
-    """A client for small commands to one server. Values come back as bytes."""
+    """The client for small commands to one server. Replies are bytes."""
 
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self._label = address.label
@@ -40,7 +40,7 @@ class Control:
             "protocol": 2,
             "socket_timeout": timeout,
             "socket_connect_timeout": timeout,
-            # A pooled connection that the server has closed is found out by using it: once more, at once.
+            # The server may have closed a pooled connection, which shows only when it is used: retry once.
             "retry": Retry(NoBackoff(), 1),
         }
         if address.path:
@@ -55,11 +55,11 @@ class Control:
         return (await self.execute_all([words]))[0]
 
     async def script(self, text: str, keys: Sequence[str], *args: EncodableT) -> Any:
-        """One script's reply; the server keeps scripts it has seen compiled."""
+        """One script's reply; the server caches compiled scripts."""
         return await self.execute("EVAL", text, len(keys), *keys, *args)
 
     async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
-        """All replies, from one round trip."""
+        """The replies to several commands, in one round trip."""
         pipeline = self._redis.pipeline(transaction=False)
         for words in commands:
             pipeline.execute_command(*words)
@@ -68,7 +68,7 @@ class Control:
         try:
             async with asyncio.timeout(self._timeout):
                 replies = list(await pipeline.execute())
-        # Without their causes: a traceback shows what a server that knows no AUTH repeats of it.
+        # Raised without the cause: a server without AUTH repeats the password in its error.
         except ResponseError as error:
             kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreUnavailable
             raise kind(f"store {self._label} refused a command: {self._hide(error)}") from None
@@ -76,7 +76,7 @@ class Control:
             reason = self._hide(error) or f"no answer in {self._timeout:g} s"
             raise StoreUnavailable(f"store {self._label} is not reachable: {reason}") from None
         # redis-py writes under `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
-        # together with its result. A loop of ours would then never end.
+        # together with its result. A caller's loop would then never end.
         if task is not None and task.cancelling() > cancels:
             raise asyncio.CancelledError
         return replies

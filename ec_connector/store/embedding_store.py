@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 C = TypeVar("C", BulkReader, BulkWriter)
 
-#: Bulk connections of a kind. More would not be faster: one server thread answers them.
+#: Bulk connections for reads, and for writes. More are not faster: one server thread answers them.
 _BULK_CONNECTIONS = 8
-#: Checksums of more than this leave the event loop; xxhash lets go of the GIL.
+#: Checksums of more bytes run in a thread; xxhash releases the GIL.
 _INLINE_BYTES = 1 << 20
 _POLICY = "volatile-lru"
 
 
 class EmbeddingStore:
-    """A client of one Redis or Valkey server, for one event loop. Made by `connect`."""
+    """The client of one Redis or Valkey server, for one event loop. Created by `connect`."""
 
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self.address = address
@@ -50,7 +50,7 @@ class EmbeddingStore:
     async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
         """The store at `unix:///path` or `redis://host:port/db`; StoreUnavailable if it does not answer.
 
-        `timeout` seconds bound every later command too. ConfigError for a URL of another kind.
+        `timeout` seconds bound every later command too. ConfigError for another URL.
         """
         store = cls(parse_store_url(url), timeout)
         try:
@@ -92,7 +92,7 @@ class EmbeddingStore:
     async def look_up(self, keys_: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
         """Plans of the items stored under these (mm_hash, namespace), in order; renews their TTL.
 
-        One round trip, headers only. What is damaged or of another namespace is None. StoreUnavailable
+        One round trip, headers only. None for a damaged value or one of another namespace. StoreUnavailable
         when the store is down.
         """
         if not keys_:
@@ -110,7 +110,7 @@ class EmbeddingStore:
     async def save(
         self, plan: ItemPlan, body: memoryview | bytes, *, ttl: float, damaged_digest: str = ""
     ) -> SaveResult:
-        """Stores the item unless it is there; then its TTL begins anew.
+        """Stores the item; if it is stored already, only renews its TTL.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
@@ -137,7 +137,7 @@ class EmbeddingStore:
         return SaveResult.ALREADY
 
     async def _delete_parts(self, key: str, write_id: str, parts: Sequence[tuple[str, memoryview]]) -> bool:
-        """Whether the write's parts are gone; they stay where its own header is the stored one."""
+        """Deletes the parts of a write unless its own header is stored; whether they were deleted."""
         names = [name for name, _ in parts]
         return bool(await self.control.script(scripts.DELETE_PARTS, [key, *names], write_id))
 
@@ -157,9 +157,9 @@ class EmbeddingStore:
             raise StoreUnavailable(f"store {self.address.label} refused a value: {error}") from error
 
     async def load(self, plan: ItemPlan, into: Into) -> LoadResult:
-        """The item's verified body, received into the memory that `into(plan.nbytes)` gives.
+        """The item's verified body, received into the memory from `into(plan.nbytes)`.
 
-        `into` may be asked again after a broken connection. A value that is gone, damaged, or not of this
+        `into` may be called again after a broken connection. A value that is absent, damaged, or of another
         plan is Missing, never an exception; StoreUnavailable when the store is down.
         """
         key = keys.embedding(plan.mm_hash)
@@ -220,15 +220,15 @@ class EmbeddingStore:
         except (ValueTooLarge, BulkRefused):
             raise
         except (BulkError, OSError, TimeoutError) as error:
-            reason = str(error) or "the transfer hangs"
+            reason = str(error) or "the transfer stalled"
             raise StoreUnavailable(f"store {self.address.label} is not reachable: {reason}") from error
 
     async def _digest_of(self, key: str) -> str:
-        """The digest of a value that was refused unread; empty when it is no string any more."""
+        """The digest of a value that was too large to read; empty when the key is not a string any more."""
         try:
             raw = await self.control.execute("GETRANGE", key, 0, codec.HEAD_BYTES - 1)
         except StoreUnavailable as error:
-            logger.warning("a damaged value cannot be named: %s", error)
+            logger.warning("the digest of a damaged value cannot be read: %s", error)
             return ""
         return codec.damage_digest(raw) if raw else ""
 
@@ -251,7 +251,7 @@ class EmbeddingStore:
 
     @property
     def clock_jumps(self) -> int:
-        """How often the server's clock was found to have jumped, when `epoch` was last asked for."""
+        """Jumps of the server's clock that calls of `epoch` have found so far."""
         return self._clock.jumps
 
 
@@ -262,7 +262,7 @@ async def connect_configured(url: str) -> EmbeddingStore:
     try:
         return await EmbeddingStore.connect(url)
     except StoreUnavailable as error:
-        # The error names the store without its password.
+        # The error's address is without the password.
         raise ConfigError(f"--store cannot be reached ({error}): start it, or correct the address") from error
 
 

@@ -9,7 +9,7 @@ from triptych.ec_connector.store.scatter import Received
 
 
 class SaveResult(enum.Enum):
-    """How a save ended; in all three cases an embedding is in the store."""
+    """The result of a save; in all three cases the embedding is in the store."""
 
     STORED = enum.auto()
     ALREADY = enum.auto()
@@ -18,14 +18,14 @@ class SaveResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A verified value. `body` is the memory that was asked for, with the tensor's bytes in it."""
+    """A verified value. `body` is the caller's memory, filled with the tensor's bytes."""
 
     body: Received
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """No usable value. `damaged_digest` names the one that is there, so that a save may replace it."""
+    """No usable value. `damaged_digest` identifies a damaged one, so that a save may replace it."""
 
     reason: str
     damaged_digest: str = ""

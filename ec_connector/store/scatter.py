@@ -1,6 +1,6 @@
-"""Scatter buffers: memory for one value in several pieces, filled from front to back.
+"""Scatter buffers: the memory of one value in several pieces, filled from front to back.
 
-The head of a stored value is not part of the tensor, and host memory of a pool may not be in one piece.
+The head of a stored value is not part of the tensor, and memory of a pool may be in several pieces.
 """
 
 from __future__ import annotations

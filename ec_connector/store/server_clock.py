@@ -9,15 +9,15 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-#: More than clocks drift apart between two answers, less than the life of anything in the store.
+#: More than clocks drift between two replies, less than the shortest term in the store.
 SLACK_SECONDS = 5.0
 
 
 class ServerClock:
-    """A counter of the jumps of a server's clock against our monotonic one. Pure.
+    """A counter of jumps of the server's clock against this process's monotonic clock. Pure.
 
-    What expires by the server's clock expires at once when that jumps ahead: an administrator has set it, or
-    a machine was suspended or moved. No worker was too slow then.
+    When the server's clock jumps ahead, leases and registrations expire at once although their owners live:
+    the clock was set, or the machine was suspended or migrated.
     """
 
     def __init__(self, slack: float = SLACK_SECONDS) -> None:
@@ -27,7 +27,7 @@ class ServerClock:
         self._bounds: tuple[float, float] | None = None
 
     def answered(self, server: float, sent: float, received: float) -> None:
-        """The server's time in an answer to what we sent and received then, all in seconds."""
+        """Adds the `server`'s time from a reply; its command was `sent` and answered (`received`) then."""
         low, high = server - received, server - sent
         known, self._bounds = self._bounds, (low, high)
         if known is not None and (low > known[1] + self._slack or high < known[0] - self._slack):
