@@ -1,4 +1,4 @@
-"""The cgroups of this process: where the files of its limits are, for both versions. Linux only."""
+"""The cgroup folders of this process, which hold its limits, for versions 1 and 2. Linux only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folders(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _same(names: frozenset[str], mount: _Mount) -> bool:
-    """Whether a line of /proc/self/cgroup is about this hierarchy; a mount's options have its controllers."""
+    """Whether a line of /proc/self/cgroup belongs to this mount, whose options include its controllers."""
     return names <= mount.controllers if names else not mount.controllers
 
 
@@ -43,7 +43,7 @@ def _upwards(mount: _Mount, path: str, root: Path) -> Iterator[Path]:
     inside = path.removeprefix(mount.inside.rstrip("/")).strip("/")
     folder = top / inside
     if ".." in Path(inside).parts or not folder.is_dir():
-        # A container sees its own cgroup as the top of what is mounted, whatever the host calls it.
+        # In a container the mount's root is its own cgroup, under another path than on the host.
         folder = top
     yield folder
     while folder != top:

@@ -1,4 +1,4 @@
-"""Errors after which a device computes nothing more in this process."""
+"""Device errors after which this process cannot use the device any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 #: cudaError_t values that leave the process's context unusable: every later call returns them too.
 _STICKY_CODES = frozenset({46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999})
-#: The same by their texts, which come through libraries that raise a plain RuntimeError.
+#: The same errors by message, for libraries that raise a plain RuntimeError.
 _STICKY_TEXTS = (
     "illegal memory access",
     "device-side assert",
@@ -31,7 +31,7 @@ _PREFIXES = ("cuda error", "hip error")
 
 
 class DeviceLost(BaseException):
-    """The device is unusable in this process. Not an Exception, which is caught everywhere."""
+    """The device is unusable in this process. A BaseException, since Exceptions are caught in many places."""
 
 
 def check_device(error: BaseException | None, device: torch.device) -> None:
@@ -46,19 +46,19 @@ def check_device(error: BaseException | None, device: torch.device) -> None:
     try:
         probe(device)
     except torch.OutOfMemoryError:
-        logger.warning("%s has no memory left for a test", device)
+        logger.warning("%s has no free memory for a test", device)
     except Exception as failure:
         raise DeviceLost(f"{device} fails a test: {failure}") from failure
 
 
 def is_sticky(error: BaseException) -> bool:
-    """Whether the error, or one behind it, is of a kind that every later call would return."""
+    """Whether the error, or one in its chain of causes, is one that every later call would raise."""
     return any(_is_sticky(link) for link in _chain(error))
 
 
 def probe(device: torch.device) -> None:
-    """One small computation, waited for; raises what the device has to say."""
-    assert float((torch.ones(1, device=device) + 1).cpu()) == 2.0, "the device computes wrong"
+    """Runs one small computation and waits for it; raises the device's error."""
+    assert float((torch.ones(1, device=device) + 1).cpu()) == 2.0, "the device computes wrong results"
 
 
 def _is_sticky(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The memory of the device that a worker computes on: what is free, what it holds, the most it has held."""
+"""Memory of a worker's device: free bytes, bytes of this process, and their peak."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from triptych.machine.resources import available_memory
 class DeviceMemory(Protocol):
     """One device as one process sees it, in bytes."""
 
-    #: Of what is free, how much a worker may use.
+    #: Fraction of the free memory that a worker may use.
     share: float
 
     def free(self) -> int:
-        """What can still be had, by whomever."""
+        """Bytes that any process can still allocate."""
         ...
 
     def used(self) -> int:
-        """What this process holds."""
+        """Bytes that this process has allocated."""
         ...
 
     def reset_peak(self) -> None:
-        """From now on `peak` counts anew."""
+        """Resets `peak` to the current use."""
         ...
 
     def peak(self) -> int:
-        """The most that this process has held at once since then."""
+        """The most bytes allocated at once since `reset_peak`."""
         ...
 
 
@@ -55,12 +55,12 @@ class CudaMemory:
 
     def peak(self) -> int:
         torch.cuda.synchronize(self._device)
-        # Reserved, not allocated: what lies in pieces between tensors is of no use to others.
+        # Reserved, not allocated: fragments between tensors cannot be used by other processes.
         return CUDA_CONTEXT_BYTES + int(torch.cuda.max_memory_reserved(self._device))
 
 
 class CpuMemory:
-    """The machine's memory, or the cgroup's, by the kernel's count of this process's pages."""
+    """The memory of the machine or the cgroup, and this process's resident pages."""
 
     share = CPU_SHARE
 
@@ -74,7 +74,7 @@ class CpuMemory:
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
-            # A sandbox without it counts since the start of the process: too much, never too little.
+            # Without it (in a sandbox) the peak is since the process's start: too high, never too low.
             return
 
     def peak(self) -> int:

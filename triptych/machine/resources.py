@@ -1,6 +1,6 @@
-"""What this process may use of its machine: CPUs and memory, by affinity, cgroups and NUMA nodes. Linux only.
+"""CPUs and memory that this process may use, by affinity, cgroups and NUMA nodes. Linux only.
 
-All functions read files below `root`, the machine's own by default. What is not there limits nothing.
+All functions read files below `root`, by default the machine's own. A missing file means no limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INITIAL_NAMESPACES = {"pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
 
 
 def usable_cpus(affinity: Collection[int] | None = None, root: Path = _ROOT) -> int:
-    """CPUs' worth of time that this process may use: at least one, and a quota's fraction does not count."""
+    """Number of CPUs that this process may use, its quota rounded down; at least one."""
     allowed = allowed_cpus(affinity, root)
     quota = cpu_quota(root)
     return max(1, len(allowed) if quota is None else min(len(allowed), int(quota)))
@@ -28,26 +28,26 @@ def allowed_cpus(affinity: Collection[int] | None = None, root: Path = _ROOT) ->
     allowed = frozenset(os.sched_getaffinity(0) if affinity is None else affinity)
     for folder in folders("cpuset", root):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-            # One that names none of ours is not this process's: the affinity is what the kernel keeps.
+            # A cpuset without any of these CPUs is not this process's: the affinity is authoritative.
             allowed = allowed & _cpu_list(folder / name) or allowed
     return allowed
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time by the tightest quota on the way up from the process's cgroup; None: no quota."""
+    """The tightest CPU quota of the process's cgroup and its ancestors, in CPUs; None: no quota."""
     quotas = [quota for folder in folders("cpu", root) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
 def threads_of_one_worker(affinity: Collection[int] | None = None, root: Path = _ROOT) -> int:
-    """The most threads that compute together: the usable CPUs, and no more than a NUMA node has of them."""
+    """Threads of one worker: the usable CPUs, but at most those of one NUMA node."""
     allowed = allowed_cpus(affinity, root)
     largest = max((len(node & allowed) for node in numa_nodes(root)), default=0)
     return min(usable_cpus(affinity, root), largest or len(allowed))
 
 
 def numa_nodes(root: Path = _ROOT) -> list[frozenset[int]]:
-    """The CPUs of each NUMA node, in order; none where the machine does not say."""
+    """The CPUs of each NUMA node, in order; empty where the machine has no such files."""
     files = sorted(
         (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"),
         key=lambda file: int(file.parent.name.removeprefix("node")),
@@ -56,11 +56,11 @@ def numa_nodes(root: Path = _ROOT) -> list[frozenset[int]]:
 
 
 def may_claim_cores(affinity: Collection[int] | None = None, root: Path = _ROOT) -> bool:
-    """Whether a core that this process claims is not claimed by a stranger in another container.
+    """Whether a core that this process claims cannot be claimed by a process of another container.
 
-    A claim is a name in a network namespace, which containers do not share. So it holds on the host itself,
-    outside of containers, and within a cpuset that the kernel keeps exclusive. Where a quota is tighter than
-    the CPUs, time is what is limited: on one core of many, a process would wait for others that run there.
+    A claim is a name in a network namespace, which containers do not share. So it is reliable on the host,
+    outside of containers, and within an exclusive cpuset. With a quota below the number of CPUs, a process on
+    one fixed core would wait for unrelated processes there, so it must not claim one.
     """
     allowed, quota = allowed_cpus(affinity, root), cpu_quota(root)
     if quota is not None and quota < len(allowed):
@@ -86,7 +86,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _room(folder: Path) -> int | None:
-    """Bytes below the limit of this cgroup; None where it has none. Cache that can be dropped is no use."""
+    """Free bytes below this cgroup's limit, reclaimable cache included; None without a limit."""
     used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
     limits = [
         limit
@@ -98,7 +98,7 @@ def _room(folder: Path) -> int | None:
     dropped = 0
     for line in read_text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
-        # Version 1 has the group's own and, with "total_", that of its children too.
+        # Version 1 has the group's own value and, with "total_", one that includes its children.
         if name in ("inactive_file", "total_inactive_file") and value.isdecimal():
             dropped = max(dropped, int(value))
     return min(limits) - max(0, used - dropped)
@@ -117,7 +117,7 @@ def _meminfo(root: Path, name: str) -> int:
 
 
 def _on_the_host(root: Path) -> bool:
-    """Whether the process is in the initial namespaces, that is, in no container."""
+    """Whether the process is in the initial namespaces, so not in a container."""
     try:
         return all(
             (root / "proc/self/ns" / name).stat().st_ino == inode

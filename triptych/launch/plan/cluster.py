@@ -1,4 +1,4 @@
-"""The processes of a cluster on one machine: their command lines, secrets and places."""
+"""The plan of a cluster on one machine: command lines, secrets, devices and cores of its processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClusterPlan:
     `pools` are the fewest workers of each pool. Where a pool is `scaled` the others of its workers, up to
     the most that it may have, start when there is work for them.
 
-    Secrets are variables that no command line and no environment of a process shows.
+    Secrets are passed apart, so that no command line and no environment of a process shows them.
     """
 
     workers: tuple[tuple[str, tuple[str, ...]], ...]
@@ -63,7 +63,7 @@ def plan_cluster(
             (name, _command(config.counts.kinds[name], worker, config.model))
             for name, worker in _worker_configs(config, run_dir, shares).items()
         ),
-        # The keys of the proxy's clients are no secret that a worker needs.
+        # Workers do not need the API keys of the proxy's clients.
         worker_secrets=secrets_of(replace(proxy, api_key="")),
         proxy=_command("proxy", proxy),
         proxy_secrets=secrets_of(proxy),
@@ -112,7 +112,7 @@ def _worker_configs(
     pd = replace(
         config.pd, core_page=page, step_interval=config.step_interval if paced else 0.0, keep_core=paced
     )
-    # Alone, a replica keeps embeddings to itself; several share them through the store.
+    # A single replica keeps embeddings in its process; several share them through the store.
     alone = config.replicas == 1 and config.store == "auto"
     counts = config.counts
     cpus = assign_cores(
@@ -139,7 +139,7 @@ def _worker_configs(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What one worker gets of the machine."""
+    """The cores, device and memory of one worker."""
 
     log_level: str
     cpus: str

@@ -1,4 +1,4 @@
-"""Cores for the workers of one machine: pinned to their own, or shared by rank."""
+"""CPU cores of the workers of one machine: pinned or shared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from triptych.config import ServeConfig, WorkerRange
 from triptych.errors import ConfigError
 
-#: Encoders that share a machine's cores, at most: more copies of a tower's weights gain little.
+#: Most encoders that share a machine's cores: more copies of the tower's weights gain little.
 _MOST_ENCODERS = 4
 
 
@@ -20,10 +20,10 @@ def assign_cores(
     quota: float | None = None,
     nodes: Sequence[Collection[int]] = (),
 ) -> list[str]:
-    """The --cpus of each worker, `each` cores for one; ConfigError where there are too few. 0: no pinning.
+    """The --cpus of each worker, `each` cores per worker; ConfigError for too few. 0: no pinning.
 
-    `quota` is how many are paid for, if not all. A worker's cores are of one of the NUMA `nodes` as long as
-    there are such.
+    `quota` is the CPU quota, if there is one. The cores of a worker are of one of the NUMA `nodes` while
+    enough are left in one.
     """
     if not each:
         return [""] * workers
@@ -38,7 +38,7 @@ def assign_cores(
 
 
 def _together(available: Collection[int], each: int, nodes: Sequence[Collection[int]]) -> list[list[int]]:
-    """`each` cores at a time: first those of one node, then what the nodes have left."""
+    """Groups of `each` cores: first within nodes, then of the cores that the nodes have left."""
     whole: list[list[int]] = []
     left = set(available)
     for node in nodes:
@@ -50,17 +50,17 @@ def _together(available: Collection[int], each: int, nodes: Sequence[Collection[
 
 
 def proxy_cores(available: Collection[int], pd_workers: int) -> str:
-    """The proxy's --cpus: not the last ones, which PD workers keep to (--keep-core); "" for all."""
+    """The proxy's --cpus: without the last ones, to which PD workers are pinned (--keep-core); "" for all."""
     cores = sorted(available)
     left = cores[: max(1, len(cores) - pd_workers)]
     return ",".join(map(str, left)) if len(left) < len(cores) else ""
 
 
 def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
-    """The config with what it leaves open: --cpu-sharing auto, and 0 as --encoders and --encoder-threads.
+    """The config with values for --cpu-sharing auto, and for 0 as --encoders and --encoder-threads.
 
-    Where encoders and PD workers share the cores of one machine and nothing else was asked for, towers get a
-    thread on every core, in as many encoders as that takes (`pace`).
+    Where encoders and PD workers share the cores of one machine, and no flag says otherwise, the sharing is
+    `pace`: towers have a thread on every core, in as many encoders as that takes.
     """
     sharing = config.cpu_sharing
     if sharing == "auto":
@@ -71,13 +71,13 @@ def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
         encoders = WorkerRange.fixed(min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
     threads = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":
-        # Never all cores for one of them: each of its layers would end with the core that is taken away.
+        # Never all cores for one encoder: each of its layers would wait for the core that a PD worker uses.
         threads = max(1, cores // max(encoders.most, 2))
     return replace(config, cpu_sharing=sharing, encoders=encoders, encoder_threads=threads)
 
 
 def check_sharing(config: ServeConfig) -> None:
-    """ConfigError for a --cpu-sharing that the other flags leave nothing to do."""
+    """ConfigError for a --cpu-sharing that has no effect with the other flags."""
     sharing = config.cpu_sharing
     if sharing == "free":
         return

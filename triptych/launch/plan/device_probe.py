@@ -1,6 +1,6 @@
 """`python -m triptych.launch.plan.device_probe`: the GPUs that torch sees and their free memory, as JSON.
 
-A process of its own, since one that opens a GPU holds a part of its memory until it ends.
+In a process of its own, since a process that opens a GPU occupies some of its memory until it ends.
 """
 
 from __future__ import annotations

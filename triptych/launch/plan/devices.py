@@ -1,4 +1,4 @@
-"""Which GPU each worker of one machine gets, and how much of its memory."""
+"""Placement of workers on the GPUs of one machine: a device and a share of its memory for each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from triptych.config import CUDA_SHARE, format_size
 from triptych.errors import ConfigError
 
-#: Importing torch and opening every GPU of a large machine.
+#: Timeout of a process that imports torch and opens every GPU of a large machine.
 _PROBE_SECONDS = 180.0
 _PROBE = (sys.executable, "-m", "triptych.launch.plan.device_probe")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its torch name, and its bytes that are free before any worker starts."""
+    """A GPU: its torch name, and its free bytes before any worker starts."""
 
     name: str
     free: int
 
     @property
     def usable(self) -> int:
-        """What workers may have together."""
+        """Bytes that all workers on it may use together."""
         return int(self.free * CUDA_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A worker and the bytes that it takes at least. One that `grows` has use for more: its KV cache."""
+    """The least bytes that a worker needs. One that `grows` uses more for its KV cache."""
 
     worker: str
     least: int
@@ -40,7 +40,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's device, and how many bytes of it are the worker's."""
+    """A worker's device, and the bytes of its memory that the worker may use."""
 
     worker: str
     device: str
@@ -48,12 +48,12 @@ class Share:
 
 
 def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
-    """The devices that a --device of `cuda` or `cuda:N` means; ConfigError where there are none such."""
+    """The devices that --device `cuda` or `cuda:N` selects; ConfigError if there are none."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
         found = [Gpu(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--device {flag}: the GPUs cannot be asked ({type(error).__name__})") from error
+        raise ConfigError(f"--device {flag}: the GPUs cannot be queried ({type(error).__name__})") from error
     wanted = [device for device in found if flag in ("cuda", device.name)]
     if not wanted:
         names = ", ".join(device.name for device in found) or "no CUDA device"
@@ -66,12 +66,12 @@ def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
 def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:
     """A device and a share of its memory for each of `needs`, in their order.
 
-    Workers with a KV cache go first, each to the device with the fewest of them; then the others, each to the
-    device with the fewest workers. What is left on a device is for its KV caches alike, or, where there are
-    none, for its workers alike. ConfigError, with the table, when a worker finds no room.
+    Workers with a KV cache come first, each on the device with the fewest of them; then the others, each on
+    the device with the fewest workers. Memory that is left on a device is divided equally among its KV caches, or
+    among its workers if it has none. ConfigError, with the table, when a worker does not fit.
     """
     placed: dict[str, list[Need]] = {device.name: [] for device in devices}
-    # The largest first: what is small finds room anywhere.
+    # The largest first: small workers fit anywhere.
     for need in sorted(needs, key=lambda one: (not one.grows, -one.least)):
         fitting = [one for one in devices if _left(one, placed[one.name]) >= need.least]
         if not fitting:

@@ -1,4 +1,4 @@
-"""Would it fit: the sum of what the cluster's processes will hold, before any of them starts."""
+"""The memory that a cluster will need on one machine, computed before any process starts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from triptych.config import CPU_SHARE, MIB, VIEW_SHARE, ClusterConfig, format_si
 from triptych.errors import ConfigError
 from triptych.types import DTYPE_BYTES
 
-#: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. Workers that are forked
-#: share most of it: all together hold less than this for each, their fork server included.
+#: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. An upper bound for
+#: forked workers, which share most of it with their fork server.
 WORKER_BASE_BYTES = 450 * MIB
 PROXY_BASE_BYTES = 120 * MIB
-#: Matrices that stay as they are with --quantization.
+#: Matrices that --quantization leaves unquantized.
 _KEPT = re.compile(r"embed|shared|lm_head|proj_out|output_projection|relative_attention_bias")
 _SAFETENSORS_DTYPES = {
     "F32": 4,
@@ -32,7 +32,7 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Named parts of the cluster's memory, in bytes."""
+    """The memory of a cluster in bytes, by part."""
 
     parts: tuple[tuple[str, int], ...]
 
@@ -41,19 +41,18 @@ class MemoryPlan:
         return sum(nbytes for _, nbytes in self.parts)
 
     def table(self) -> str:
-        """One line per part and the sum, for people."""
+        """A printable table: one line per part, and the total."""
         width = max(len(name) for name, _ in self.parts)
         lines = [f"  {name:<{width}}  {format_size(nbytes):>12}" for name, nbytes in self.parts]
         return "\n".join([*lines, f"  {'together':<{width}}  {format_size(self.total):>12}"])
 
 
 def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
-    """What the weights of a checkpoint folder take, by the headers of its safetensors files alone.
+    """Bytes of a checkpoint's weights, from the headers of its safetensors files.
 
-    With "auto" as `dtype` they stay as the files have them.
-
-    With `int8` every matrix counts as 8 bits that is no embedding or head by its name; with `int8-decoder`
-    none, since a name does not show its side: an upper bound.
+    `dtype` "auto" keeps the dtypes of the files. With `int8`, matrices count as 8 bits per element unless
+    their name is that of an embedding or a head. With `int8-decoder` none do, since names do not tell tower
+    from decoder: an upper bound.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -67,7 +66,7 @@ def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
 
 
 def _tensors_of(file: Path) -> list[tuple[str, int, int, int]]:
-    """Name, dimensions, elements and bytes of an element of each tensor."""
+    """(name, number of dimensions, elements, bytes per element) of each tensor."""
     try:
         with file.open("rb") as handle:
             size = int.from_bytes(handle.read(8), "little")
@@ -85,14 +84,14 @@ def _tensors_of(file: Path) -> list[tuple[str, int, int, int]]:
             if name != "__metadata__"
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is no readable safetensors file: fetch the checkpoint again") from error
+        raise ConfigError(f"{file} is not a readable safetensors file: fetch the checkpoint again") from error
 
 
 def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
     """The memory of a cluster on one machine: an upper bound, since each worker counts with all `weights`.
 
-    Weights and KV caches on a GPU take none of it. The embeddings of a colocated replica that is alone are in
-    it instead of in the store: they count once.
+    Weights and KV caches on a GPU do not count. A single colocated replica keeps embeddings in its process
+    and not in the store: they count once.
     """
     counts, encoder, pd = config.counts, config.encoder, config.pd
     workers, encoders, pd_workers = counts.workers, counts.encoding, counts.decoding
@@ -118,7 +117,7 @@ def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
 
 
 def check_fits(plan: MemoryPlan, available: int) -> None:
-    """ConfigError with the sum when the plan is larger than what is available."""
+    """ConfigError with the table when the plan needs more than the available memory."""
     if plan.total > available:
         raise ConfigError(
             f"this needs {format_size(plan.total)} of memory and {format_size(available)} are available: "
@@ -127,9 +126,9 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
 
 
 def decoding_budget(plan: MemoryPlan, available: int, *, own: int, decoding: int) -> int:
-    """--device-memory of each of `decoding` workers on a CPU: `own` bytes, which `plan` counts, and a share.
+    """--device-memory of each of `decoding` CPU workers: its `own` bytes, which `plan` has, plus a share.
 
-    They share CPU_SHARE of what the plan, without KV caches, leaves of the memory.
+    They share CPU_SHARE of the memory that the plan, without KV caches, leaves free.
     """
     left = max(0, available - plan.total)
     return own + int(left * CPU_SHARE / max(1, decoding))

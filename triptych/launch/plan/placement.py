@@ -1,4 +1,4 @@
-"""The device and the memory of each worker of one machine, where the flags leave them to us."""
+"""Device and memory of each worker of one machine, where the flags do not set them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from triptych.machine.resources import available_memory
 
 logger = logging.getLogger(__name__)
 
-#: Of a GPU, before it is measured: what a step takes above the weights, and the least KV cache of use.
+#: Estimates for a GPU before measuring it: bytes of a step above the weights, and the least useful KV cache.
 _ACTIVATION_BYTES = GIB
 _LEAST_KV_BYTES = 256 * MIB
 
 
 def check_memory(config: ServeConfig) -> dict[str, Share]:
-    """The memory of workers that decode on a CPU, by name; ConfigError, with the sum, for what does not fit.
+    """The memory of workers that decode on a CPU, by name; ConfigError, with the table, if it does not fit.
 
-    GPUs are not looked at here.
+    GPUs are not considered here.
     """
     pd, on_cpu = config.pd, config.pd.device == "cpu"
     weights = weight_bytes(Path(config.model), "float32" if pd.dtype == "auto" else pd.dtype, pd.quantization)
@@ -58,7 +58,7 @@ def place_on_gpus(
 
 
 def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
-    """What each worker takes of a GPU at least; all `weights`, in bytes, count for each: an upper bound."""
+    """The least bytes of each worker on a GPU; each counts with all `weights`, an upper bound."""
     each = CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
     kv = config.pd.embedding_memory + (config.pd.kv_memory or _LEAST_KV_BYTES)
     given = config.pd.device_memory

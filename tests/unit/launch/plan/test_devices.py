@@ -92,7 +92,7 @@ def test_the_devices_are_those_that_another_process_finds():
 
 @pytest.mark.parametrize("words", ["print('?')", "raise SystemExit(3)", "print('[1]')"])
 def test_a_probe_that_fails_is_an_error_of_the_flag(words: str):
-    with pytest.raises(ConfigError, match="--device cuda: the GPUs cannot be asked"):
+    with pytest.raises(ConfigError, match="--device cuda: the GPUs cannot be queried"):
         find_devices("cuda", _saying(words))
 
 
