@@ -1,4 +1,4 @@
-"""Which addresses media may be fetched from: public unicast ones, and what the operator allows besides."""
+"""Rules for the addresses that media may be fetched from: public ones, and those that flags allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.errors import ConfigError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-#: Own tables, since what `ipaddress` calls global differs between Python's patch releases.
+#: Own tables, since `ipaddress.is_global` differs between Python's patch releases.
 _NOT_PUBLIC_4 = tuple(
     ipaddress.IPv4Network(text)
     for text in (
@@ -35,8 +35,8 @@ _NOT_PUBLIC_4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-#: The only block that the IETF hands out for global unicast: mapped, compatible, NAT64 (64:ff9b::),
-#: unique local, link-local and multicast addresses all lie outside.
+#: The only block allocated for global unicast; mapped, compatible, NAT64 (64:ff9b::), unique local,
+#: link-local and multicast addresses are outside.
 _GLOBAL_6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_6 = tuple(
     ipaddress.IPv6Network(text)
@@ -54,7 +54,7 @@ _UNIVERSAL = 0x02000000
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address is global unicast and stands for no other address."""
+    """Whether the address is global unicast and does not embed another address."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_4)
     if address.scope_id is not None or address not in _GLOBAL_6:
@@ -67,7 +67,7 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """`hosts` (lower case, no final dot) may have any address; `networks` are allowed besides public ones."""
+    """Allowed addresses: any of `hosts` (lower case, no final dot), those in `networks`, and public ones."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -83,12 +83,12 @@ class AddressRules:
 
 
 def canonical_host(host: str) -> str:
-    """The host as it is compared: lower case, without brackets and the root's dot."""
+    """The host in the form that is compared: lower case, without brackets and final dot."""
     return host.strip("[]").lower().removesuffix(".")
 
 
 def parse_rules(hosts: str, networks: str) -> AddressRules:
-    """The rules of the operator's comma-separated flags. ConfigError for what is no network."""
+    """The rules of the operator's comma-separated flags. ConfigError for an invalid network."""
     return AddressRules(
         frozenset(canonical_host(host) for host in _words(hosts)),
         tuple(_network(text) for text in _words(networks)),
@@ -104,5 +104,5 @@ def _network(text: str) -> Network:
         return ipaddress.ip_network(text)
     except ValueError:
         raise ConfigError(
-            f"--allow-media-networks: {text!r} is no network: write it like 10.1.0.0/16 or fd12::/16"
+            f"--allow-media-networks: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
         ) from None

@@ -1,4 +1,4 @@
-"""One GET over a connection that can only go where the rules allow: resolved once, checked, pinned."""
+"""HTTP GET over connections to allowed addresses only: the host is resolved once, checked and pinned."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from triptych import __version__
 from triptych.proxy.media.address_rules import Address, AddressRules
 
 CONNECT_SECONDS = 5.0
-#: Longest silence of a server.
+#: Timeout between two reads.
 READ_SECONDS = 10.0
 _DNS_THREADS = 8
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": f"triptych/{__version__}"}
 
-#: (host, port) to what `socket.getaddrinfo` returns.
+#: Takes (host, port) and returns what `socket.getaddrinfo` does.
 LookUpHost = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
 class AddressRefused(Exception):
-    """The host has no address, or one that the rules do not allow. The message does not say which of both."""
+    """The host has no address, or one that the rules do not allow; the message does not tell which."""
 
 
 def look_up_host(host: str, port: int) -> Sequence[tuple[Any, ...]]:
@@ -37,7 +37,7 @@ def look_up_host(host: str, port: int) -> Sequence[tuple[Any, ...]]:
 
 
 class MediaConnections:
-    """Opens connections under `rules`. `look_up` resolves names; it runs in threads of its own."""
+    """A factory of connections under `rules`. `look_up` resolves names, in threads."""
 
     def __init__(
         self, rules: AddressRules, *, look_up: LookUpHost = look_up_host, tls: ssl.SSLContext | bool = True
@@ -51,7 +51,7 @@ class MediaConnections:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def addresses(self, url: URL) -> tuple[Address, ...]:
-        """Where `url` may be fetched from. AddressRefused when one of its host's addresses is not allowed."""
+        """The addresses of the URL's host. AddressRefused when one of them is not allowed."""
         host, port = url.raw_host or "", url.port or 0
         if port not in (80, 443) and port < 1024 and not self._rules.trusts_host(host):
             raise AddressRefused
@@ -75,9 +75,9 @@ class MediaConnections:
 
     @asynccontextmanager
     async def get(self, url: URL) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The reply's head; its body is read from it. No redirects, cookies, proxies, credentials.
+        """The response, with its body unread. No redirects, cookies, proxies or credentials.
 
-        AddressRefused, aiohttp.ClientError, TimeoutError.
+        Raises AddressRefused, aiohttp.ClientError, TimeoutError.
         """
         addresses = await self.addresses(url)
         connector = aiohttp.TCPConnector(
@@ -102,7 +102,7 @@ class MediaConnections:
 
 
 class _Pinned(AbstractResolver):
-    """Answers with the addresses that were checked, whatever is asked."""
+    """A resolver that always returns the checked addresses."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._addresses = addresses
@@ -127,12 +127,12 @@ class _Pinned(AbstractResolver):
 
 
 def _only(addresses: Sequence[Address]) -> Callable[[Any], socket.socket]:
-    """The last word: no socket for any other address, on whatever way it came."""
+    """A socket factory that refuses any address that was not checked."""
 
     def make(info: Any) -> socket.socket:
         family, kind, proto, _, target = info
         if ipaddress.ip_address(target[0]) not in addresses:
-            raise OSError("an address that was not checked")
+            raise OSError("the address was not checked")
         return socket.socket(family, kind, proto)
 
     return make

@@ -1,4 +1,4 @@
-"""Fetches pictures from the web: redirects followed by hand, retries, all within one time limit."""
+"""Fetches images over HTTP: redirects, each checked, and retries, within one timeout."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 MAX_TRIES = 3
 FIRST_BACKOFF = 0.25
-#: One text for hosts without an address and for those with a forbidden one: clients shall not learn
-#: from it what there is in the operator's network.
+#: One message for hosts without an address and with a forbidden one, so that clients cannot probe the
+#: operator's network with it.
 REFUSED = "has no public address"
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Bytes of one picture, seconds of one fetch, fetches at once."""
+    """Limits: bytes of one image, seconds of one fetch, concurrent fetches."""
 
     max_bytes: int = 64 << 20
     timeout: float = 30.0
@@ -41,7 +41,7 @@ class FetchLimits:
 
 
 class MediaFetcher:
-    """All fetches of one proxy."""
+    """The HTTP client of one proxy for media."""
 
     def __init__(
         self, connections: MediaConnections, spool: MediaSpool, metrics: ProxyMetrics, limits: FetchLimits
@@ -56,9 +56,9 @@ class MediaFetcher:
         self._connections.close()
 
     async def fetch(self, source: WebUrl, param: str) -> SpooledMedia:
-        """The picture, held once by the caller. InvalidRequest or TooLarge (naming `param`), Overloaded.
+        """The image, with the caller as its holder. InvalidRequest or TooLarge (naming `param`), Overloaded.
 
-        Waiting for other fetches to end does not count to the time limit.
+        The timeout does not include the wait for other fetches to end.
         """
         async with self._room:
             started = time.monotonic()
@@ -96,7 +96,7 @@ class MediaFetcher:
         return await self._follow(url)
 
     async def _follow(self, url: URL) -> SpooledMedia:
-        """Over redirects to the picture; every hop is checked as the first was."""
+        """Follows redirects to the image; every hop is checked like the first URL."""
         for _ in range(MAX_REDIRECTS + 1):
             found = await self._hop(url)
             if isinstance(found, SpooledMedia):
@@ -114,15 +114,15 @@ class MediaFetcher:
         except AddressRefused:
             raise FetchFailed("refused", REFUSED) from None
         except aiohttp.ClientSSLError:
-            raise FetchFailed("unreachable", "has no certificate that is trusted here") from None
+            raise FetchFailed("unreachable", "has no trusted certificate") from None
         except (aiohttp.ServerTimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
             raise FetchFailed("unreachable", "could not be reached or broke off", retryable=True) from None
         except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, ValueError):
-            raise FetchFailed("unreachable", "does not speak HTTP as it should") from None
+            raise FetchFailed("unreachable", "sent an invalid HTTP response") from None
 
 
 def _redirected(url: URL, location: str) -> URL:
-    """Where the reply points to; FetchFailed unless it is as plain a URL as a client's, and no less safe."""
+    """The target of a redirect; FetchFailed for a URL that clients may not send, or from https to http."""
     refused = FetchFailed("redirects", "redirects to an address that is not followed")
     if not location or any(ord(char) <= 0x20 or char in "\\\x7f" for char in location):
         raise refused

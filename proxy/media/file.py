@@ -1,4 +1,4 @@
-"""Reads media from the one folder that the operator has opened to clients."""
+"""Media from `file:` URLs, below the folder of --allowed-media-folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from triptych.errors import ConfigError, InvalidRequest, TooLarge
 
 
 def checked_folder(folder: str) -> str:
-    """The folder's real path; empty stays empty. ConfigError when it is none."""
+    """The folder's real path; empty stays empty. ConfigError when it is not a folder that may be served."""
     if not folder:
         return ""
     real = os.path.realpath(folder)
     if not os.path.isdir(real) or real == "/":
-        raise ConfigError(f"--allowed-media-folder {folder!r} is no folder that could be opened to clients")
+        raise ConfigError(f"--allowed-media-folder {folder!r} is not a folder that can be served")
     return real
 
 
 class MediaFolder:
-    """Files below `folder` (a real path, or empty: none); `max_bytes` is the largest file."""
+    """The files below `folder` (a real path; empty: none), of at most `max_bytes` each."""
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         self._folder = checked_folder(folder)
@@ -30,8 +30,8 @@ class MediaFolder:
     def read(self, path: str, param: str) -> bytes:
         """The regular file's bytes. Blocks: call it in a thread.
 
-        InvalidRequest in the same words for everything that may not or cannot be read: what lies outside
-        is nobody's business.
+        InvalidRequest with one message for all files that may not or cannot be read, so that clients learn
+        nothing about files outside the folder.
         """
         if not self._folder:
             raise InvalidRequest(f"{param}: file: URLs are not served here", param=param)
@@ -40,7 +40,7 @@ class MediaFolder:
             real = os.path.realpath(path)
             if not Path(real).is_relative_to(self._folder):
                 raise refusal
-            # NOFOLLOW: the last part may have become a link since. NONBLOCK: a pipe would wait for a writer.
+            # NOFOLLOW: the last part may be a link by now. NONBLOCK: a pipe would wait for a writer.
             descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
             raise refusal from None
@@ -57,7 +57,7 @@ class MediaFolder:
         return data
 
     def _holds(self, descriptor: int) -> bool:
-        """Whether what was opened lies below the folder: a part of the path may have become a link since."""
+        """Whether the opened file lies below the folder: a part of the path may be a link by now."""
         return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(self._folder)
 
 

@@ -1,4 +1,4 @@
-"""Brings a part's picture into the spool, from wherever the part says that it is."""
+"""Loads the media of message parts into the spool: inline content, URLs and files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from triptych.proxy.media.file import MediaFolder
 from triptych.proxy.media.source import MAGIC_BYTES, AudioPart, FileUrl, ImagePart, WebUrl, image_format
 from triptych.proxy.media.spool import MediaHold, MediaSpool, SpooledMedia
 
-#: What encoder workers take of one item.
+#: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
-#: Multiple of 4; between two slices other threads get the interpreter.
+#: Base64 characters decoded at a time, a multiple of 4: other threads run between two slices.
 _SLICE = 1 << 20
 
 
 class MediaLoader:
-    """All ways to media of one proxy. `fetcher` None: http(s) URLs are refused."""
+    """The loader of one proxy's media. Without a `fetcher` http(s) URLs are refused."""
 
     def __init__(
         self, spool: MediaSpool, folder: MediaFolder, fetcher: MediaFetcher | None, max_bytes: int
@@ -35,7 +35,7 @@ class MediaLoader:
 
     @property
     def full(self) -> bool:
-        """Whether the media of the requests in flight fill the memory."""
+        """Whether the media of the requests in flight fill their budget."""
         return self.spool.full
 
     @property
@@ -56,7 +56,7 @@ class MediaLoader:
         return await hold.get(key, partial(self._load, part, hold))
 
     async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> SpooledMedia:
-        """What `encoded` gives, as an item's bytes, once for all that `hold` serves with the same `text`."""
+        """The bytes of a text item, made by `encoded` once per request and `text`."""
         return await hold.get(id(text), lambda: self.spool.keep(encoded()))
 
     async def _load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
@@ -72,7 +72,7 @@ class MediaLoader:
     async def _fetch(self, source: WebUrl, param: str) -> SpooledMedia:
         if self._fetcher is None:
             raise InvalidRequest(
-                f"{param}: this server fetches no URLs; send the picture as a data: URL", param=param
+                f"{param}: this server does not fetch URLs; send the image as a data: URL", param=param
             )
         return await self._fetcher.fetch(source, param)
 
@@ -85,7 +85,7 @@ class MediaLoader:
     async def _decode(
         self, content: str | bytes, part: ImagePart | AudioPart, hold: MediaHold
     ) -> SpooledMedia:
-        """The request keeps `content` itself as well, which is counted."""
+        """Decodes inline `content`, whose own bytes count too, since the request keeps them."""
         what = f"{part.param}: {'the picture' if isinstance(part, ImagePart) else 'the audio file'}"
         hold.count(self.spool, len(content))
         if isinstance(content, str):
@@ -99,7 +99,7 @@ class MediaLoader:
 
 
 def make_loader(config: ProxyConfig, metrics: ProxyMetrics) -> MediaLoader:
-    """The loader that the flags describe. ConfigError for flags that cannot work."""
+    """The loader that the flags configure. ConfigError for invalid flags."""
     if not 0 < config.max_media_bytes <= LARGEST_MEDIA:
         raise ConfigError(f"--max-media-bytes must be above 0 and at most {format_size(LARGEST_MEDIA)}")
     if config.media_timeout <= 0 or config.media_fetches < 1:

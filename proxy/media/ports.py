@@ -1,4 +1,4 @@
-"""Ports of media: the bytes of items, and where they come from."""
+"""Protocols of media: the bytes of an item, and their source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ItemMedia(Protocol):
-    """Bytes of one item, kept until the last holder releases them."""
+    """The bytes of one item, kept until the last holder releases them."""
 
     nbytes: int
 
@@ -24,15 +24,15 @@ class ItemMedia(Protocol):
         """All bytes at once."""
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """`work` on the bytes, beside the event loop."""
+        """Runs `work` on the bytes in a thread."""
 
 
 class MediaSource(Protocol):
-    """Source of the media that requests name."""
+    """The loader of media that requests contain or refer to."""
 
     @property
     def full(self) -> bool:
-        """Whether new media would find no room."""
+        """Whether there is no room for new media."""
 
     @property
     def held_bytes(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Reads a reply's body into the spool: status, type, size, encoding and first bytes checked on the way."""
+"""Reads an HTTP response into the spool; checks status, type, size, encoding and first bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triptych.proxy.media.source import IMAGE_TYPES, MAGIC_BYTES, image_format
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 
 _CHUNK = 256 << 10
-#: Types of replies; the first bytes decide, but an HTML page need not be read to know it.
+#: Accepted content types of responses; the first bytes decide, but HTML pages are refused unread.
 _TYPES = IMAGE_TYPES | {
     "",
     "application/octet-stream",
@@ -38,14 +38,14 @@ class FetchFailed(Exception):
 
 
 class MediaTooLarge(FetchFailed):
-    """More bytes than a picture may have."""
+    """The body is larger than an image may be."""
 
     def __init__(self, limit: int) -> None:
         super().__init__("too_large", f"sent more than {format_size(limit)}")
 
 
 def check_head(response: aiohttp.ClientResponse, max_bytes: int) -> None:
-    """FetchFailed for a reply whose body is no picture that may be kept."""
+    """FetchFailed for a response that is not an acceptable image by its head."""
     status = response.status
     if status != 200:
         retryable = status >= 500 or status in _RETRYABLE
@@ -58,7 +58,7 @@ def check_head(response: aiohttp.ClientResponse, max_bytes: int) -> None:
 
 
 async def keep_body(response: aiohttp.ClientResponse, spool: MediaSpool, max_bytes: int) -> SpooledMedia:
-    """The body, decoded, in the spool. FetchFailed when it is too large, empty or no picture."""
+    """The decoded body in the spool. FetchFailed when it is too large, empty or not an image."""
     writer = spool.writer()
     try:
         head = b""
@@ -89,7 +89,7 @@ async def _decoded(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIte
             yield chunk
         return
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise FetchFailed("type", "sent a content encoding that is not read here: only gzip and deflate are")
+        raise FetchFailed("type", "sent an unsupported content encoding: only gzip and deflate are supported")
     inflater = Inflater()
     received = 0
     async for chunk in response.content.iter_chunked(_CHUNK):
@@ -98,13 +98,13 @@ async def _decoded(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIte
             raise MediaTooLarge(max_bytes)
         for piece in inflater.pieces(chunk):
             yield piece
-            await asyncio.sleep(0)  # a bomb's pieces must not keep the loop
+            await asyncio.sleep(0)  # lets other tasks run between the pieces of a decompression bomb
     if not inflater.complete:
         raise FetchFailed("type", "sent a damaged body")
 
 
 class Inflater:
-    """gzip or zlib data in pieces of bounded size."""
+    """A decompressor of gzip and zlib data with output of bounded size."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
@@ -114,7 +114,7 @@ class Inflater:
         return self._inflate.eof
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What `data` gives, at most 256 KiB at a time. FetchFailed when it is damaged."""
+        """The decompressed `data`, at most 256 KiB at a time. FetchFailed when it is damaged."""
         while data and not self._inflate.eof:
             try:
                 piece = self._inflate.decompress(data, _CHUNK)

@@ -1,4 +1,4 @@
-"""Where a part's media are: content in a data: URL, a web address, or a file; and which formats are kept."""
+"""Media sources of message parts: data:, http(s): and file: URLs; and the image formats that are accepted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from triptych.errors import InvalidRequest
 
 #: Longest http(s) or file URL.
 MAX_URL = 8192
-#: Media types of data: URLs and of replies; the file's first bytes decide in the end.
+#: Accepted media types of data: URLs and responses; the file's first bytes are checked in any case.
 IMAGE_TYPES = frozenset(
     {"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/avif"}
 )
 _DATA_HEAD = 256
-#: What no URL holds; parsers differ in what they make of it.
+#: Characters that are not allowed in URLs: parsers treat them differently.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
-#: The last label of a host that some resolver takes for a number: 127.1, 0x7f.1, 2130706433, 017700000001.
+#: Last labels that some resolvers read as a number: 127.1, 0x7f.1, 2130706433, 017700000001.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9_.-]{1,254}")
 
@@ -31,7 +31,7 @@ _MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", 
 
 @dataclass(frozen=True, slots=True)
 class WebUrl:
-    """An http or https URL, as the client wrote it; `url` is the same, parsed and checked."""
+    """An http(s) URL as the client wrote it; `url` is parsed and checked."""
 
     text: str
     url: URL
@@ -46,9 +46,9 @@ class FileUrl:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image file: base64 text as a data: URL holds it, the bytes, or where to get it.
+    """An image of a message: base64 text of a data: URL, the file's bytes, or a URL to load.
 
-    `param` is the field's path.
+    `param` is the path of its field in the request.
     """
 
     source: str | bytes | WebUrl | FileUrl
@@ -57,14 +57,14 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """An encoded audio file: base64 text, or its bytes. `param` is the field's path."""
+    """An audio file of a message: base64 text or bytes. `param` is the path of its field in the request."""
 
     source: str | bytes
     param: str
 
 
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
-    """Base64 text of a data: URL, or where else the picture is. InvalidRequest names `param`."""
+    """The base64 text of a data: URL, or the parsed URL. InvalidRequest names `param`."""
     scheme = url[:16].split(":", 1)[0].strip().lower()
     if scheme == "data":
         return _data_content(url, param)
@@ -87,9 +87,9 @@ def _data_content(url: str, param: str) -> str:
 
 
 def parse_web_url(text: str, param: str) -> URL:
-    """An http(s) URL that every parser reads alike; InvalidRequest otherwise.
+    """The parsed http(s) URL; InvalidRequest for one that parsers may read differently.
 
-    No user, and no address in another spelling than the usual one.
+    User names, and IP addresses in unusual notation, are refused.
     """
     try:
         if len(text) > MAX_URL or _UNSAFE.search(text):
@@ -99,7 +99,7 @@ def parse_web_url(text: str, param: str) -> URL:
             raise ValueError
         if not _plain_host(url.raw_host or "", bracketed=text.partition("://")[2].startswith("[")):
             raise ValueError
-    except (ValueError, IndexError):  # yarl's parser knows both
+    except (ValueError, IndexError):  # yarl raises both
         raise InvalidRequest(
             f"{param} must be an http(s) URL of at most {MAX_URL} characters with a plain host and no user",
             param=param,
@@ -108,7 +108,7 @@ def parse_web_url(text: str, param: str) -> URL:
 
 
 def _plain_authority(text: str, url: URL) -> bool:
-    """No user; and an authority that ends where ours does, whatever a parser thinks of '@' and '//'."""
+    """Whether there is no user, and the authority has no '@' or '//' that parsers split differently."""
     authority = re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]
     return "@" not in authority and "%" not in authority and url.user is None and url.password is None
 

@@ -20,16 +20,16 @@ from triptych.metrics import ProxyMetrics
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-#: Sources of one request that are loaded at once.
+#: Sources of one request that are loaded concurrently.
 LOADS_AT_ONCE = 8
-#: Items above this go to disk.
+#: Larger items are written to disk.
 MEMORY_ITEM_BYTES = 1 << 20
 RETRY_AFTER = 2.0
 _THREADS = 4
 
 
 class MediaSpool:
-    """All media of one proxy. `memory_budget` and `disk_budget` are in bytes; above them come 429s."""
+    """The storage of one proxy's media, within byte budgets; beyond these requests get a 429."""
 
     def __init__(
         self, metrics: ProxyMetrics, *, folder: str = "", memory_budget: int, disk_budget: int
@@ -47,14 +47,14 @@ class MediaSpool:
 
     @property
     def full(self) -> bool:
-        """Whether new media would find no room."""
+        """Whether the budgets leave no room for new media."""
         return self.memory_bytes >= self._memory_budget or self.disk_bytes >= self._disk_budget
 
     def writer(self) -> SpoolWriter:
         return SpoolWriter(self)
 
     async def keep(self, media: bytes) -> SpooledMedia:
-        """`media`, held once by the caller. Overloaded when there is no room."""
+        """Stores `media`, with the caller as its holder. Overloaded when there is no room."""
         writer = self.writer()
         try:
             await writer.write(media)
@@ -64,7 +64,7 @@ class MediaSpool:
             raise
 
     def reserve(self, memory: int = 0, disk: int = 0) -> None:
-        """Counts bytes that are about to be kept; negative ones give back. Overloaded above a budget."""
+        """Reserves bytes of the budgets; negative numbers release them. Overloaded beyond a budget."""
         with self._lock:
             over_memory = memory > 0 and self.memory_bytes + memory > self._memory_budget
             over_disk = disk > 0 and self.disk_bytes + disk > self._disk_budget
@@ -78,7 +78,7 @@ class MediaSpool:
             self._gauge.labels("disk").set(self.disk_bytes)
 
     def open_file(self) -> int:
-        """A descriptor of a new file that has no name and goes with its last user."""
+        """A descriptor of a new unlinked file, which is deleted when the descriptor is closed."""
         flag = getattr(os, "O_TMPFILE", 0)
         if flag:
             with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ class MediaSpool:
         return descriptor
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """`work` beside the event loop."""
+        """Runs `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
     def close(self) -> None:
@@ -98,11 +98,11 @@ class MediaSpool:
 def check_folder(folder: str) -> None:
     """ConfigError when spooled files could not be written there."""
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--spool-folder {folder!r} is no folder that can be written to")
+        raise ConfigError(f"--spool-folder {folder!r} is not a writable folder")
 
 
 class SpoolWriter:
-    """One item on its way into the spool; ends with `finish` or `abandon`."""
+    """A writer of one item; must end with `finish` or `abandon`."""
 
     def __init__(self, spool: MediaSpool) -> None:
         self.nbytes = 0
@@ -112,7 +112,7 @@ class SpoolWriter:
         self._file: SpooledMedia | None = None
 
     async def write(self, data: bytes) -> None:
-        """Adds bytes. Overloaded when they find no room."""
+        """Appends bytes. Overloaded when there is no room for them."""
         self._spool.reserve(memory=len(data))
         self.nbytes += len(data)
         self._pending += len(data)
@@ -121,7 +121,7 @@ class SpoolWriter:
             await self._spill()
 
     async def finish(self) -> SpooledMedia:
-        """The whole item; the caller holds it once."""
+        """The complete item, with the caller as its holder."""
         if self._file is None:
             media = SpooledMedia(self._spool, data=b"".join(self._pieces))
         else:
@@ -131,7 +131,7 @@ class SpoolWriter:
         return media
 
     def abandon(self) -> None:
-        """Gives everything back; nothing after `finish`."""
+        """Frees everything; does nothing after `finish`."""
         if self._file is not None:
             self._file.release()
         self._spool.reserve(memory=-self._pending)
@@ -163,15 +163,15 @@ class SpooledMedia:
         self._lock = threading.Lock()
 
     def retain(self) -> SpooledMedia:
-        """One more holder. InternalError when the last one has left."""
+        """Adds a holder. InternalError when the last one has released it."""
         with self._lock:
             if not self._holders:
-                raise InternalError("the media of a request that has ended were asked for")
+                raise InternalError("the media of the request are released already")
             self._holders += 1
         return self
 
     def release(self) -> None:
-        """One holder fewer."""
+        """Removes a holder; the last one frees the bytes."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -184,13 +184,13 @@ class SpooledMedia:
             self._spool.reserve(memory=-self.nbytes)
 
     async def append(self, data: bytes) -> None:
-        """Writes to the file's end, beside the event loop."""
+        """Appends to the file, in a thread."""
         self._spool.reserve(disk=len(data))
         self.nbytes += len(data)
         await self.in_thread(lambda: _write_all(self._descriptor, data))
 
     async def frames(self, size: int) -> AsyncIterator[bytes]:
-        """The bytes in pieces of `size` and a rest."""
+        """The bytes in frames of `size`; the last one may be shorter."""
         for at in range(0, self.nbytes, size):
             if self.on_disk:
                 count = min(size, self.nbytes - at)
@@ -200,7 +200,7 @@ class SpooledMedia:
 
     @contextlib.contextmanager
     def view(self) -> Iterator[bytes | memoryview]:
-        """All bytes at once, for a thread that hashes them; the caller is a holder until it has ended."""
+        """All bytes at once, for a thread that hashes them; the caller must be a holder until it ends."""
         if not self.on_disk:
             yield self._data
             return
@@ -212,9 +212,9 @@ class SpooledMedia:
                 view.release()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """`work` beside the event loop.
+        """Runs `work` in a thread.
 
-        The thread is a holder of its own: no descriptor is closed, and used again, under its feet.
+        The thread is a holder itself, so that the descriptor is not closed and reused while it runs.
         """
         self.retain()
         try:
@@ -227,24 +227,24 @@ class SpooledMedia:
 
 
 class MediaHold:
-    """One request's media: every source is loaded once, and kept until the request's last user leaves.
+    """One request's media: each source is loaded once, and kept until the last user leaves.
 
-    Shared by everything that serves the request: its choices see the same bytes of one URL.
+    Shared by all choices of the request, which see the same bytes of one URL.
     """
 
     def __init__(self) -> None:
-        #: Bounds the loads that are under way at once.
+        #: Limits concurrent loads.
         self.room = asyncio.Semaphore(LOADS_AT_ONCE)
         self._users = 0
         self._loads: dict[Hashable, asyncio.Task[SpooledMedia]] = {}
         self._counted: list[tuple[MediaSpool, int]] = []
 
     def join(self) -> None:
-        """One more user."""
+        """Adds a user."""
         self._users += 1
 
     def leave(self) -> None:
-        """One user fewer; with the last one go all media, and loads that are under way."""
+        """Removes a user; the last one releases all media and cancels running loads."""
         self._users -= 1
         if self._users:
             return
@@ -257,14 +257,14 @@ class MediaHold:
             spool.reserve(memory=-nbytes)
 
     def count(self, spool: MediaSpool, nbytes: int) -> None:
-        """Counts bytes that the request itself keeps in memory, until the last user leaves."""
+        """Reserves memory for bytes that the request itself keeps, until the last user leaves."""
         spool.reserve(memory=nbytes)
         self._counted.append((spool, nbytes))
 
     async def get(
         self, source: Hashable, load: Callable[[], Coroutine[object, None, SpooledMedia]]
     ) -> SpooledMedia:
-        """The source's bytes, by `load` at the first call; the hold keeps them, not the caller."""
+        """The source's bytes, loaded at the first call; this object is their holder, not the caller."""
         task = self._loads.get(source)
         if task is None:
             task = self._loads[source] = asyncio.create_task(load())
