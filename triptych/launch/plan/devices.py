@@ -67,8 +67,8 @@ def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:
     """A device and a share of its memory for each of `needs`, in their order.
 
     Workers with a KV cache come first, each on the device with the fewest of them; then the others, each on
-    the device with the fewest workers. Memory that is left on a device is divided equally among its KV caches, or
-    among its workers if it has none. ConfigError, with the table, when a worker does not fit.
+    the device with the fewest workers. Memory that is left on a device is divided equally among its KV
+    caches, or among its workers if it has none. ConfigError, with the table, when a worker does not fit.
     """
     placed: dict[str, list[Need]] = {device.name: [] for device in devices}
     # The largest first: small workers fit anywhere.
