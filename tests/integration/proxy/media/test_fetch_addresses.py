@@ -1,0 +1,169 @@
+"""Images by URL from a real server: which addresses, redirects and certificates are accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.processes.media_fetches import Names, fetching, refusal
+from support.processes.web import PNG, WebServer, client_tls, redirect, reply, server_tls
+
+
+async def test_the_request_carries_neither_cookies_nor_credentials_nor_a_proxys_words(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    web.give("/b", reply())
+    async with fetching() as it:
+        url = web.give("/a", reply(b"", 302, location="/b", set_cookie="a=b"))
+        assert await it.get(url) == PNG
+    for head in web.heads:
+        names = {line.split(b":")[0].lower() for line in head.split(b"\r\n")[1:] if line}
+        assert names == {b"host", b"accept", b"accept-encoding", b"user-agent", b"connection"}
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:{}/", "http://[::1]:{}/", "http://localhost:{}/", "http://127.1.2.3:{}/"]
+)
+async def test_a_server_at_an_address_that_is_not_public_is_never_asked(web: WebServer, url: str) -> None:
+    async with fetching(networks="") as it:
+        error = await refusal(it, url.format(web.port))
+        assert error.status == 400
+        assert it.count("refused") == 1
+    assert web.asked == []
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["169.254.169.254"],
+        ["10.0.0.1"],
+        ["::ffff:127.0.0.1"],
+        ["64:ff9b::7f00:1"],
+        ["fd00:ec2::254"],
+        ["93.184.216.34", "127.0.0.1"],
+        ["2606:4700::1111", "::1"],
+        [],
+    ],
+)
+async def test_every_refused_address_and_every_unknown_name_get_the_same_words(answers: list[str]) -> None:
+    async with fetching(networks="", names=Names(answers)) as it:
+        error = await refusal(it, "http://some.example/")
+        assert error.message == "field: the picture's server has no public address"
+
+
+async def test_a_name_that_changes_its_address_is_reached_only_where_it_was_checked(web: WebServer) -> None:
+    """DNS rebinding: the second answer would be the victim; nobody asks for it."""
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    async with fetching(networks="127.0.0.1/32", names=names) as it:
+        web.give("/a", reply())
+        assert await it.get(web.url("/a", "rebind.example")) == PNG
+        assert names.asked == ["rebind.example"]
+        assert b"Host: rebind.example:" in web.heads[0]
+        error = await refusal(it, web.url("/a", "rebind.example"))
+        assert "no public address" in error.message
+    assert web.asked == ["/a"]
+
+
+async def test_a_trusted_host_may_be_anywhere_and_its_neighbour_may_not(web: WebServer) -> None:
+    async with fetching(networks="", hosts="minio.internal", names=Names(["127.0.0.1"])) as it:
+        web.give("/a", reply())
+        assert await it.get(web.url("/a", "minio.internal")) == PNG
+        assert (await refusal(it, web.url("/a", "other.internal"))).status == 400
+
+
+async def test_a_port_of_another_service_is_refused_as_an_address_is() -> None:
+    async with fetching(networks="", names=Names(["93.184.216.34"])) as it:
+        for port in (22, 25, 445, 1023):
+            error = await refusal(it, f"http://some.example:{port}/")
+            assert error.message == "field: the picture's server has no public address"
+
+
+async def test_redirects_are_followed_up_to_the_limit(web: WebServer) -> None:
+    web.give("/0", reply())
+    for step in range(1, 7):
+        web.give(f"/{step}", redirect(f"/{step - 1}"))
+    async with fetching() as it:
+        assert await it.get(web.url("/5")) == PNG
+        assert "redirects more than 5 times" in (await refusal(it, web.url("/6"))).message
+        assert it.count("redirects") == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_every_kind_of_redirect_is_checked_again(web: WebServer, status: int) -> None:
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    async with fetching(networks="127.0.0.1/32", names=names) as it:
+        web.give("/victim", reply())
+        web.give("/a", redirect(web.url("/victim", "inside.example"), status))
+        error = await refusal(it, web.url("/a", "outside.example"))
+        assert error.message == "field: the picture's server has no public address"
+    assert web.asked == ["/a"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::ffff:127.0.0.2]/",
+        "http://127.0.0.2/",
+    ],
+)
+async def test_a_redirect_into_the_operators_network_is_refused(web: WebServer, target: str) -> None:
+    async with fetching(networks="127.0.0.1/32") as it:
+        error = await refusal(it, web.give("/a", redirect(target)))
+        assert "no public address" in error.message
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "file:///etc/passwd",
+        "gopher://127.0.0.1/",
+        "ftp://127.0.0.1/",
+        "data:image/png;base64,AAAA",
+        "javascript:alert(1)",
+        "http://user@127.0.0.1/",
+        "//user:pw@127.0.0.1/",
+        "http://2130706433/",
+        "http://0x7f.1/",
+        "http:\\\\127.0.0.1\\",
+        "http://127.0.0.1/a\x00b",
+        "http:///",
+        "",
+    ],
+)
+async def test_a_redirect_to_another_scheme_or_in_odd_spelling_is_not_followed(
+    web: WebServer, target: str
+) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", redirect(target)))
+        assert error.status == 400
+        assert "passwd" not in error.message
+    assert web.asked == ["/a"]
+
+
+async def test_https_asks_for_the_hosts_own_certificate_at_the_pinned_address() -> None:
+    seen: list[str | None] = []
+    context = server_tls()
+    context.sni_callback = lambda connection, name, _: seen.append(name)  # type: ignore[assignment]
+    async with WebServer(context) as web:
+        web.give("/a", reply())
+        names = Names(["127.0.0.1"])
+        async with fetching(names=names, tls=client_tls()) as it:
+            assert await it.get(web.url("/a", "pictures.example")) == PNG
+            error = await refusal(it, web.url("/a", "other.example"))
+            assert "no trusted certificate" in error.message
+        async with fetching(names=names) as it:
+            error = await refusal(it, web.url("/a", "pictures.example"))
+            assert "no trusted certificate" in error.message
+        assert seen == ["pictures.example", "other.example", "pictures.example"]
+        assert web.asked == ["/a"]
+
+
+async def test_https_does_not_go_on_to_http(web: WebServer) -> None:
+    async with WebServer(server_tls()) as secure:
+        secure.give("/a", redirect(web.give("/b", reply())))
+        async with fetching(names=Names(["127.0.0.1"]), tls=client_tls()) as it:
+            error = await refusal(it, secure.url("/a", "pictures.example"))
+            assert "not followed" in error.message
+        assert (secure.asked, web.asked) == (["/a"], [])

@@ -1,0 +1,204 @@
+"""Images by URL from a real server: bodies, content types, retries and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import zlib
+
+import pytest
+
+from support.processes.media_fetches import LARGE, fetching, refusal
+from support.processes.web import PNG, WebServer, reply
+from triptych.errors import InvalidRequest, Overloaded, TooLarge
+from triptych.proxy.media.source import WebUrl, parse_image_url
+
+
+async def test_a_picture_is_fetched_small_and_large(web: WebServer) -> None:
+    async with fetching() as it:
+        assert await it.get(web.give("/a.png", reply())) == PNG
+        assert await it.get(web.give("/b.png", reply(LARGE))) == LARGE
+        assert it.count("ok") == 2
+        fetched = it.metrics.registry.get_sample_value("triptych_media_fetched_bytes_total")
+        assert fetched == len(PNG) + len(LARGE)
+        assert it.metrics.registry.get_sample_value("triptych_media_fetch_seconds_count") == 2
+
+
+async def test_a_5xx_is_tried_again_and_a_4xx_is_not(web: WebServer) -> None:
+    async with fetching() as it:
+        assert await it.get(web.give("/a", reply(b"", 503), reply(b"", 500), reply())) == PNG
+        error = await refusal(it, web.give("/b", reply(b"secret words", 403), reply()))
+        assert "status 403" in error.message
+        assert "secret" not in error.message
+        error = await refusal(it, web.give("/c", reply(b"", 502)))
+        assert (error.status, "status 502" in error.message) == (400, True)
+    assert web.asked == ["/a", "/a", "/a", "/b", "/c", "/c", "/c"]
+
+
+async def test_a_connection_that_breaks_is_tried_again(web: WebServer) -> None:
+    short = reply(PNG, content_length=str(len(PNG) + 100))
+    async with fetching() as it:
+        assert await it.get(web.give("/a", b"", short, reply())) == PNG
+        assert len(web.asked) == 3
+
+
+async def test_a_body_shorter_than_announced_is_no_picture(web: WebServer) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", reply(LARGE, content_length=str(len(LARGE) + 1))))
+        assert "broke off" in error.message
+
+
+async def test_a_server_that_is_not_there_is_a_400(web: WebServer) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with fetching() as it:
+        error = await refusal(it, f"http://127.0.0.1:{port}/a")
+        assert (error.status, it.count("unreachable")) == (400, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.9\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"\x00" * 100,
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nabcdef",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\nabc",
+    ],
+    ids=["ssh", "no status", "zeros", "a long header", "many headers", "two lengths", "length", "chunks"],
+)
+async def test_a_server_that_does_not_speak_http_is_a_400(web: WebServer, answer: bytes) -> None:
+    async with fetching() as it:
+        assert (await refusal(it, web.give("/a", answer))).status == 400
+
+
+async def test_bytes_above_the_limit_are_refused_announced_or_not(web: WebServer) -> None:
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n" % len(PNG) + PNG + b"\r\n")
+        while True:
+            writer.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+            await writer.drain()
+
+    async with fetching(max_bytes=2 << 20) as it:
+        for url in (web.give("/a", endless), web.give("/b", reply(LARGE))):
+            error = await refusal(it, url)
+            assert isinstance(error, TooLarge)
+            assert "2.0 MiB" in error.message
+        assert it.count("too_large") == 2
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "x-gzip"])
+async def test_a_compressed_body_is_inflated_up_to_the_limit(web: WebServer, encoding: str) -> None:
+    squeeze = gzip.compress if "gzip" in encoding else zlib.compress
+    bomb = squeeze(PNG + bytes(60 << 20))
+    async with fetching(max_bytes=4 << 20) as it:
+        url = web.give("/a", reply(squeeze(LARGE), content_encoding=encoding))
+        assert await it.get(url) == LARGE
+        error = await refusal(it, web.give("/bomb", reply(bomb, content_encoding=encoding)))
+        assert isinstance(error, TooLarge)
+        cut = reply(squeeze(LARGE)[:-4], content_encoding=encoding)
+        assert "damaged" in (await refusal(it, web.give("/cut", cut))).message
+        noise = reply(b"no gzip", content_encoding=encoding)
+        assert "damaged" in (await refusal(it, web.give("/noise", noise))).message
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
+async def test_other_content_encodings_are_refused(web: WebServer, encoding: str) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", reply(content_encoding=encoding)))
+        assert "only gzip and deflate" in error.message
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/html", "image/svg+xml", "application/json", "video/mp4", "image/tiff"]
+)
+async def test_a_wrong_content_type_is_refused_before_the_body_is_read(web: WebServer, kind: str) -> None:
+    async with fetching() as it:
+        error = await refusal(it, web.give("/a", reply(content_type=kind, content_length="99999999")))
+        assert "content type" in error.message
+
+
+@pytest.mark.parametrize("kind", ["", "application/octet-stream", "IMAGE/PNG; charset=x", "image/x-png"])
+async def test_a_vague_content_type_leaves_the_word_to_the_first_bytes(web: WebServer, kind: str) -> None:
+    async with fetching() as it:
+        assert await it.get(web.give("/a", reply(content_type=kind))) == PNG
+        error = await refusal(it, web.give("/b", reply(b"<svg/>" * 20, content_type=kind)))
+        assert "no PNG, JPEG" in error.message
+
+
+@pytest.mark.parametrize("body", [b"", b"\x89PNG", b"II*\x00" + bytes(50), b"8BPS" + bytes(50), b"%PDF-1.7"])
+async def test_a_body_that_does_not_begin_as_a_picture_is_refused(web: WebServer, body: bytes) -> None:
+    async with fetching() as it:
+        assert "no PNG, JPEG" in (await refusal(it, web.give("/a", reply(body)))).message
+
+
+async def test_a_server_that_drips_is_given_up_when_the_fetchs_time_is_over(web: WebServer) -> None:
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 9999\r\n\r\n" + PNG)
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3600)
+
+    async with fetching(timeout=0.3) as it:
+        for url in (web.give("/a", drip), web.give("/b", silent)):
+            error = await refusal(it, url)
+            assert (error.status, "within 0.3 s" in error.message) == (400, True)
+        assert it.count("timeout") == 2
+
+
+async def test_no_more_fetches_than_allowed_are_under_way(web: WebServer) -> None:
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.write(reply())
+
+    async with fetching(at_once=3) as it:
+        url = web.give("/a", slow)
+        assert await asyncio.gather(*(it.get(url) for _ in range(12))) == [PNG] * 12
+    assert web.most <= 3
+
+
+async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(web: WebServer) -> None:
+    begun = asyncio.Event()
+
+    async def half(writer: asyncio.StreamWriter) -> None:
+        writer.write(reply(LARGE, content_length=str(2 * len(LARGE))))
+        await writer.drain()
+        begun.set()
+        await asyncio.sleep(3600)
+
+    async with fetching() as it:
+        task = asyncio.create_task(it.get(web.give("/a", half)))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_full_spool_is_a_429(web: WebServer) -> None:
+    async with fetching(disk=2 << 20) as it:
+        with pytest.raises(Overloaded) as caught:
+            await it.get(web.give("/a", reply(LARGE)))
+        assert caught.value.retry_after
+    async with fetching(memory=1 << 10) as it:
+        with pytest.raises(Overloaded):
+            await it.get(web.give("/a", reply(PNG * 10)))
+
+
+async def test_the_field_is_named_by_whoever_asked(web: WebServer) -> None:
+    async with fetching() as it:
+        source = parse_image_url(web.give("/gone", reply(b"", 404)), "x")
+        assert isinstance(source, WebUrl)
+        with pytest.raises(InvalidRequest) as caught:
+            await it.fetcher.fetch(source, "messages[1].content[2].image_url.url")
+        assert caught.value.param == "messages[1].content[2].image_url.url"
+        assert "status 404" in caught.value.message

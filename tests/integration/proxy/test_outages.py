@@ -1,0 +1,142 @@
+"""The proxy without workers, without the store, and with workers that come later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from openai import APIStatusError
+
+from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.types import ItemPlan
+
+TEXT = [{"role": "user", "content": "count"}]
+
+
+async def test_media_wait_for_an_encoder_until_the_deadline_and_then_get_503(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, request_timeout=1.5) as cluster:
+        await cluster.encoders[0].kill()
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(user("?", picture("p")))
+        assert caught.value.status_code == 503
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert await cluster.stream(TEXT) == whole_text(8)
+        await cluster.at_rest()
+
+
+async def test_a_worker_that_comes_later_is_used_without_a_restart(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2) as cluster:
+        newcomer = cluster.encoders[1]
+        await cluster.registry.withdraw(newcomer.info)
+        await newcomer.kill()
+        # With its channel: a check that began before its end would fail after its start.
+        await until(lambda: ("encoder", newcomer.address) not in cluster.pool.workers, "it to be forgotten")
+        await newcomer.start()
+        await cluster.registry.register(newcomer.info, term=600.0)
+        await until(lambda: len(cluster.pool.serving("encoder")) == 2)
+        for encoder in cluster.encoders:
+            encoder.gate.clear()
+        asked = asyncio.create_task(cluster.ask(user("?", picture("a"), picture("b"))))
+        await until(lambda: len(newcomer.jobs) == 1)
+        for encoder in cluster.encoders:
+            encoder.gate.set()
+        await asked
+
+
+async def test_a_check_that_began_before_a_restart_says_nothing_about_the_new_process(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        encoder = cluster.encoders[0]
+        encoder.health.answers.clear()
+        await until(lambda: encoder.health.asked == 1, "a check without an answer")
+        encoder.incarnation += 1
+        await cluster.registry.register(encoder.info, term=600.0)
+        known = cluster.pool.workers["encoder", encoder.address]
+        await until(lambda: known.info.incarnation == encoder.info.incarnation, "the new registration")
+        encoder.incarnation -= 1  # which `start` counts
+        await encoder.kill()
+        await encoder.start()
+        await until(lambda: encoder.health.checked > 0, "a check of the new process")
+        assert "does not answer" not in caplog.text
+
+
+class BrokenStore:
+    """The view that a proxy has of a store, and of the registry in it, which can be switched off."""
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self.store = store
+        self.registry = Registry(store)
+        self.down = False
+
+    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
+        self._check()
+        return await self.registry.poll(proxy_id, term, mark=mark)
+
+    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
+        self._check()
+        return await self.store.look_up(keys)
+
+    async def epoch(self) -> str:
+        self._check()
+        return await self.store.epoch()
+
+    @property
+    def clock_jumps(self) -> int:
+        return self.store.clock_jumps
+
+    def _check(self) -> None:
+        if self.down:
+            raise StoreUnavailable("switched off")
+
+
+async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store: EmbeddingStore) -> None:
+    view = BrokenStore(store)
+    async with FakeCluster(store, store_view=view, registry_view=view, request_timeout=3.0) as cluster:
+        view.down = True
+        await until(lambda: not cluster.pool.store_ok)
+        assert await cluster.stream(TEXT) == whole_text(8)
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(user("?", picture("p")))
+        assert caught.value.status_code == 503
+        assert "store" in caught.value.body["message"]
+        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
+        assert (ready.status_code, ready.json()["degraded"]) == (200, "store")
+        view.down = False
+        await until(lambda: cluster.pool.store_ok)
+        assert (await cluster.ask(user("?", picture("p")))).choices[0].message.content == whole_text(8)
+
+
+async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store) as cluster:
+        await store.control.execute("FLUSHALL")
+        await until(lambda: not any(worker.registered for worker in cluster.pool.workers.values()))
+        reply = await cluster.ask(user("?", picture("p")))
+        assert reply.choices[0].message.content == whole_text(8)
+        await cluster.encoders[0].kill()
+        await until(lambda: len(cluster.pool.workers) == 1)
+
+
+async def test_without_any_worker_the_proxy_is_not_ready_and_answers_503(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=0, pd_workers=0) as cluster:
+        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
+        assert ready.status_code == 503
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.ask(TEXT)
+        assert caught.value.status_code == 503
+
+
+async def test_a_burst_of_requests_is_answered_to_the_last_one(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2, pd_workers=2, max_queue=1000) as cluster:
+        asked = [cluster.stream(user(f"q{i}", picture(f"p{i % 20}")), max_tokens=4) for i in range(60)]
+        assert await asyncio.gather(*asked) == [whole_text(4)] * 60
+        assert len(cluster.jobs) == 20
+        await cluster.at_rest()
