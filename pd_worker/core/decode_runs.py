@@ -5,7 +5,7 @@ For a simulator: with `Scheduler(count_only=True)`, outputs of a known length an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import SchedulerOutput
@@ -60,7 +60,7 @@ class DecodeRuns:
             len(chunks) == self._scheduler.num_running
             and not output.evicted
             and not output.preempted
-            and all(c.count == 1 and c.start >= c.state.request.num_prompt_tokens for c in chunks)
+            and all([chunk.count == 1 and chunk.start >= chunk.state.num_prompt_tokens for chunk in chunks])
         )
 
     def steps_left(self, begins: Callable[[int], float]) -> int:
@@ -70,14 +70,13 @@ class DecodeRuns:
         `begins` is the earliest moment at which step i (from 0) begins.
         """
         scheduler = self._scheduler
-        most = scheduler.limits.max_model_len
-        steps = most
-        for state in scheduler.running:
-            steps = min(steps, _output(state).left, most - state.num_tokens)
+        lengths = [state.num_tokens for state in scheduler.running]
+        left = [_output(state).left for state in scheduler.running]
+        steps = min([*left, scheduler.limits.max_model_len - max(lengths, default=0)])
         deadline = scheduler.next_deadline()
         while steps > 0 and deadline is not None and begins(steps - 1) >= deadline:
             steps //= 2
-        while steps > 0 and self._new_blocks(steps) > scheduler.kv.num_free:
+        while steps > 0 and self._new_blocks(steps, lengths) > scheduler.kv.num_free:
             steps //= 2
         return steps
 
@@ -87,6 +86,8 @@ class DecodeRuns:
         The ends of requests come with the next `update`. The first step may have been scheduled already.
         """
         events: list[NewTokens] = []
+        ended: list[RequestState] = []
+        most = self._scheduler.limits.max_model_len
         #: Step, whether a block is full then (or else a new one needed), order, request.
         changes: list[tuple[int, bool, int, RequestState]] = []
         size = self._block_size
@@ -97,30 +98,30 @@ class DecodeRuns:
             for step in range(-known % size, steps, size):
                 changes.append((step, True, rank, state))
             tokens = [output.token] * steps
-            state.request.output_token_ids += tokens
+            state.output_token_ids += tokens
             output.count += steps
             state.num_computed_tokens += steps
             state.last_token_at = now
             events.append(request_events.new_tokens(state, tokens, ""))
+            if output.count >= output.length or known + steps >= most:
+                ended.append(state)
         # In the order of the steps, on which the choice of evicted blocks depends.
         kv = self._scheduler.kv
-        for step, full, _, state in sorted(changes, key=lambda change: change[:3]):
+        changes.sort()  # no two have the same step, kind and rank
+        for step, full, _, state in changes:
             known = state.num_computed_tokens + 1 - steps + step
             if full:
                 kv.register(state.request_id, state.chain, known)
             else:
                 grown = kv.grow(state.request_id, known)
                 assert grown, "a run of steps begins only where its blocks are free"
-        most = self._scheduler.limits.max_model_len
-        for state in list(self._scheduler.running):
-            if not _output(state).left or state.num_tokens >= most:
-                self._scheduler.end_output(state)
+        for state in ended:
+            self._scheduler.end_output(state)
         return events
 
-    def _new_blocks(self, steps: int) -> int:
+    def _new_blocks(self, steps: int, lengths: Sequence[int]) -> int:
         size = self._block_size
-        known = [state.num_tokens - 2 for state in self._scheduler.running]
-        return sum((tokens + steps) // size - tokens // size for tokens in known)
+        return sum([(known - 2 + steps) // size - (known - 2) // size for known in lengths])
 
 
 def _output(state: RequestState) -> CountedOutput:

@@ -146,6 +146,9 @@ class RequestState:
     order: RequestOrder = field(init=False)
     key: RequestKey = field(init=False)
     features: tuple[MMFeature, ...] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    #: The request's own list.
+    output_token_ids: list[int] = field(init=False)
     #: The item that an encoder-decoder model attends to.
     cross: MMFeature | None = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
@@ -176,11 +179,12 @@ class RequestState:
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
         self.order = (request.attempt == 1, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.output_token_ids = request.output_token_ids
 
     @property
     def num_tokens(self) -> int:
-        request = self.request
-        return len(request.prompt_token_ids) + len(request.output_token_ids)
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def admitted(self) -> bool:
@@ -190,6 +194,5 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Only the newest output token is left to compute."""
-        request = self.request
-        output = len(request.output_token_ids)
-        return output > 0 and len(request.prompt_token_ids) + output - self.num_computed_tokens == 1
+        output = len(self.output_token_ids)
+        return output > 0 and self.num_prompt_tokens + output - self.num_computed_tokens == 1

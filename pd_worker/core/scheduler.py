@@ -258,7 +258,7 @@ class Scheduler:
             if state.status is not RequestStatus.RUNNING or not state.is_decoding:
                 continue
             if self._grow(state, output):
-                budget.spend(self._add_chunk(state, state.num_tokens, output))
+                budget.spend(self._add_chunk(state, state.num_computed_tokens + 1, output))
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
         return budget
@@ -270,7 +270,7 @@ class Scheduler:
         if self._count_only:
             chunk = ScheduledChunk(state, start, end - start, (), (), samples)
         else:
-            rows = gather_rows(state, start, end) if start < state.request.num_prompt_tokens else ()
+            rows = gather_rows(state, start, end) if start < state.num_prompt_tokens else ()
             blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
             cross = self.items.cross_blocks(state) if state.cross is not None else ()
             length = state.features[0].plan.rows if cross else 0
@@ -301,6 +301,8 @@ class Scheduler:
         self._wait_again(state, swapped=copies is not None)
 
     def _prefill(self, output: SchedulerOutput, budget: Budget) -> None:
+        if len(output.chunks) == len(self._running):
+            return  # All of them decode.
         for state in self._running:
             if state.is_decoding:
                 continue
@@ -366,9 +368,9 @@ class Scheduler:
         state.num_computed_tokens = num_computed
         if state.first_scheduled_at is None:
             state.first_scheduled_at = now
-            state.num_cached_tokens = min(num_computed, state.request.num_prompt_tokens)
+            state.num_cached_tokens = min(num_computed, state.num_prompt_tokens)
             if self.kv.prefix_caching:
-                output.prefix_queried += state.request.num_prompt_tokens
+                output.prefix_queried += state.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
         if state.features:
             self._events += self.items.begin(state)

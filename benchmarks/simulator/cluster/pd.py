@@ -245,7 +245,7 @@ class SimulatedPD:
         prefill_context = 0.0
         for chunk in output.chunks:
             start, count = chunk.start, chunk.count
-            if start >= chunk.state.request.num_prompt_tokens:
+            if start >= chunk.state.num_prompt_tokens:
                 decodes += count
                 context += start + count
             else:

@@ -42,8 +42,8 @@ def profile(given: ProfileArguments) -> None:
         raise ConfigError(f"--threads {given.threads} must be 0 or above")
     thread_environment()
     path = resolve_model(given.model)
+    from triptych.simulator.profile.measurement import measure
     from triptych.simulator.profile.profile import ProfileOptions, report, write_profile
-    from triptych.simulator.profile.profile import profile as measure
 
     options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
     found = measure(options, lambda line: click.echo(f"measuring {line} …", err=True))
