@@ -134,7 +134,7 @@ async def test_the_third_loss_of_one_item_is_a_503(store: EmbeddingStore) -> Non
         await cluster.at_rest()
 
 
-async def test_a_loss_told_again_on_every_new_stream_is_one_loss(store: EmbeddingStore) -> None:
+async def test_a_loss_reported_again_on_every_new_stream_is_one_loss(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         pd, encoder = cluster.pd_workers[0], cluster.encoders[0]
         pd.missing[key_of(picture("p"))] = [""]

@@ -69,7 +69,7 @@ async def test_a_broken_stream_is_attached_again_at_the_last_positions(store: Em
         assert len(worker.submits) == 1
 
 
-async def test_a_pd_worker_that_stalls_is_left_for_another_one(store: EmbeddingStore) -> None:
+async def test_a_request_of_a_stalled_pd_worker_resumes_on_another_one(store: EmbeddingStore) -> None:
     async with FakeCluster(store, pd_workers=2, health_timeout=0.3) as cluster:
         for worker in cluster.pd_workers:
             worker.pause_at = 6
@@ -83,7 +83,7 @@ async def test_a_pd_worker_that_stalls_is_left_for_another_one(store: EmbeddingS
         first.health.answers.set()
 
 
-async def test_a_request_that_a_pd_worker_gives_up_is_resumed(store: EmbeddingStore) -> None:
+async def test_a_request_that_fails_as_unavailable_is_resumed(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         worker = cluster.pd_workers[0]
         worker.pause_at = 3
@@ -104,7 +104,7 @@ async def test_frames_that_come_twice_are_shown_once(store: EmbeddingStore) -> N
         assert await cluster.stream(TEXT, max_tokens=12) == whole_text(12)
 
 
-async def test_a_senseless_event_ends_its_request_and_no_other(store: EmbeddingStore) -> None:
+async def test_an_invalid_event_ends_its_request_and_no_other(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         pd = cluster.pd_workers[0]
         pd.gate.clear()
@@ -132,7 +132,7 @@ async def test_a_full_pd_worker_is_passed_over_and_all_full_is_429(store: Embedd
         assert (await cluster.ask(TEXT)).choices[0].message.content == whole_text(8)
 
 
-async def test_a_pd_worker_that_stops_gets_no_say_a_resume_goes_elsewhere(store: EmbeddingStore) -> None:
+async def test_a_request_refused_by_a_pd_worker_that_stops_is_submitted_again(store: EmbeddingStore) -> None:
     stopping = common_pb2.Error(code="unavailable", message="stopping")
     async with FakeCluster(store) as cluster:
         cluster.pd_workers[0].refusals.append(stopping)

@@ -46,7 +46,7 @@ def test_repeats_of_the_command_line_win_over_those_of_the_file():
     assert len(plan_cells(MATRIX, 1)) * 3 == len(plan_cells(MATRIX, 3))
 
 
-def test_patterns_choose_cells_and_one_that_fits_nothing_is_told():
+def test_patterns_select_cells_and_one_without_a_match_is_an_error():
     planned = plan_cells(MATRIX)
     assert names(chosen(planned, ["fixed.mix.*.0", "search.*.vllm.1"])) == [
         *("fixed.mix.colocated.0", "fixed.mix.epd-shared.0", "fixed.mix.vllm.0", "search.reuse-50.vllm.1"),
@@ -130,7 +130,7 @@ def test_estimates_come_from_the_likest_finished_cells():
     ("seconds", "text"),
     [(0, "0 s"), (40, "40 s"), (600, "10 min"), (3900, "1 h 05 min"), (7170, "2 h 00 min")],
 )
-def test_time_is_told_as_people_say_it(seconds, text):
+def test_durations_are_printed_in_readable_units(seconds, text):
     assert format_duration(seconds) == text
 
 
@@ -141,7 +141,7 @@ def test_single_requests_are_left_out_of_searches_but_not_their_first_error():
     assert "stages" not in short and short["first_error"] == "late"
 
 
-def test_cells_are_read_back_with_the_plan_and_a_damaged_one_is_told(tmp_path):
+def test_cells_are_read_back_with_the_plan_and_a_damaged_one_is_an_error(tmp_path):
     planned = plan_cells(MATRIX)
     files = CellFiles(tmp_path, "toy")
     files.write_plan(MATRIX, planned)
@@ -155,6 +155,6 @@ def test_cells_are_read_back_with_the_plan_and_a_damaged_one_is_told(tmp_path):
         files.read(planned)
 
 
-def test_a_folder_without_a_plan_is_told(tmp_path):
+def test_a_folder_without_a_plan_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="holds no plan"):
         read_folder(tmp_path)

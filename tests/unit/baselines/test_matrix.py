@@ -65,13 +65,13 @@ def test_two_variables_in_a_word_are_both_replaced():
         ('loads = ["text", "mix", "reuse-50", "images-4"]', 'loads = ["mix"]', "load 'text' has fixed cells"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_field(tmp_path, old, new, told):
+def test_an_invalid_value_is_an_error_that_names_its_field(tmp_path, old, new, told):
     assert old in TOML
     with pytest.raises(ConfigError, match=told):
         read(tmp_path, TOML.replace(old, new, 1))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_missing_file_is_a_clear_error(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing.toml: No such file"):
         read_matrix(tmp_path / "nothing.toml")
 

@@ -78,7 +78,7 @@ def test_targets_are_met_missed_by_how_much_or_not_measured():
     assert judge_target(results(), FOUR).state == "not measured"
 
 
-def test_the_generators_lateness_is_told_for_each_system():
+def test_the_generators_lateness_is_reported_for_each_system():
     windows = {
         "colocated": [window(p99_late_ms=3.0), window(p99_late_ms=1.0)],
         "vllm": [window(p99_late_ms=900.0)],

@@ -15,7 +15,7 @@ from triptych.config.flags import flags_of
 from triptych.launch.model_path import DEMO_MODEL
 
 
-def test_version_is_told():
+def test_version_prints_the_version():
     assert triptych("--version").stdout == f"triptych {__version__}\n"
 
 
@@ -29,22 +29,22 @@ def test_every_flag_of_a_service_is_in_its_help_with_its_variable(command):
         assert f"TRIPTYCH_{flag.name.upper()}" in text.replace("\n", " ").replace(" " * 34, "")
 
 
-def test_a_missing_model_folder_is_told():
+def test_a_missing_model_folder_is_a_clear_error():
     assert_refused(
         triptych("serve", "/no/such/folder"), "MODEL=/no/such/folder does not exist", "MODEL=/folder"
     )
 
 
-def test_a_folder_without_a_config_is_told(tmp_path):
+def test_a_folder_without_a_config_is_a_clear_error(tmp_path):
     assert_refused(triptych("serve", str(tmp_path)), "config.json", "safetensors")
 
 
-def test_a_hub_id_that_cannot_be_fetched_is_told(monkeypatch):
+def test_a_hub_id_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert_refused(triptych("serve", "nobody/nothing"), "nobody/nothing", "MODEL=/folder")
 
 
-def test_a_taken_port_is_told():
+def test_a_port_in_use_is_a_clear_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -66,7 +66,7 @@ def test_a_worker_open_to_the_network_needs_a_token_and_an_address():
     assert_refused(triptych("pd", *store, "--advertise", "0.0.0.0:5"), "--advertise")
 
 
-def test_memory_that_does_not_fit_is_told_with_the_sum():
+def test_memory_that_does_not_fit_is_an_error_with_the_sum():
     result = triptych("serve", str(DEMO_MODEL), "--kv-memory", "900TiB", "--port", "0", "--grpc-port", "0")
     assert_refused(result, "needs", "are available", "--kv-memory", "together")
 
@@ -77,7 +77,7 @@ def test_weights_shared_by_workers_are_refused_by_one_error(command: str, flag: 
     assert_refused(triptych(command, str(DEMO_MODEL), flag, "2"), "cannot be served", f"give {flag} 1")
 
 
-def test_nobody_at_the_url_is_told():
+def test_an_unreachable_url_is_a_clear_error():
     result = triptych("ask", "What?", "--url", "http://127.0.0.1:9")
     assert result.returncode == 1
     assert "triptych serve" in result.stderr

@@ -9,7 +9,7 @@ from support.processes.cluster import free_port
 from triptych.cli.app import app
 
 
-def test_where_nobody_answers_it_is_said_in_one_sentence_with_the_remedy():
+def test_an_unreachable_server_is_one_sentence_with_the_remedy():
     url = f"http://127.0.0.1:{free_port()}"
     result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
     assert result.exit_code == 1

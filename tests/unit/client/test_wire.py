@@ -55,7 +55,7 @@ def test_an_error_reply_becomes_our_error(status, code, kind):
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "text"}', b'{"detail": 1}'])
-def test_a_reply_of_somebody_else_keeps_its_status_and_words(body):
+def test_a_reply_of_another_server_keeps_its_status_and_message(body):
     error = error_of(503, body, "Fri, 31 Dec 1999 23:59:59 GMT")
     assert type(error) is Unavailable
     assert "503" in error.message

@@ -46,7 +46,7 @@ def test_an_engine_alone_takes_every_turn_and_an_error_gives_it_back():
         assert lock.waiting == 0
 
 
-def test_a_step_that_hangs_is_an_error_for_the_other_engine_and_nobody_is_left_waiting():
+def test_a_step_that_hangs_is_an_error_for_the_other_engine_which_does_not_wait_for_ever():
     lock = DeviceLock(patience=0.001)
     errors: list[Exception] = []
 

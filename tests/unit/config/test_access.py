@@ -16,7 +16,7 @@ def test_a_worker_bound_to_the_network_needs_a_token():
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1"])
-def test_an_address_that_nobody_can_reach_is_not_advertised(address):
+def test_an_unreachable_address_is_not_advertised(address):
     with pytest.raises(ConfigError, match="--advertise"):
         check_advertise(address)
 

@@ -68,7 +68,7 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
     assert page._cores == 4
 
 
-def test_torch_is_told_both_counts_and_a_second_time_does_no_harm():
+def test_torch_gets_both_thread_counts_and_may_get_them_twice():
     before = torch.get_num_threads()
     try:
         use_threads(1)

@@ -147,7 +147,7 @@ def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf")])
-def test_rows_that_are_no_numbers_are_the_items_fault_and_reach_nobody(b: Bench, bad: float) -> None:
+def test_rows_with_nan_or_infinity_fail_their_item_and_are_not_saved(b: Bench, bad: float) -> None:
     b.encode([item("a"), item("bad", value=bad), item("large", value=1e38)])
     events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
     error = events["bad"].error

@@ -12,7 +12,7 @@ SHAPES = [(3, 8), (0, 8), (40, 8), (1, 4), (7, 3)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [4, 32, 100, 1 << 16])
-def test_outputs_arrive_as_they_were_whatever_the_buffers_size(size: int, dtype: torch.dtype) -> None:
+def test_outputs_arrive_unchanged_with_any_buffer_size(size: int, dtype: torch.dtype) -> None:
     outputs = [torch.randn(shape).to(dtype) for shape in SHAPES]
     outputs.append(torch.randn(5, 6).to(dtype).T)
     staging = torch.empty(size, dtype=torch.uint8)

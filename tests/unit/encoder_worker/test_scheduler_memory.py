@@ -46,7 +46,7 @@ def test_an_item_larger_than_the_memory_is_held_alone() -> None:
     assert s.next_batch() == ["huge"]
 
 
-def test_media_that_nobody_needs_are_not_taken() -> None:
+def test_media_that_are_not_needed_are_not_accepted() -> None:
     s = scheduler()
     plan(s, "a")
     assert not s.needs_media("a")
@@ -62,7 +62,7 @@ def test_media_lost_on_the_way_are_asked_for_again() -> None:
     assert s.next_media_request() == "a"
 
 
-def test_no_more_items_than_the_credit_hold_their_pixels_whoever_permits_them() -> None:
+def test_no_more_items_than_the_credit_hold_pixels_whichever_proxy_permits_them() -> None:
     s = scheduler(memory=40, patches=1, credit=2)
     for key in "abcd":
         plan(s, key)

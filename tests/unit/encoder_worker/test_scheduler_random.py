@@ -20,7 +20,7 @@ def test_every_job_of_more_proxies_than_credit_ends(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_every_job_ends_whatever_the_order_of_events(seed: int) -> None:
+def test_every_job_ends_under_any_order_of_events(seed: int) -> None:
     """Plan credit 1, tower credit 1 or 2, room for about one item; cancels and failures in between."""
     World(random.Random(seed)).play()
 

@@ -15,7 +15,7 @@ def claimed(tokens: int = 4) -> Isolation:
     return isolation
 
 
-def test_a_worker_that_is_kept_for_nobody_takes_everybody() -> None:
+def test_a_worker_that_is_reserved_for_no_request_takes_all() -> None:
     assert Isolation().admits(OTHER, None, 0.0)
 
 
@@ -57,7 +57,7 @@ def test_another_proxy_waits_for_its_turn_and_the_same_one_takes_it_over() -> No
     assert isolation.key == OTHER
 
 
-def test_a_worker_is_never_kept_for_ever() -> None:
+def test_a_reservation_of_a_worker_always_ends() -> None:
     draw = random.Random(7)
     for _ in range(300):
         isolation, now, here = Isolation(), 0.0, {}

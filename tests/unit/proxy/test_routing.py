@@ -16,7 +16,7 @@ def test_the_encoder_with_least_outstanding_work_is_chosen() -> None:
     assert choose_encoder(loads, "k", 1.0) == "b"
 
 
-def test_equal_encoders_are_told_apart_by_the_key() -> None:
+def test_among_equal_encoders_the_key_decides() -> None:
     loads = [EncoderLoad("a", 0.0), EncoderLoad("b", 0.0)]
     chosen = {key: choose_encoder(loads, key, 1.0) for key in map(str, range(200))}
     assert all(chosen[key] == choose_encoder(reversed(loads), key, 1.0) for key in chosen)
@@ -90,7 +90,7 @@ def test_a_tenth_of_the_work_is_still_allowed() -> None:
     assert not pressure.refuses_media(1.0)
 
 
-def test_a_single_loss_refuses_nobody() -> None:
+def test_a_single_loss_refuses_no_request() -> None:
     pressure = Backpressure()
     pressure.record(1.0, 0.0, re_encode=True)
     assert not pressure.refuses_media(1.0)

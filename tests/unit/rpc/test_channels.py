@@ -116,7 +116,7 @@ async def test_a_call_without_a_proof_is_refused(worker):
 
 
 @pytest.mark.parametrize("token", ["wrong", TOKEN + " ", TOKEN[:-1], TOKEN.upper()])
-async def test_whoever_has_another_token_calls_nobody(worker, token):
+async def test_a_client_with_another_token_can_call_no_worker(worker, token):
     async with make_channel(worker.address, WorkerSession(token, worker.info)) as channel:
         assert await _codes(channel) == ["UNAVAILABLE"] * 3
     assert worker.pd.sessions == []

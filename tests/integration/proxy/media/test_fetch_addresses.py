@@ -46,7 +46,7 @@ async def test_a_server_at_an_address_that_is_not_public_is_never_asked(web: Web
         [],
     ],
 )
-async def test_every_refused_address_and_every_unknown_name_get_the_same_words(answers: list[str]) -> None:
+async def test_refused_addresses_and_unknown_names_get_the_same_message(answers: list[str]) -> None:
     async with fetching(networks="", names=Names(answers)) as it:
         error = await refusal(it, "http://some.example/")
         assert error.message == "field: the picture's server has no public address"
@@ -65,7 +65,7 @@ async def test_a_name_that_changes_its_address_is_reached_only_where_it_was_chec
     assert web.asked == ["/a"]
 
 
-async def test_a_trusted_host_may_be_anywhere_and_its_neighbour_may_not(web: WebServer) -> None:
+async def test_a_trusted_host_may_have_any_address_and_another_host_there_may_not(web: WebServer) -> None:
     async with fetching(networks="", hosts="minio.internal", names=Names(["127.0.0.1"])) as it:
         web.give("/a", reply())
         assert await it.get(web.url("/a", "minio.internal")) == PNG

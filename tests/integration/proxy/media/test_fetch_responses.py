@@ -49,7 +49,7 @@ async def test_a_body_shorter_than_announced_is_no_picture(web: WebServer) -> No
         assert "broke off" in error.message
 
 
-async def test_a_server_that_is_not_there_is_a_400(web: WebServer) -> None:
+async def test_an_unreachable_server_is_a_400(web: WebServer) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,7 +125,7 @@ async def test_a_wrong_content_type_is_refused_before_the_body_is_read(web: WebS
 
 
 @pytest.mark.parametrize("kind", ["", "application/octet-stream", "IMAGE/PNG; charset=x", "image/x-png"])
-async def test_a_vague_content_type_leaves_the_word_to_the_first_bytes(web: WebServer, kind: str) -> None:
+async def test_with_a_generic_content_type_the_first_bytes_decide(web: WebServer, kind: str) -> None:
     async with fetching() as it:
         assert await it.get(web.give("/a", reply(content_type=kind))) == PNG
         error = await refusal(it, web.give("/b", reply(b"<svg/>" * 20, content_type=kind)))
@@ -138,7 +138,7 @@ async def test_a_body_that_does_not_begin_as_a_picture_is_refused(web: WebServer
         assert "no PNG, JPEG" in (await refusal(it, web.give("/a", reply(body)))).message
 
 
-async def test_a_server_that_drips_is_given_up_when_the_fetchs_time_is_over(web: WebServer) -> None:
+async def test_a_slow_or_silent_server_ends_at_the_fetchs_timeout(web: WebServer) -> None:
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 9999\r\n\r\n" + PNG)
         while True:
@@ -156,7 +156,7 @@ async def test_a_server_that_drips_is_given_up_when_the_fetchs_time_is_over(web:
         assert it.count("timeout") == 2
 
 
-async def test_no_more_fetches_than_allowed_are_under_way(web: WebServer) -> None:
+async def test_concurrent_fetches_are_limited(web: WebServer) -> None:
     async def slow(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
         writer.write(reply())
@@ -194,7 +194,7 @@ async def test_a_full_spool_is_a_429(web: WebServer) -> None:
             await it.get(web.give("/a", reply(PNG * 10)))
 
 
-async def test_the_field_is_named_by_whoever_asked(web: WebServer) -> None:
+async def test_the_error_names_the_field_of_the_request(web: WebServer) -> None:
     async with fetching() as it:
         source = parse_image_url(web.give("/gone", reply(b"", 404)), "x")
         assert isinstance(source, WebUrl)

@@ -25,7 +25,7 @@ def published(store: MemoryStore, *outputs: EncoderOutput) -> None:
         store.publish(one)
 
 
-def test_what_nobody_waits_for_goes_before_what_is_published_and_not_loaded():
+def test_outputs_that_no_load_awaits_are_evicted_before_published_ones():
     store = MemoryStore(4 * ROW)
     waiting = output("waiting")
     published(store, waiting)

@@ -15,7 +15,7 @@ from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedP
 
 
 @given(seed=st.integers(0, 1 << 30), size=st.integers(0, 60))
-def test_parts_never_overlap_and_whatever_is_free_can_be_taken(seed: int, size: int) -> None:
+def test_parts_never_overlap_and_all_free_bytes_can_be_allocated(seed: int, size: int) -> None:
     rng = random.Random(seed)
     memory = PinnedMemory(size, lock=False)
     pool, taken = PinnedPool(memory), []
@@ -87,7 +87,7 @@ def test_exactly_the_bytes_asked_for_are_locked_once_and_unlocked_once(monkeypat
     assert driver.calls == [("lock", (at, 12345, 1)), ("unlock", (at,))]
 
 
-def test_memory_that_nobody_closes_is_unlocked_before_it_is_freed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_memory_that_is_not_closed_is_unlocked_before_it_is_freed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     driver = fake_driver(monkeypatch, Driver())
     at = PinnedMemory(4096, lock=True).bytes.data_ptr()
     gc.collect()

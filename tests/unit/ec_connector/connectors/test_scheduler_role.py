@@ -233,7 +233,7 @@ def test_a_host_copy_that_was_moved_can_be_moved_again_after_an_eviction() -> No
     assert step(role).moves == first
 
 
-def test_keys_that_nobody_holds_are_left_alone() -> None:
+def test_keys_without_a_holder_are_not_loaded() -> None:
     role = scheduler()
     role.item_ready(A.mm_hash)
     role.item_missing_reported(A.mm_hash)

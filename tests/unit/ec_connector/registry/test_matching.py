@@ -42,7 +42,7 @@ def test_an_encoder_of_another_key_of_the_same_model_is_shown_both_keys_and_the_
     assert "--model-revision" in found.text and "rolling update" in found.text
 
 
-def test_an_encoder_of_a_model_that_nobody_decodes_is_shown_those_that_there_are() -> None:
+def test_an_encoder_without_a_matching_pd_worker_gets_a_list_of_the_models_that_there_are() -> None:
     found = mismatch(replace(ENCODER, model="llava", model_key=OTHER), PD)
     assert (found.reason, found.may_pass) == ("model", True)
     assert "there is qwen" in found.text
@@ -66,7 +66,7 @@ def test_sounds_do_not_fit_a_model_of_pictures() -> None:
     assert (found.reason, found.may_pass) == ("modality", False)
 
 
-def test_an_encoder_without_a_namespace_fits_nobody() -> None:
+def test_an_encoder_without_a_namespace_matches_no_pd_worker() -> None:
     assert mismatch(replace(ENCODER, namespaces=())).reason == "namespace"
 
 

@@ -96,7 +96,7 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path, line):
         read_trace(path)
 
 
-def test_a_trace_that_is_missing_or_empty_is_told(tmp_path):
+def test_a_missing_or_empty_trace_is_a_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="--trace"):
         read_trace(tmp_path / "missing.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")

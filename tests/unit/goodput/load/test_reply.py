@@ -58,7 +58,7 @@ def test_a_reply_cut_anywhere_is_the_same(size):
     assert (reply.chunks, reply.usage, reply.ended, reply.error) == (2, (9, 3), True, "")
 
 
-def test_comments_and_fields_that_nobody_asked_for_are_passed_over():
+def test_comments_and_unknown_fields_are_ignored():
     reply = read(b": ping\n\nevent: x\n\n", event(choices=[], new={"a": [1]}), token("a"), DONE)
     assert (reply.chunks, reply.error) == (1, "")
 

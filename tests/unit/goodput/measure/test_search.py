@@ -33,7 +33,7 @@ def test_nothing_sustained_is_a_rate_of_zero():
     assert (found.rate, found.failing) == (0.0, 0.5)
 
 
-def test_a_server_faster_than_the_highest_rate_is_told_as_such():
+def test_a_server_faster_than_the_highest_rate_is_reported_as_such():
     found = search(server(math.inf), SearchLimits(1.0, highest=20.0))
     assert (found.rate, found.failing) == (20.0, math.inf)
 
@@ -72,7 +72,7 @@ def test_a_lucky_rate_is_voted_down_by_its_confirmations():
     assert found.votes[0] * 2 > found.votes[1]
 
 
-def test_a_machine_that_slows_down_during_the_search_is_told():
+def test_a_machine_that_slows_down_during_the_search_is_reported():
     windows = {"n": 0}
 
     def slowing(rate: float) -> Verdict:
@@ -93,7 +93,7 @@ def records(ttfts, output_tokens=11, tpot=0.01):
     ]
 
 
-def test_a_growing_queue_is_seen_and_its_growth_told_in_seconds():
+def test_a_growing_queue_is_detected_and_its_growth_reported_in_seconds():
     rng = random.Random(0)
     drift = drift_of(records([0.1 + i * 0.004 + rng.uniform(0, 0.05) for i in range(100)]), SLO)
     assert drift.grows

@@ -190,7 +190,7 @@ def test_metrics_that_a_window_lacks_are_left_out():
     ] == ["request_goodput"]
 
 
-def test_what_else_differs_between_results_is_told():
+def test_other_differences_between_results_are_reported():
     other = replace(MACHINE, chip="another", load_before=5.0)
     told = differences(run(window(4.0)), run(window(4.0), machine=other))
     assert any("another chip" in line for line in told)
@@ -228,7 +228,7 @@ def test_a_loaded_machine_is_marked():
         (1e9, "at least 1e+03 requests/s"),
     ],
 )
-def test_the_search_is_told_in_a_sentence(capacity, words):
+def test_the_search_is_summarised_in_a_sentence(capacity, words):
     found = search(lambda rate: Verdict(rate <= capacity, 0.1), SearchLimits(4.0))
     assert words in text_of(lambda display: display.search(found))
 
@@ -319,7 +319,7 @@ def test_a_ramp_keeps_its_steepness_at_another_rate():
     assert math.isfinite(SETTINGS.at(4.0).arrivals.rate)
 
 
-def test_requests_without_and_with_pictures_are_told_apart():
+def test_requests_with_and_without_pictures_are_reported_apart():
     mixed = window(2.0)
     fields = document([mixed], MACHINE)["windows"][0]["by_kind"]
     assert (fields["text"]["num_prompts"], fields["images"]["num_prompts"]) == (14, 26)
@@ -329,5 +329,5 @@ def test_requests_without_and_with_pictures_are_told_apart():
     assert document([alone], MACHINE)["windows"][0]["by_kind"] == {}
 
 
-def test_a_ratio_of_an_unknown_metric_is_told_which_way_is_better():
+def test_an_unknown_metric_of_a_ratio_needs_the_better_direction():
     assert not ratio("p90_tpot_ms", [2.0, 2.0], [1.0, 1.1], paired=True, more_is_better=False).more_is_better

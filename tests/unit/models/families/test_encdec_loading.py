@@ -130,7 +130,7 @@ def test_a_plan_that_no_encoder_of_the_model_made_is_refused(family: str) -> Non
 @pytest.mark.parametrize(
     ("family", "start", "prompt"), [("bart", 2, (2, 0)), ("mbart", 2, (2, 4)), ("t5", 0, (0,))]
 )
-def test_the_decoder_prompt_where_nobody_says(family: str, start: int, prompt: tuple[int, ...]) -> None:
+def test_the_default_decoder_prompt(family: str, start: int, prompt: tuple[int, ...]) -> None:
     defaults = decoder(build_checkpoint(family)).prompt_defaults({})
     assert (defaults.start, defaults.token_ids) == (start, prompt)
     assert defaults.prepend_start([51, 178]) == (start, 51, 178)

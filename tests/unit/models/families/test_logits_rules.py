@@ -100,7 +100,7 @@ def test_an_unfinished_request_meets_its_rules_again_with_all_tokens() -> None:
     assert ruled(rules, [2, 5, 6], [5], 1)[6] == float("-inf")
 
 
-def test_only_the_languages_may_be_heard_at_first() -> None:
+def test_the_first_token_may_only_be_a_language() -> None:
     found = ruled([Only((4, 7))], [20], [], 3)
     assert found.isfinite().nonzero().flatten().tolist() == [4, 7]
     assert torch.equal(found[[4, 7]], scores(3)[[4, 7]])

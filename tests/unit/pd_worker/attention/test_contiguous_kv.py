@@ -28,7 +28,7 @@ def assigned(there: list[RowContent | None], *names: str) -> tuple[list[int], li
     return assign_rows(there, [RowContent(key(name), 5) for name in names])
 
 
-def test_who_has_a_row_keeps_it_whatever_the_order() -> None:
+def test_a_sequence_with_a_row_keeps_it_in_any_order() -> None:
     assert assigned(held("a", "b", "c"), "c", "a", "b") == ([2, 0, 1], [])
 
 
@@ -185,5 +185,5 @@ def test_sequences_above_the_limit_have_no_rows(count: int) -> None:
     assert sequences.view.arrange([chunk_of("long", 600, list(range(200)))]) is None
 
 
-def test_nobody_decodes() -> None:
+def test_a_step_without_decodes_has_no_rows() -> None:
     assert Sequences().view.arrange([]) is None

@@ -103,7 +103,7 @@ def test_a_table_in_use_needs_neither_store_nor_room(make: Make) -> None:
     assert engine.of(ItemMissing) == []
 
 
-def test_a_table_that_nobody_uses_is_found_again(make: Make) -> None:
+def test_a_table_without_references_is_found_again(make: Make) -> None:
     engine, text = make(), stored("text", 9)
     engine.add(make_request("a", [2, 0], [text]))
     engine.run_out()
@@ -236,7 +236,7 @@ def test_a_decoder_only_model_takes_no_cross_item() -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 1 << 30))
-def test_blocks_are_conserved_whatever_happens(seed: int) -> None:
+def test_no_block_is_lost_under_random_events(seed: int) -> None:
     rng = random.Random(seed)
     STORE.clear()
     engine = ModellessEngine(

@@ -190,7 +190,7 @@ def test_a_request_that_lies_about_an_item_first_fails_no_other_load(make: Make)
     engine.assert_at_rest()
 
 
-def test_a_request_that_waits_for_blocks_keeps_no_embedding_from_others_for_ever(make: Make) -> None:
+def test_a_request_that_waits_for_blocks_does_not_keep_embeddings_from_others(make: Make) -> None:
     engine = make(num_blocks=8, block_size=4, max_model_len=32, prefix_caching=False, capacity=16 * 8)
     images = [make_feature(name, 0, 4) for name in ("x", "y", "z")]
     publish(STORE, *images)
@@ -241,7 +241,7 @@ def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) ->
     engine.assert_at_rest()
 
 
-def test_a_request_that_knows_of_a_loss_is_not_told_again_for_others_that_come_with_old_news(
+def test_a_loss_is_reported_once_to_a_request_even_if_later_ones_come_with_an_old_ready_mark(
     make: Make,
 ) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
@@ -258,7 +258,7 @@ def test_a_request_that_knows_of_a_loss_is_not_told_again_for_others_that_come_w
     engine.assert_at_rest()
 
 
-def test_a_loss_is_told_again_when_it_happens_again(make: Make) -> None:
+def test_a_second_loss_is_reported_again(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
     engine.add(make_request("a", 10, [image]))
     for _ in range(2):

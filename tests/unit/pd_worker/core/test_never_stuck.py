@@ -58,7 +58,7 @@ def test_a_pool_in_many_pieces_is_used_to_the_last_byte() -> None:
     assert scattered, "no item was in more than one piece"
 
 
-def test_without_reservations_requests_wait_for_each_other_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reservations_requests_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the property above is worth: it sees that the reservation is gone."""
     reserve = Admission.reserve
 

@@ -45,7 +45,7 @@ def test_several_short_prompts_share_a_step(make: Make) -> None:
     assert shares(engine.step()) == [("a", 0, 5), ("b", 0, 5), ("c", 0, 5), ("d", 0, 1)]
 
 
-def test_requests_start_in_order_of_arrival_whatever_the_order_of_submission(make: Make) -> None:
+def test_requests_start_in_order_of_arrival_and_not_of_submission(make: Make) -> None:
     engine = make(budget=16, max_num_seqs=1)
     engine.add(make_request("late", 4, arrival=2.0), make_request("early", [9] * 4, arrival=1.0))
     assert shares(engine.step()) == [("early", 0, 4)]
@@ -138,7 +138,7 @@ def test_a_later_attempt_takes_the_place_of_the_earlier_one(make: Make) -> None:
     assert ends == [(1, FinishReason.ABORT), (2, FinishReason.LENGTH)]
 
 
-def test_resumed_tokens_are_computed_and_not_told_again(make: Make) -> None:
+def test_resumed_tokens_are_computed_and_not_sent_again(make: Make) -> None:
     engine = make()
     request = make_request("a", 4, max_tokens=2)
     request.output_token_ids.extend([5, 6, 7])

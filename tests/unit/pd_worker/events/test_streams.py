@@ -167,7 +167,7 @@ async def test_a_finished_request_is_forgotten_in_the_end(box):
     assert box.cancelled == []
 
 
-async def test_a_finished_request_that_nobody_fetched_is_kept_while_its_proxy_is_here(box):
+async def test_a_finished_request_is_kept_until_its_attached_proxy_has_fetched_it(box):
     stream = box.streams.attach("p1", [])
     box.streams.open("p1", "r1", 1)
     box.deliver(finished())
@@ -222,7 +222,7 @@ async def test_a_proxy_that_never_attaches_loses_its_requests(box):
     assert box.cancelled == [(["r1"], "p1")]
 
 
-async def test_the_end_of_a_replaced_stream_detaches_nobody(box):
+async def test_the_end_of_a_replaced_stream_detaches_no_proxy(box):
     old = box.streams.attach("p1", [])
     box.streams.open("p1", "r1", 1)
     box.streams.attach("p1", [reattach(0)])
@@ -274,7 +274,7 @@ async def test_what_has_been_is_forgotten_in_the_end(box):
     assert not box.streams.open("p1", "r2", 1)
 
 
-async def test_a_missing_item_is_told_again_until_it_is_ready_once_more(box):
+async def test_a_missing_item_is_reported_again_until_it_is_ready(box):
     first = box.streams.attach("p1", [])
     box.streams.open("p1", "r1", 1)
     box.deliver(ItemMissing(mm_hash=KEY, damaged_digest="d", **names()))

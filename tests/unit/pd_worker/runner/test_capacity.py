@@ -66,7 +66,7 @@ def test_a_length_above_the_checkpoints_positions_is_an_error() -> None:
         max_model_len(PDConfig(max_model_len=50000), GEOMETRY, torch.float32)
 
 
-def test_a_sound_that_never_fits_the_kv_memory_is_told_at_the_start() -> None:
+def test_audio_that_never_fits_the_kv_memory_is_an_error_at_the_start() -> None:
     cross = CrossGeometry(num_layers=2, num_kv_heads=4, head_dim=16, width=64, max_rows=1500)
     config = PDConfig(block_size=16)
     assert cross_limits_of(config, cross, 94 + 28, 448, whole=True).max_rows == 1500

@@ -146,7 +146,7 @@ def test_all_keys_can_be_withdrawn_while_it_runs(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"), [(None, "cannot be read"), ("# none\n", "no key"), ("x", "line 1")]
 )
-def test_a_key_file_that_cannot_be_used_at_the_start_is_told(tmp_path, text, told):
+def test_an_unusable_key_file_is_an_error_at_the_start(tmp_path, text, told):
     path = tmp_path / "keys"
     if text is not None:
         path.write_text(text)

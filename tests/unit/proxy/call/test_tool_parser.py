@@ -89,7 +89,7 @@ def test_only_one_call_is_taken_where_calls_may_not_be_parallel() -> None:
     assert parsed(f"{CALL}\n{CALL}", parallel=False) == [LOOK, CALL]
 
 
-def test_content_is_told_as_soon_as_it_cannot_begin_a_call() -> None:
+def test_content_is_sent_as_soon_as_it_cannot_begin_a_tool_call() -> None:
     parser = make_parser(CallForm.TAGGED, parallel=True)
     assert parser.feed("one <") == ["one"]
     assert parser.feed("tool") == []

@@ -123,7 +123,7 @@ def test_the_last_chance_is_taken_alone_in_the_tower() -> None:
     assert running(jobs) == ["k"]
 
 
-def test_an_item_that_must_be_alone_is_not_overtaken_for_ever() -> None:
+def test_an_item_that_must_be_alone_does_not_starve() -> None:
     jobs = table()
     (early,) = want(jobs, "early")
     started(jobs)

@@ -64,7 +64,7 @@ async def test_one_principal_gets_half_of_the_turns_and_others_overtake_it() -> 
         await asyncio.gather(*mallory, return_exceptions=True)
 
 
-async def test_without_keys_nobody_is_held_to_a_share() -> None:
+async def test_without_keys_no_share_is_enforced() -> None:
     budget = BodyBudget(800, 100)
     async with AsyncExitStack() as stack:
         assert all([(await started(budget, "", stack)).done() for _ in range(4)])

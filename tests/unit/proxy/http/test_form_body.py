@@ -19,7 +19,7 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--edge--\r\n"
 
 
-def test_fields_and_files_are_told_apart() -> None:
+def test_fields_and_files_are_distinguished() -> None:
     data = bytes(range(256)) * 5 + b"\r\n--edg"
     read = parse_form(
         TYPE, form(part("model", b"m"), part("file", data, "a.wav"), part("a[]", b"1"), part("a[]", b"2"))

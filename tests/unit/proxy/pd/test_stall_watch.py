@@ -67,7 +67,7 @@ def test_a_worker_that_sends_no_beats_is_never_set_aside():
     assert not looks(StallWatch(LIMIT), 1000)
 
 
-def test_without_a_limit_nobody_is():
+def test_without_a_limit_no_worker_is_stalled():
     assert not looks(StallWatch(0.0), 1000, beat(7))
 
 
@@ -78,13 +78,13 @@ def test_a_worker_that_compiles_has_longer():
 
 
 @pytest.mark.parametrize("patience", [1e30, math.inf, math.nan, -1.0, 0.0])
-def test_a_worker_cannot_say_that_it_has_for_ever_nor_none(patience):
+def test_a_worker_cannot_register_an_endless_or_negative_patience(patience):
     watch = StallWatch(LIMIT)
     assert not looks(watch, 5, beat(7, patience))
     assert looks(watch, 1, beat(7, patience), start=5)
 
 
-def test_a_proxy_that_was_stopped_itself_blames_nobody():
+def test_a_proxy_that_was_suspended_itself_suspects_no_worker():
     watch = StallWatch(LIMIT)
     watch.observe(beat(7))
     assert not watch.stalled(0.0)

@@ -51,7 +51,7 @@ def test_the_third_loss_counts_only_for_a_request_that_was_alone() -> None:
     assert suspects.apart == frozenset()
 
 
-def test_a_worker_lost_before_it_was_empty_blames_nobody() -> None:
+def test_a_worker_lost_before_it_was_empty_makes_no_suspect() -> None:
     suspects = suspects_of("a")
     assert suspects.place("a", MODEL, [load("w1")]) == "w1"
     assert suspects.lost("w1", "i9", ["a"], final=True) == []
@@ -112,7 +112,7 @@ def test_without_a_worker_a_suspect_waits() -> None:
     assert suspects.apart == frozenset()
 
 
-def test_a_process_that_only_lost_its_connection_blames_nobody_and_one_that_stood_still_does() -> None:
+def test_a_lost_connection_makes_no_suspect_and_a_stalled_process_does() -> None:
     suspects = Suspects()
     suspects.lost("w1", "i1", ["a", "b"], final=False)
     suspects.lost("w1", "i1", ["b"], final=True)
@@ -211,7 +211,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_whatever_is_lost_good_requests_are_answered_and_poisons_are_found(seed: int) -> None:
+def test_under_random_losses_good_requests_are_answered_and_poisons_are_found(seed: int) -> None:
     draw = random.Random(seed)
     poisons = draw.randint(0, 3)
     requests = [

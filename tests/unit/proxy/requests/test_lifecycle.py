@@ -45,7 +45,7 @@ def test_the_request_is_submitted_once_every_item_is_planned() -> None:
     assert machine.planned("b", plan("b")) == [do.Submit(1, None, frozenset())]
 
 
-def test_an_item_that_becomes_ready_during_submit_is_told_after_it() -> None:
+def test_an_item_that_becomes_ready_during_submit_is_notified_after_it() -> None:
     machine = Lifecycle({"a": ""})
     machine.begin()
     machine.looked_up({})
@@ -83,7 +83,7 @@ def test_a_missing_item_is_encoded_again_and_its_third_loss_ends_the_request() -
     assert last.error.status == 503
 
 
-def test_a_loss_that_is_told_again_before_the_item_is_back_is_one_loss() -> None:
+def test_a_loss_that_is_reported_again_before_the_item_is_back_is_one_loss() -> None:
     machine = at_worker("a")
     assert machine.item_missing(1, "a", "") == [do.ReturnShare("a"), do.StartJobs(("a",), True)]
     for _ in range(5):

@@ -40,7 +40,7 @@ def test_ids_say_nothing_of_the_label_and_are_never_drawn_twice() -> None:
     assert all(re.fullmatch("[0-9a-f]{32}", drawn) for drawn in ids)
 
 
-async def test_outputs_carry_their_choice_and_the_prompt_is_told_once() -> None:
+async def test_outputs_carry_their_choice_and_the_prompt_is_reported_once() -> None:
     choices = made(2)
     first, second = choices.requests
     second.emit(Started((1, 2)))

@@ -46,7 +46,7 @@ def test_a_run_ends_where_it_is_stopped_and_goes_on_from_there() -> None:
     assert seen == [0, 1, 2, 3]
 
 
-def test_an_error_that_nobody_handles_ends_the_run() -> None:
+def test_an_unhandled_error_ends_the_run() -> None:
     async def fail() -> None:
         raise ValueError("broken")
 

@@ -238,7 +238,7 @@ def test_a_question_that_cannot_be_answered_names_its_flag(changes: dict[str, ob
         check_question(replace(question(COSTS), **changes))  # type: ignore[arg-type]
 
 
-def test_a_gpu_has_no_price_that_nobody_has_given() -> None:
+def test_a_gpu_without_a_given_price_has_none() -> None:
     assert read_device("a100").hour is None
     assert read_device("H200", 3.5).hour == 3.5
     assert "not measured" in read_device("a100").costs.source

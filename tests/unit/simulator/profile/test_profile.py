@@ -13,10 +13,10 @@ SETTINGS = Settings("tiny", "cpu", "float32", 1, 1, False, 2048, 512)
 FOUND = Profile(published("a100-80g"), QWEN3_VL_4B_SHAPE, SETTINGS, MACHINE, {}, {})
 
 
-def test_a_machine_that_was_idle_is_not_complained_of() -> None:
+def test_an_idle_machine_gets_no_warning() -> None:
     assert "measure again" not in report(FOUND)
 
 
-def test_a_machine_that_others_used_is_to_be_measured_again() -> None:
+def test_a_loaded_machine_gets_a_warning() -> None:
     loaded = replace(FOUND, machine=replace(MACHINE, load_before=1.9))
     assert "LOADED MACHINE (1.9 on 2 cores)" in report(loaded)

@@ -103,6 +103,6 @@ def test_a_developer_message_is_a_system_message() -> None:
     assert call.messages[0].role == "system"
 
 
-def test_the_replys_form_is_told_apart_from_the_request() -> None:
+def test_the_replys_format_is_parsed_apart_from_the_request() -> None:
     body = with_value(stream=True, stream_options={"include_usage": True}, return_token_ids=True)
     assert parse(body)[1] == ChatReplyOptions(True, True, True, False)

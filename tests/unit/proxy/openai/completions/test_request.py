@@ -38,7 +38,7 @@ def test_every_prompt_is_a_call_of_its_own_with_the_same_sampling():
     assert (first.sampling.seed, first.sampling.max_tokens, first.n, first.cache_salt) == (5, 7, 3, "s")
 
 
-def test_an_answer_is_short_unless_told_otherwise():
+def test_the_default_max_tokens_is_short():
     assert _parsed(prompt="a").calls[0].sampling.max_tokens == 16
 
 
