@@ -49,7 +49,7 @@ async def test_a_worker_that_comes_later_is_used_without_a_restart(store: Embedd
         await asked
 
 
-async def test_a_check_that_began_before_a_restart_says_nothing_about_the_new_process(
+async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the_new_process(
     store: EmbeddingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster(store) as cluster:

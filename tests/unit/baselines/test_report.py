@@ -123,7 +123,7 @@ def test_repeats_are_paired_and_one_without_its_partner_does_not_count():
     assert found is not None and (found.ratio, found.windows) == (0.5, (1, 1))
 
 
-def test_blame_falls_on_the_stage_that_is_longer_by_most():
+def test_the_report_names_the_stage_with_the_largest_difference():
     slow = {"queue": 0.01, "encode": 0.2, "prefill": 0.03, "decode": 0.9}
     cells = fixed(
         "mix", colocated=[window()], epd_shared=[window(stages=[slow] * 10)], vllm=[window(stages=[{}] * 10)]

@@ -84,7 +84,7 @@ def test_an_unreachable_url_is_a_clear_error():
     assert "Traceback" not in result.stderr
 
 
-def test_a_front_door_open_to_the_network_needs_keys_or_a_word_that_it_does_not(tmp_path):
+def test_a_proxy_open_to_the_network_needs_api_keys_or_a_flag_that_allows_it_without(tmp_path):
     store = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
     assert_refused(triptych("proxy", *store), "--api-key-file", "--no-auth", "127.0.0.1")
     assert_refused(triptych("serve", str(DEMO_MODEL), "--host", "0.0.0.0"), "--api-key-file", "--no-auth")

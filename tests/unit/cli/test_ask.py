@@ -26,13 +26,13 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "not a url", ""])
-def test_an_address_that_is_none_is_said_to_be_none(url: str):
+def test_an_invalid_address_is_a_clear_error(url: str):
     result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
     assert result.exit_code == 1
     assert "is no address" in result.output
 
 
-def test_a_file_is_written_down_or_it_is_said_why_not(tmp_path: Path):
+def test_a_file_is_transcribed_or_the_error_is_shown(tmp_path: Path):
     url = f"http://127.0.0.1:{free_port()}"
     sound = tmp_path / "a.wav"
     sound.write_bytes(b"RIFF")

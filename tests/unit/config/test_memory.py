@@ -17,7 +17,7 @@ def test_sizes_are_read_as_people_write_them(text, nbytes):
 
 
 @pytest.mark.parametrize("text", ["", "many", "12 parsecs", "-5MiB", "5MiBB"])
-def test_a_text_that_is_no_size_says_how_to_write_one(text):
+def test_an_invalid_size_is_an_error_that_shows_the_format(text):
     with pytest.raises(ConfigError, match="512MiB"):
         parse_size(text)
 

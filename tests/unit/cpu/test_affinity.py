@@ -64,7 +64,7 @@ def test_a_process_pinned_to_its_core_has_every_thread_there_until_it_is_unpinne
         helper.join(30)
 
 
-def test_a_core_that_is_gone_is_given_up_and_nothing_fails(caplog):
+def test_a_core_that_has_gone_offline_is_released_without_an_error(caplog):
     everywhere = os.sched_getaffinity(0)
     core = OwnCore(5000, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     core.pin()

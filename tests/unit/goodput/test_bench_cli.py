@@ -48,7 +48,7 @@ def test_the_workloads_are_listed():
         (SERVER, "does not answer"),
     ],
 )
-def test_what_cannot_be_measured_is_said_by_flag(words, said):
+def test_a_measurement_that_is_impossible_is_an_error_that_names_the_flag(words, said):
     result = bench("goodput", *words)
     assert isinstance(result.exception, ConfigError)
     assert said in str(result.exception)
@@ -59,7 +59,7 @@ def test_an_ab_takes_one_rate():
     assert "one rate" in str(result.exception)
 
 
-def test_without_its_extra_the_command_says_what_to_install(monkeypatch):
+def test_without_its_extra_the_command_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = bench("workloads")
     assert isinstance(result.exception, ConfigError)

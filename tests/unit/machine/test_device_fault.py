@@ -86,7 +86,7 @@ def test_a_full_device_is_not_a_lost_one(monkeypatch):
     check_device(ValueError("something"), CUDA)
 
 
-def test_a_lost_device_passes_those_who_catch_exceptions():
+def test_device_lost_is_not_caught_by_except_exception():
     assert not issubclass(DeviceLost, Exception)
 
 

@@ -119,7 +119,7 @@ def test_the_threads_of_a_worker_fit_in_one_node(tmp_path: Path):
     assert threads_of_one_worker(HOST, tmp_path) == 4
 
 
-def test_a_core_is_claimed_only_where_no_stranger_can_claim_it_too(
+def test_a_core_is_claimed_only_where_no_other_container_can_claim_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cpus = {"online": "0-63"}

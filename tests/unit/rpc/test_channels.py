@@ -130,7 +130,7 @@ async def test_health_needs_no_proof(worker):
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_worker_without_a_token_lets_everybody_in():
+async def test_a_worker_without_a_token_accepts_every_client():
     async with _Worker(token="") as worker, make_channel(worker.address) as channel:
         assert await _codes(channel) == ["OK"] * 3
         assert worker.info.proof == ""

@@ -44,7 +44,7 @@ OLD_CONTENT = json.dumps(
 )
 
 
-def test_a_signed_registration_is_known_by_everybody_with_the_token() -> None:
+def test_a_signed_registration_is_accepted_with_the_token() -> None:
     assert InternalKey("the-token-of-this-test").has_signed(KEY.signed(INFO))
     assert KEY.has_signed(KEY.signed(KEY.signed(INFO)))
 

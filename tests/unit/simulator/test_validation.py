@@ -49,12 +49,12 @@ def test_the_spread_is_how_far_the_farthest_run_is_from_the_median() -> None:
     assert compare("ttft", runs(0.8, 1.0, 1.1), runs(1.0)).spread == pytest.approx(0.2)
 
 
-def test_nothing_measured_is_no_comparison() -> None:
+def test_a_comparison_without_measured_runs_is_an_error() -> None:
     with pytest.raises(ValueError, match="ttft"):
         compare("ttft", [], runs(1.0))
 
 
-def test_the_table_says_what_is_off() -> None:
+def test_the_table_marks_figures_that_are_off() -> None:
     text = table(
         {("1e1pd", "mix", "open"): [Comparison("ttft", 0.1, 0.0, 0.1), Comparison("tpot", 0.1, 0, 0.2)]}
     )

@@ -46,7 +46,7 @@ def test_the_scheduler_of_a_producer_orders_no_load(config, ec_role, loads):
     assert (len(metadata.fetches), metadata.moves) == (int(loads), ())
 
 
-def test_a_load_ordered_of_a_producer_fails_and_says_why(config):
+def test_a_load_by_a_producer_fails_with_the_reason(config):
     worker = ECConnectorFactory.create_connector(config("producer"), ECConnectorRole.WORKER)
     cache = {}
     worker.config.store.update(entry())
@@ -58,7 +58,7 @@ def test_a_load_ordered_of_a_producer_fails_and_says_why(config):
     worker.shutdown()
 
 
-def test_a_save_asked_of_a_consumer_does_not_happen_and_says_why(config):
+def test_a_save_by_a_consumer_is_reported_as_unsaved_with_the_reason(config):
     worker = ECConnectorFactory.create_connector(config("consumer"), ECConnectorRole.WORKER)
     worker.save_caches(entry(), PLAN.mm_hash)
     output = worker.get_finished()

@@ -29,7 +29,9 @@ def encoded(plan: ItemPlan, body: bytes) -> bytes:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("runs", [None, ((0, 3), (5, 4))])
-def test_a_head_says_what_was_stored(dtype: str, runs: tuple[tuple[int, int], ...] | None) -> None:
+def test_a_head_is_decoded_to_the_plan_that_was_stored(
+    dtype: str, runs: tuple[tuple[int, int], ...] | None
+) -> None:
     plan = dataclasses.replace(make_plan(dtype=dtype), runs=runs, length=7 if runs is None else 9)
     body = make_body(plan)
     raw = encoded(plan, body)

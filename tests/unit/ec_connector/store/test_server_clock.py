@@ -27,7 +27,7 @@ def test_every_jump_counts_once(by: float) -> None:
         assert clock.jumps == (at >= 5)
 
 
-def test_a_slow_answer_says_little_and_hides_no_jump() -> None:
+def test_a_slow_reply_widens_the_bounds_and_hides_no_jump() -> None:
     clock = ServerClock()
     clock.answered(1000.0, 0.0, 0.01)
     clock.answered(1004.0, 1.0, 6.0)

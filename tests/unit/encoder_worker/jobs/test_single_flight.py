@@ -45,7 +45,7 @@ async def test_a_damaged_item_is_encoded_though_it_is_stored() -> None:
     assert await f.flight.claim([job]) == [job]
 
 
-async def test_an_item_of_another_worker_is_sent_there() -> None:
+async def test_an_item_leased_by_another_worker_fails_with_its_address() -> None:
     f = Flights()
     f.keeper.owners = {"a": OwnedBy("other:1", "x", "token")}
     assert await f.flight.claim([f.job("a")]) == []
@@ -55,7 +55,7 @@ async def test_an_item_of_another_worker_is_sent_there() -> None:
 
 
 @pytest.mark.parametrize("error", [None, StoreUnavailable("gone")])
-async def test_a_store_that_does_not_answer_holds_nothing_up(
+async def test_items_are_claimed_when_the_store_does_not_answer(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_flight, "LOOK_UP_SECONDS", 0.01)

@@ -31,7 +31,7 @@ def test_times_ascend_offer_the_rate_exactly_and_come_from_the_seed(kind):
     assert kind == "constant" or times != arrival_times(arrivals, 240, 2)
 
 
-def test_gaps_vary_as_their_distribution_says():
+def test_gaps_between_arrivals_have_the_variance_of_their_distribution():
     assert variation(gaps_of(Arrivals("constant", 4.0))) < 1e-9
     assert variation(gaps_of(Arrivals("poisson", 4.0))) == pytest.approx(1.0, abs=0.05)
     assert variation(gaps_of(Arrivals("gamma", 4.0, burstiness=0.25))) == pytest.approx(2.0, abs=0.15)

@@ -102,7 +102,7 @@ def test_a_window_has_vllms_field_names_and_our_own():
     assert len(found["ttfts"]) == len(found["itls"]) == 40
 
 
-def test_a_result_says_where_it_was_made_and_keeps_no_key(tmp_path):
+def test_a_result_names_its_machine_and_contains_no_api_key(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, run(window(4.0)))
     text = path.read_text()
@@ -233,7 +233,7 @@ def test_the_search_is_summarised_in_a_sentence(capacity, words):
     assert words in text_of(lambda display: display.search(found))
 
 
-def test_a_comparison_says_better_worse_or_open():
+def test_a_comparison_is_better_worse_or_undecided():
     ratios = [
         ratio("request_goodput", [1.0, 1.0], [2.0, 2.0], paired=True),
         ratio("p99_ttft_ms", [1.0, 1.0], [2.0, 2.0], paired=True),

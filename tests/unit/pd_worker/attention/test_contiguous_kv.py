@@ -32,7 +32,7 @@ def test_a_sequence_with_a_row_keeps_it_in_any_order() -> None:
     assert assigned(held("a", "b", "c"), "c", "a", "b") == ([2, 0, 1], [])
 
 
-def test_who_comes_gets_the_row_of_who_left() -> None:
+def test_a_new_sequence_gets_the_row_of_one_that_has_ended() -> None:
     assert assigned(held("a", "b", "c"), "a", "c", "d") == ([0, 2, 1], [2])
 
 
@@ -40,7 +40,7 @@ def test_fewer_sequences_close_the_gap() -> None:
     assert assigned(held("a", "b", "c"), "b", "c") == ([1, 0], [1])
 
 
-def test_a_row_of_another_length_holds_something_else() -> None:
+def test_a_row_of_another_length_does_not_match() -> None:
     assert assign_rows([RowContent(key("a"), 4)], [RowContent(key("a"), 5)]) == ([0], [0])
 
 

@@ -42,7 +42,7 @@ def test_an_atomic_span_is_seen_both_ways_by_its_own_queries() -> None:
     assert runs(of_chunk(0, 5, 1, ((1, 4),), CPU)) == [[(0, 1), (1, 4), (1, 4), (1, 4), (4, 5)]]
 
 
-def test_rows_are_seen_by_all() -> None:
+def test_all_queries_see_all_rows() -> None:
     assert runs(of_rows(torch.tensor([7, 2]), 2)) == [[(0, 7), (0, 7)], [(0, 2), (0, 2)]]
 
 

@@ -176,7 +176,7 @@ def test_cancelling_the_first_of_two_leaves_the_table_to_the_second(make: Make) 
     engine.assert_at_rest()
 
 
-def test_a_failed_projection_ends_all_who_wait_for_it(make: Make) -> None:
+def test_a_failed_projection_ends_all_requests_that_wait_for_it(make: Make) -> None:
     engine, text = make(), stored("text", 9)
     engine.add(make_request("a", [2], [text]), make_request("b", [3], [text], arrival=1.0))
     while not engine.step(error=RuntimeError("broken")).projections:

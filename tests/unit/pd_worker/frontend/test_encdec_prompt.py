@@ -36,7 +36,7 @@ WHISPER = PromptDefaults(50, (50, 60, 70, 80))
         ((0,), (2, 0)),
     ],
 )
-def test_ids_go_behind_the_start_token_which_is_not_said_twice(given: Any, expected: Any) -> None:
+def test_ids_follow_the_start_token_which_is_not_repeated(given: Any, expected: Any) -> None:
     assert behind_start(given, BART) == expected
 
 

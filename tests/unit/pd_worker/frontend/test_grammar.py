@@ -111,7 +111,7 @@ def test_special_tokens_are_never_part_of_a_string():
     assert not allowed[list(made.added_tokens_decoder)].any()
 
 
-def test_a_state_made_anew_from_the_output_goes_on_alike():
+def test_a_state_rebuilt_from_the_output_continues_alike():
     whole, ids = write(compiler().state(schema(PERSON)), 3)
     assert len(ids) > 10
     for cut in (1, len(ids) // 2, len(ids) - 1):

@@ -57,7 +57,7 @@ def test_a_worker_that_moves_again_is_taken_back():
     assert not looks(watch, 1, beat(8), start=6)
 
 
-def test_a_process_that_was_started_anew_counts_from_the_beginning_and_is_taken_back():
+def test_a_restarted_process_is_watched_from_its_first_beat_and_used_again():
     watch = StallWatch(LIMIT)
     assert looks(watch, 6, beat(700))
     assert not looks(watch, 1, beat(1), start=6)

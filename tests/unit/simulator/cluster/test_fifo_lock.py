@@ -3,7 +3,7 @@ from __future__ import annotations
 from triptych.simulator.cluster.fifo_lock import FifoLock
 
 
-def test_a_lock_goes_to_the_user_that_has_waited_longest_and_its_holder_hears_of_waiters() -> None:
+def test_a_lock_is_granted_in_order_and_its_holder_is_called_when_another_user_waits() -> None:
     seen: list[str] = []
     lock = FifoLock()
     lock.acquire(lambda: seen.append("a"))

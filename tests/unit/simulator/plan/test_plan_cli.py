@@ -75,7 +75,7 @@ def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> Non
         (("--gpu", "a100", "--json", "/nowhere/at/all/plan.json"), "--json"),
     ],
 )
-def test_what_cannot_be_planned_is_said_by_flag(words: tuple[str, ...], said: str) -> None:
+def test_an_impossible_plan_is_an_error_that_names_the_flag(words: tuple[str, ...], said: str) -> None:
     result = plan(*words)
     assert isinstance(result.exception, ConfigError)
     assert said in str(result.exception)

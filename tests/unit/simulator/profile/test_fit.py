@@ -88,7 +88,7 @@ def test_the_solution_meets_the_conditions_of_an_optimum(seed: int) -> None:
     assert abs(gradient * x).max() < 1e-8, "a free term is not at its best"
 
 
-def test_columns_that_say_the_same_are_no_trap() -> None:
+def test_linearly_dependent_columns_are_fitted() -> None:
     matrix = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     assert nnls(matrix, np.array([2.0, 4.0, 6.0])).sum() == pytest.approx(2.0)
 

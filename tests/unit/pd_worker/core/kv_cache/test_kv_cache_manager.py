@@ -149,7 +149,7 @@ def test_freeing_twice_is_freeing_once() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
-def test_no_block_is_lost_or_held_by_strangers(seed: int) -> None:
+def test_no_block_is_lost_or_held_by_a_wrong_request(seed: int) -> None:
     """Random requests over few distinct prefixes: a block in two tables holds the same full prefix."""
     rng = random.Random(seed)
     manager = KVCacheManager(rng.randint(4, 24), rng.choice([2, 4]))
