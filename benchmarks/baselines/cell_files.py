@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from benchmarks.baselines.cell import Cell
 from benchmarks.baselines.matrix import Matrix, as_fields
 from triptych.errors import ConfigError
 from triptych.goodput.report.result import write_json
+from triptych.types import JsonObject
 
 CELL = "triptych-baseline-cell/1"
 PLAN = "triptych-baseline-plan/1"
@@ -29,7 +29,7 @@ class CellFiles:
     def path(self, cell: Cell) -> Path:
         return self._folder / f"{self._name}.{cell.name}.json"
 
-    def write(self, cell: Cell, found: dict[str, Any]) -> None:
+    def write(self, cell: Cell, found: JsonObject) -> None:
         _replace(self.path(cell), {"format": CELL, "matrix": self._name} | found)
 
     def write_plan(self, matrix: Matrix, cells: Sequence[Cell]) -> None:
@@ -37,13 +37,13 @@ class CellFiles:
         plan = {"format": PLAN, "matrix": as_fields(matrix), "cells": [cell.name for cell in cells]}
         _replace(self._folder / f"{self._name}.plan.json", plan)
 
-    def read(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    def read(self, cells: Iterable[Cell]) -> list[JsonObject]:
         """Those that are there, failed ones too, in the order of `cells`."""
         paths = [self.path(cell) for cell in cells]
         return [_read(path, CELL) for path in paths if path.exists()]
 
 
-def read_folder(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def read_folder(folder: Path) -> list[tuple[JsonObject, list[JsonObject]]]:
     """(plan, cells) of every matrix in the folder. ConfigError when there is none."""
     found = []
     for path in sorted(folder.glob("*.plan.json")):
@@ -58,14 +58,14 @@ def read_folder(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]
     return found
 
 
-def _replace(path: Path, found: dict[str, Any]) -> None:
+def _replace(path: Path, found: JsonObject) -> None:
     """A reader, or a run that is cut off, never sees half a file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     write_json(draft, found)
     draft.replace(path)
 
 
-def _read(path: Path, form: str) -> dict[str, Any]:
+def _read(path: Path, form: str) -> JsonObject:
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

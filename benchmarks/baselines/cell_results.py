@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from triptych.goodput.report.comparison import Ratio, ratio
+from triptych.types import JsonObject
 
-Found = Mapping[str, Any]
+Found = JsonObject
 #: A share of failed requests above this leaves a comparison of latencies open: they are of completed ones.
 FAILED_LIMIT = 0.01
 #: Cores that processes outside of this run may use; above that a cell counts as measured on a loaded machine.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from benchmarks.baselines.cell import Cell
 from benchmarks.baselines.matrix import Matrix
+from triptych.types import JsonObject
 
-Found = Mapping[str, Any]
+Found = JsonObject
 #: A search begins below a rate that was not sustained, and at one that was.
 _BELOW = 0.6
 #: Seconds, before a cell of the kind has been finished.
@@ -57,7 +57,7 @@ def window_requests(matrix: Matrix, rate: float) -> int:
     return max(min(matrix.fixed.requests, round(rate * matrix.fixed.seconds)), 5)
 
 
-def estimate(cell: Cell, finished: Sequence[Mapping[str, Any]]) -> float:
+def estimate(cell: Cell, finished: Sequence[JsonObject]) -> float:
     """Seconds: the median of finished cells of the kind on this load by this system, on this load, of the
     kind; whichever there is first."""
     wanted = {"kind": cell.kind, "load": cell.load, "system": cell.system}
@@ -72,7 +72,7 @@ def estimate(cell: Cell, finished: Sequence[Mapping[str, Any]]) -> float:
     return FIRST_GUESS[cell.kind]
 
 
-def seconds_left(cells: Iterable[Cell], finished: Sequence[Mapping[str, Any]]) -> float:
+def seconds_left(cells: Iterable[Cell], finished: Sequence[JsonObject]) -> float:
     return sum(estimate(cell, finished) for cell in cells)
 
 

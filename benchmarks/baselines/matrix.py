@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from triptych.errors import ConfigError
 from triptych.goodput.launch import parse_shape
 from triptych.goodput.measure.presets import preset
 from triptych.goodput.measure.slo import Slo, parse_slo
+from triptych.types import JsonObject
 
 KINDS = ("capacity", "fixed", "search")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -238,7 +238,7 @@ def _known(where: str, given: Collection[str], known: Collection[str]) -> None:
             raise ConfigError(f"{where}: {name!r} is not known: use one of {', '.join(known)}")
 
 
-def asked_of(matrix: Matrix, kind: str, load: str, system: str) -> dict[str, Any]:
+def asked_of(matrix: Matrix, kind: str, load: str, system: str) -> JsonObject:
     """What decides a cell's figures, as JSON has it: two cells of another asking are not comparable."""
     fields = {
         "slo": dict(matrix.slo(load).limits),
@@ -249,6 +249,6 @@ def asked_of(matrix: Matrix, kind: str, load: str, system: str) -> dict[str, Any
     return dict(msgspec.json.decode(msgspec.json.encode(fields)))
 
 
-def as_fields(matrix: Matrix) -> dict[str, Any]:
+def as_fields(matrix: Matrix) -> JsonObject:
     """For JSON: what a report has to know of it."""
     return dict(msgspec.to_builtins(matrix))

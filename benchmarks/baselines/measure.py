@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from benchmarks.baselines.cell import Cell, seed_of
 from benchmarks.baselines.estimates import Found, fixed_rate, search_start, window_requests
@@ -21,6 +20,7 @@ from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.result import search_fields, window_fields
 from triptych.goodput.run import Bench, ready
+from triptych.types import JsonObject
 
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12
@@ -42,8 +42,8 @@ class Measured:
     """What a cell's file gets of its windows."""
 
     rate: float | None = None
-    windows: list[dict[str, Any]] = field(default_factory=list)
-    search: dict[str, Any] | None = None
+    windows: list[JsonObject] = field(default_factory=list)
+    search: JsonObject | None = None
     cpu_shares: dict[str, float] = field(default_factory=dict)
     memory_mb: float = 0.0
     others_share: float = 0.0
@@ -138,7 +138,7 @@ def measure_cell(
         raise CellFailed(f"no request was answered: {bench.windows[0].report.records[-1].error}")
 
 
-def without_bulk(window: Mapping[str, Any], short: bool) -> dict[str, Any]:
+def without_bulk(window: JsonObject, short: bool) -> JsonObject:
     """Without what no report reads; `short` leaves out all that is of single requests but the first error."""
     dropped = _BULKY + (_PER_REQUEST if short else ())
     kept = {name: value for name, value in window.items() if name not in dropped}

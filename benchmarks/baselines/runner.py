@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.baselines.cell import Cell
 from benchmarks.baselines.cell_files import CellFiles
@@ -19,6 +18,7 @@ from benchmarks.baselines.servers import Server, ServerPool, idle_shares
 from triptych.errors import ConfigError, TriptychError
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import describe, load_average
+from triptych.types import JsonObject
 
 #: Cores that all idle servers together may take before they are listed.
 IDLE_LIMIT = 0.02
@@ -79,7 +79,7 @@ class MatrixRun:
             self._pool.close()
         return all(cell.name in finished and finished[cell.name]["status"] == "done" for cell in self._cells)
 
-    def _check_asked(self, finished: Iterable[dict[str, Any]]) -> None:
+    def _check_asked(self, finished: Iterable[JsonObject]) -> None:
         for found in finished:
             cell = Cell(**found["cell"])
             asked = asked_of(self._matrix, cell.kind, cell.load, cell.system)
@@ -89,7 +89,7 @@ class MatrixRun:
                     "use another --results folder, or remove it"
                 )
 
-    def _left(self, finished: dict[str, dict[str, Any]]) -> list[Cell]:
+    def _left(self, finished: dict[str, JsonObject]) -> list[Cell]:
         def open_(cell: Cell) -> bool:
             found = finished.get(cell.name)
             return found is None or (found["status"] == "failed" and self._options.retry_failed)
@@ -100,7 +100,7 @@ class MatrixRun:
         limit = self._options.minutes * 60
         return not limit or time.monotonic() - self._began + seconds <= limit
 
-    def _cell(self, cell: Cell, finished: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def _cell(self, cell: Cell, finished: dict[str, JsonObject]) -> JsonObject:
         """Measures, writes, returns what was written."""
         attempt = finished[cell.name]["attempt"] + 1 if cell.name in finished else 1
         system = self._matrix.named(cell.system)
@@ -159,9 +159,7 @@ class MatrixRun:
         if brief or cell.system not in {other.system for other in left}:
             self._pool.end(cell.system)
 
-    def _tell(
-        self, cell: Cell, found: dict[str, Any], left: Sequence[Cell], finished: list[dict[str, Any]]
-    ) -> None:
+    def _tell(self, cell: Cell, found: JsonObject, left: Sequence[Cell], finished: list[JsonObject]) -> None:
         done = f"{len(self._cells) - len(left)} of {len(self._cells)}"
         rest = format_duration(seconds_left(left, finished))
         if found["status"] == "failed":
@@ -171,7 +169,7 @@ class MatrixRun:
         self._display.say(f"  {format_duration(found['wall_s'])}; {done} cells, about {rest} left")
 
 
-def _figures(found: dict[str, Any], tail: int) -> str:
+def _figures(found: JsonObject, tail: int) -> str:
     if found["search"]:
         return f"{found['search']['max_request_goodput']:.3g}/s sustained"
     window = found["windows"][0]
@@ -184,7 +182,7 @@ def _figures(found: dict[str, Any], tail: int) -> str:
     )
 
 
-def _server_fields(server: Server | None) -> dict[str, Any] | None:
+def _server_fields(server: Server | None) -> JsonObject | None:
     if server is None:
         return None
     return {
@@ -194,7 +192,7 @@ def _server_fields(server: Server | None) -> dict[str, Any] | None:
     }
 
 
-def _key(found: dict[str, Any]) -> str:
+def _key(found: JsonObject) -> str:
     return Cell(**found["cell"]).name
 
 

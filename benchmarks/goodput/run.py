@@ -17,6 +17,7 @@ from triptych.goodput.report.display import Display, summary_of
 from triptych.goodput.report.machine import describe, load_average
 from triptych.goodput.report.plots import save_plots
 from triptych.goodput.report.result import document, read_result, window_fields, write_csv, write_json
+from triptych.types import JsonObject
 
 #: Windows of one run never share a seed: no cache may answer for an earlier window's requests.
 _SEED_STEP = 1000
@@ -89,7 +90,7 @@ class Bench:
 
         return search(window, limits)
 
-    def document(self, **more: Any) -> dict[str, Any]:
+    def document(self, **more: Any) -> JsonObject:
         return document(self.windows, describe(self._load_before), **more)
 
     def machine(self) -> None:
@@ -112,7 +113,7 @@ def run_goodput(
         display.say(f"wrote {path}")
 
 
-def write_all(result: dict[str, Any], output: Output) -> list[Path]:
+def write_all(result: JsonObject, output: Output) -> list[Path]:
     """The paths of what was written."""
     output.stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [output.stem.with_name(output.stem.name + ending) for ending in (".json", ".csv")]

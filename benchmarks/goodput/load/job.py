@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
+from triptych.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Target:
     ignore_eos: bool = True
     timings: bool = True
     first_token: str = "chunk"
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from triptych.types import JsonObject
+
 _DATA = b"data:"
 STAGES = ("fetch", "queue", "encode", "save", "load", "prefill", "decode")
 
@@ -30,7 +32,7 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
-    triptych_timings: dict[str, Any] | None = None
+    triptych_timings: JsonObject | None = None
 
 
 class StreamedReply:
@@ -48,7 +50,7 @@ class StreamedReply:
         self.finish_reason = ""
         self.error = ""
         self.ended = False
-        self.timings: dict[str, Any] = {}
+        self.timings: JsonObject = {}
 
     def feed(self, data: bytes, now: float) -> None:
         """Bytes as they came, cut anywhere."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from triptych.types import JsonObject
 
 #: What is compared, and whether more is better.
 COMPARED = {
@@ -74,9 +75,7 @@ def ratio(
     )
 
 
-def compare_windows(
-    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, paired: bool = False
-) -> list[Ratio]:
+def compare_windows(a: Sequence[JsonObject], b: Sequence[JsonObject], *, paired: bool = False) -> list[Ratio]:
     """Every metric that all of the windows have."""
     found = []
     for metric in COMPARED:
@@ -86,13 +85,13 @@ def compare_windows(
     return found
 
 
-def compare_results(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Ratio]]:
+def compare_results(a: JsonObject, b: JsonObject) -> dict[str, list[Ratio]]:
     """Ratios by the label of windows that both results have."""
     first, second = by_label(a), by_label(b)
     return {label: compare_windows(first[label], second[label]) for label in first if label in second}
 
 
-def compare_searches(a: Mapping[str, Any], b: Mapping[str, Any]) -> Ratio | None:
+def compare_searches(a: JsonObject, b: JsonObject) -> Ratio | None:
     """Definition (c) of B over A; the range is what the two brackets allow. None without two found rates."""
     first, second = (found["search"] for found in (a, b))
     if not first or not second or not first["max_request_goodput"] or not second["max_request_goodput"]:
@@ -112,14 +111,14 @@ def compare_searches(a: Mapping[str, Any], b: Mapping[str, Any]) -> Ratio | None
     )
 
 
-def by_label(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    labels: dict[str, list[Mapping[str, Any]]] = {}
+def by_label(found: JsonObject) -> dict[str, list[JsonObject]]:
+    labels: dict[str, list[JsonObject]] = {}
     for window in found["windows"]:
         labels.setdefault(str(window["label"]), []).append(window)
     return labels
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def differences(a: JsonObject, b: JsonObject) -> list[str]:
     """What else differs between two results, so that their ratio is not read as one of servers."""
     found = []
     for name in ("workload", "slo"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.result import failure_counts
+from triptych.types import JsonObject
 
 
 def _ms(seconds: float) -> str:
@@ -141,7 +142,7 @@ def _counts(window: MeasuredWindow) -> tuple[str, ...]:
     )
 
 
-def summary_of(found: Mapping[str, Any]) -> str:
+def summary_of(found: JsonObject) -> str:
     """One line of what a result file holds."""
     machine = found["machine"]
     return (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -17,11 +16,12 @@ from matplotlib.figure import Figure
 
 from triptych.goodput.load.reply import STAGES
 from triptych.goodput.report.comparison import by_label
+from triptych.types import JsonObject
 
 #: Told apart by colour-blind people, and in grey.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
-Document = Mapping[str, Any]
+Document = JsonObject
 
 
 def _named(found: Document, index: int) -> str:
@@ -90,15 +90,15 @@ def knee_of(found: Document) -> float | None:
     return knee
 
 
-def _rates(found: Document) -> dict[float, list[Mapping[str, Any]]]:
-    rates: dict[float, list[Mapping[str, Any]]] = {}
+def _rates(found: Document) -> dict[float, list[JsonObject]]:
+    rates: dict[float, list[JsonObject]] = {}
     for window in found["windows"]:
         if window["request_rate"] is not None:
             rates.setdefault(window["request_rate"], []).append(window)
     return dict(sorted(rates.items()))
 
 
-def _middle(windows: Sequence[Mapping[str, Any]], field: str) -> float:
+def _middle(windows: Sequence[JsonObject], field: str) -> float:
     values = [window[field] for window in windows if window[field] is not None]
     return statistics.median(values) if values else float("nan")
 
@@ -153,7 +153,7 @@ def cdfs(runs: Sequence[Document]) -> Figure:
     return figure
 
 
-def _values(windows: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], int]:
+def _values(windows: Sequence[JsonObject], metric: str) -> tuple[list[float], int]:
     """Sorted milliseconds of completed requests, and how many were sent."""
     found, sent = [], 0
     for window in windows:
@@ -202,7 +202,7 @@ def place_stages(stages: Mapping[str, float], total: float) -> list[tuple[str, f
     return [(name, max(ends[name] - seconds, 0.0), seconds) for name, seconds in known]
 
 
-def _typical(found: Document) -> tuple[Mapping[str, Any], int] | None:
+def _typical(found: Document) -> tuple[JsonObject, int] | None:
     rows = [
         (window["images"][index], window["latencies"][index], window, index)
         for window in found["windows"]

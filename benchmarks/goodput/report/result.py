@@ -19,6 +19,7 @@ from triptych.goodput.measure.search import SearchResult
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.machine import Machine
+from triptych.types import JsonObject
 
 FORMAT = "triptych-goodput/1"
 
@@ -30,7 +31,7 @@ def document(
     name: str = "",
     search: SearchResult | None = None,
     startup: dict[str, float] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """One run: where it was made, its settings, every window, the search."""
     first = windows[0].settings
     target = {key: value for key, value in asdict(first.target).items() if key != "api_key"}
@@ -48,7 +49,7 @@ def document(
     }
 
 
-def window_fields(window: MeasuredWindow) -> dict[str, Any]:
+def window_fields(window: MeasuredWindow) -> JsonObject:
     """One window; latencies in ms where the name says so, else in seconds."""
     settings, figures = window.settings, window.figures
     measured = [record for record in window.report.records if not record.warm_up]
@@ -88,10 +89,10 @@ def window_fields(window: MeasuredWindow) -> dict[str, Any]:
     }
 
 
-def scalar_fields(figures: WindowFigures) -> dict[str, Any]:
+def scalar_fields(figures: WindowFigures) -> JsonObject:
     """The numbers of a window, vLLM's first."""
     tokens = figures.prompt_tokens + figures.output_tokens
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "duration": figures.duration,
         "completed": figures.completed,
         "failed": figures.failed,
@@ -118,7 +119,7 @@ def scalar_fields(figures: WindowFigures) -> dict[str, Any]:
     }
 
 
-def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, dict[str, Any]]:
+def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, JsonObject]:
     """Latencies of requests without and with pictures apart, where a window has both; else nothing."""
     kinds = {
         "text": [record for record in measured if not record.images],
@@ -126,7 +127,7 @@ def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, dict[s
     }
     if not all(kinds.values()):
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, JsonObject] = {}
     for kind, records in kinds.items():
         figures = summarise(records, slo)
         fields = scalar_fields(figures)
@@ -136,7 +137,7 @@ def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, dict[s
     return found
 
 
-def search_fields(search: SearchResult) -> dict[str, Any]:
+def search_fields(search: SearchResult) -> JsonObject:
     """Definition (c) with its evidence."""
     return {
         "max_request_goodput": search.rate,
@@ -151,7 +152,7 @@ def search_fields(search: SearchResult) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, found: dict[str, Any]) -> None:
+def write_json(path: Path, found: JsonObject) -> None:
     """NaN and infinity become null, as JSON wants it."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(_finite(found)), indent=1) + b"\n")
 
@@ -166,7 +167,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def write_csv(path: Path, found: dict[str, Any]) -> None:
+def write_csv(path: Path, found: JsonObject) -> None:
     """A row per window, without the lists of single requests."""
     rows = [
         {key: value for key, value in window.items() if not isinstance(value, list | dict)}
@@ -178,7 +179,7 @@ def write_csv(path: Path, found: dict[str, Any]) -> None:
         writer.writerows(rows)
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> JsonObject:
     """ConfigError for what is no result of this harness."""
     try:
         found = msgspec.json.decode(path.read_bytes())
