@@ -37,18 +37,8 @@ class Counters:
     utilisation: Mapping[str, float]
 
     @property
-    def store_hits(self) -> int:
-        """Pictures that were in the store when their request came."""
-        return self.items.get("store", 0)
-
-    @property
     def store_bytes_per_second(self) -> float:
         return (self.saved_bytes + self.loaded_bytes) / self.seconds
-
-    @property
-    def proxy_cpu_share(self) -> float:
-        """Cores that the proxy needs."""
-        return self.utilisation["proxy"]
 
 
 @dataclass(frozen=True, slots=True)

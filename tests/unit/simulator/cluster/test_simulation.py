@@ -132,7 +132,7 @@ def test_pixels_beyond_the_memory_are_prepared_again() -> None:
 def test_passing_tokens_on_is_counted_as_the_proxys_cpu_time() -> None:
     dear = replace(COSTS, proxy=replace(COSTS.proxy, token=0.004))
     cheap, costly = (run(on_devices(1, 1), TEXT, rate=2, count=20, costs=each) for each in (COSTS, dear))
-    assert costly.counters.proxy_cpu_share > cheap.counters.proxy_cpu_share
+    assert costly.counters.utilisation["proxy"] > cheap.counters.utilisation["proxy"]
 
 
 def test_the_rate_search_takes_simulated_windows_as_it_takes_measured_ones() -> None:
