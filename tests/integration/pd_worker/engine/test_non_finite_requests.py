@@ -47,7 +47,7 @@ def test_others_beside_it_and_after_it_in_its_blocks_are_exact(
     checkpoint: Checkpoint, value: float, budget: int
 ) -> None:
     expected = [reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS]
-    # Few blocks: those of the non_finite request are soon somebody else's.
+    # Few blocks: those of the failed request are soon another request's.
     flags = {"max_num_batched_tokens": budget, "kv_memory": MIB // 2, "prefix_caching": False}
     with engine_cell(checkpoint, **flags) as cell:
         for _ in range(3):
@@ -94,7 +94,7 @@ def test_logits_that_leave_no_token_end_their_own_request_alone(
                 assert cell.tokens(request.request_id) == expected[prompt]
             else:
                 errors.append(error)
-        assert len(errors) == 1, "two rows were computed together, and one was non_finite"
+        assert len(errors) == 1, "two rows were computed together, and one was spoilt"
         assert isinstance(errors[0], InternalError) and "NaN, infinite" in str(errors[0])
         cell.assert_at_rest()
 
