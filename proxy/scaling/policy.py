@@ -169,8 +169,9 @@ def _need(demand: PoolDemand, rules: ScalingRules, capacity: _Capacity, reserve:
     items = demand.waiting + capacity.own
 
     def flow(work: float, seconds: float) -> int:
-        arrived = _ceil(seconds * work / largest) if largest > 0.0 else 0
-        return min(_ceil(more * work / rules.utilization - capacity.others), max(items, arrived))
+        needed = _ceil(more * work / rules.utilization - capacity.others)
+        # A single large item looks like many small ones.
+        return min(needed, max(items, _ceil(seconds * work / largest))) if largest > 0.0 else needed
 
     workers = flow(demand.slow, SLOW_SECONDS)
     if panic:
