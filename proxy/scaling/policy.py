@@ -102,6 +102,13 @@ class ScalingState:
         """The state of a pool that has this many workers: it keeps them for a whole window at least."""
         return cls(workers=workers, needs=((0.0, workers),))
 
+    def adopting(self, workers: int) -> ScalingState:
+        """This state where another proxy has decided so: more workers are a need, as if seen here."""
+        if workers <= self.workers:
+            return replace(self, workers=workers)
+        needs = tuple(one for one in self.needs if one[1] > workers)
+        return replace(self, workers=workers, needs=(*needs, (self.elapsed, workers)))
+
 
 @dataclass(frozen=True, slots=True)
 class _Capacity:
