@@ -195,10 +195,8 @@ class ProxyMetrics:
             "encoder work that arrives in a second, all proxies",
             "average",
         )
-        self.workers_desired = {
-            "encoder": gauge("triptych_encoder_workers_desired", "encoder workers that there should be"),
-            "pd": gauge("triptych_pd_workers_desired", "PD workers that there should be"),
-        }
+        #: By pool; a pool that is not scaled has none.
+        self.workers_desired: dict[str, Gauge] = {}
         self.scale_decisions = counter(
             "triptych_scale_decisions", "decisions for another number of workers", "pool", "reason"
         )
@@ -218,3 +216,11 @@ class ProxyMetrics:
             registry=self.registry,
             buckets=_SECONDS,
         )
+
+    def show_desired(self, pool: str, workers: int) -> None:
+        """The number of workers that a scaled pool should have."""
+        if pool not in self.workers_desired:
+            self.workers_desired[pool] = Gauge(
+                f"triptych_{pool}_workers_desired", "workers that there should be", registry=self.registry
+            )
+        self.workers_desired[pool].set(workers)

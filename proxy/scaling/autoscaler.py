@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.errors import TriptychError
@@ -182,21 +182,21 @@ class Autoscaler:
             return ScalingState.holding(
                 len(self._kinds(watched.pool.name)) if in_force is None else in_force.workers
             )
-        return watched.state if in_force is None else replace(watched.state, workers=in_force.workers)
+        return watched.state if in_force is None else watched.state.adopting(in_force.workers)
 
     def _adopt(self, watched: _Watched, decision: ScalingDecision) -> None:
         before, watched.decision = self.decision(watched.pool.name), decision
         now = self._clock()
         watched.until = now + TERM
         name, present = watched.pool.name, len(self._kinds(watched.pool.name))
-        self._metrics.workers_desired[name].set(decision.workers)
+        self._metrics.show_desired(name, decision.workers)
         if before is not None and decision.workers > before.workers:
             watched.starts.asked(decision.workers - max(before.workers, min(present, decision.workers)), now)
         elif decision.workers <= present:
             watched.starts.withdrawn()
         if before is None or before.workers != decision.workers:
             self._metrics.scale_decisions.labels(name, decision.reason).inc()
-            logger.info("%s pool: %d workers (%s)", name, decision.workers, decision.reason)
+            logger.info("%s pool should have %d workers (%s)", name, decision.workers, decision.reason)
         if before is None or (before.workers, before.active) != (decision.workers, decision.active):
             self._report()
 

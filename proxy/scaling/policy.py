@@ -102,6 +102,13 @@ class ScalingState:
         """The state of a pool that has this many workers: it keeps them for a whole window at least."""
         return cls(workers=workers, needs=((0.0, workers),))
 
+    def adopting(self, workers: int) -> ScalingState:
+        """This state where another proxy has decided so: more workers are a need, as if seen here."""
+        if workers <= self.workers:
+            return replace(self, workers=workers)
+        needs = tuple(one for one in self.needs if one[1] > workers)
+        return replace(self, workers=workers, needs=(*needs, (self.elapsed, workers)))
+
 
 @dataclass(frozen=True, slots=True)
 class _Capacity:
@@ -169,8 +176,9 @@ def _need(demand: PoolDemand, rules: ScalingRules, capacity: _Capacity, reserve:
     items = demand.waiting + capacity.own
 
     def flow(work: float, seconds: float) -> int:
-        arrived = _ceil(seconds * work / largest) if largest > 0.0 else 0
-        return min(_ceil(more * work / rules.utilization - capacity.others), max(items, arrived))
+        needed = _ceil(more * work / rules.utilization - capacity.others)
+        # A single large item looks like many small ones.
+        return min(needed, max(items, _ceil(seconds * work / largest))) if largest > 0.0 else needed
 
     workers = flow(demand.slow, SLOW_SECONDS)
     if panic:

@@ -1,0 +1,180 @@
+"""The autoscaler's loop over a board that the test holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.scaling.autoscaler import TERM, Autoscaler
+from triptych.proxy.scaling.policy import ScalingRules
+from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
+from triptych.types import WorkerInfo
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeBoard:
+    """The store's board; `ahead` is what another proxy announces between a read and an announcement."""
+
+    demands: dict[str, PoolDemand] = field(default_factory=dict)
+    in_force: ScalingDecision | None = None
+    ahead: list[ScalingDecision] = field(default_factory=list)
+    down: bool = False
+
+    async def publish(self, proxy_id: str, pool: str, demand: PoolDemand, term: float) -> list[PoolDemand]:
+        if self.down:
+            raise StoreUnavailable("switched off")
+        self.demands[proxy_id] = demand
+        return list(self.demands.values())
+
+    async def withdraw(self, proxy_id: str, pool: str) -> None:
+        self.demands.pop(proxy_id, None)
+
+    async def decision(self, pool: str) -> ScalingDecision | None:
+        return self.in_force
+
+    async def announce(self, pool: str, decision: ScalingDecision, term: float) -> bool:
+        if self.ahead:
+            self.in_force = self.ahead.pop()
+            return False
+        self.in_force = decision
+        return True
+
+
+class FakePool:
+    name = "encoder"
+    kind = "k"
+
+    def __init__(self) -> None:
+        self.rules = ScalingRules(0, 9, 2.0)
+        self.now_asked = PoolDemand()
+
+    def demand(self, now: float) -> PoolDemand:
+        return self.now_asked
+
+    def groups(self, wanted: int) -> list[WorkerGroup]:
+        return [WorkerGroup("k", wanted)]
+
+
+class Proxy:
+    """One proxy's autoscaler at a board."""
+
+    def __init__(self, board: FakeBoard, name: str = "p1", clock: Clock | None = None) -> None:
+        self.pool = FakePool()
+        self.clock = clock or Clock()
+        self.workers = KnownWorkers()
+        self.registry = CollectorRegistry()
+        metrics = ProxyMetrics(self.registry)
+        self.scaler = Autoscaler(board, {"encoder": self.pool}, self.workers, metrics, name, self.clock)
+
+    async def look(self, demand: PoolDemand) -> ScalingDecision | None:
+        self.clock.now += 1.0
+        self.pool.now_asked = demand
+        await self.scaler.look("encoder")
+        return self.scaler.decision("encoder")
+
+    def joins(self, incarnation: str) -> None:
+        info = WorkerInfo(f"h:{incarnation}", "encoder", incarnation, "m", "m", kind="k")
+        self.workers.workers["encoder", info.address] = Worker(info)
+        self.scaler.workers_changed()
+
+
+FOUR = PoolDemand(fast=2.7, slow=2.7)
+
+
+async def test_every_proxy_decides_on_the_sum_and_all_agree() -> None:
+    board, clock = FakeBoard(), Clock()
+    first, second = Proxy(board, "p1", clock), Proxy(board, "p2", clock)
+    await first.look(FOUR)
+    await second.look(FOUR)
+    both = await first.look(FOUR)
+    assert both is not None and both.workers == 8  # 5.4 / 0.7
+    assert await second.look(FOUR) == both
+
+
+async def test_a_new_proxy_keeps_what_is_in_force_for_a_whole_window() -> None:
+    board = FakeBoard(in_force=ScalingDecision(7, "flow", active=True))
+    proxy = Proxy(board)
+    for _ in range(59):
+        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+        assert decision is not None and decision.workers == 7
+    for _ in range(5):
+        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+    assert decision is not None and decision.workers == 1
+
+
+async def test_a_new_cluster_keeps_the_workers_that_are_there() -> None:
+    proxy = Proxy(FakeBoard())
+    for name in "abc":
+        proxy.joins(name)
+    assert await proxy.look(PoolDemand()) == ScalingDecision(3, "hold", active=True)
+
+
+async def test_a_decision_that_another_proxy_has_made_meanwhile_is_not_undone() -> None:
+    board = FakeBoard(in_force=ScalingDecision(1, "flow", active=True))
+    proxy = Proxy(board)
+    await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+    board.ahead = [ScalingDecision(6, "backlog", active=True)]
+    for _ in range(59):
+        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+        assert decision == ScalingDecision(6, "hold", active=True)
+    # Nor is a lower one undone, by a proxy whose window would still hold more.
+    board.in_force = ScalingDecision(4, "consolidate", active=True)
+    decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+    assert decision is not None and decision.workers <= 4
+    board.ahead = [ScalingDecision(1, "flow", active=True)]
+    decision = await proxy.look(FOUR)
+    assert decision is not None and decision.workers == 4
+
+
+async def test_while_the_store_is_down_the_decision_stays_until_its_term_ends() -> None:
+    board = FakeBoard()
+    proxy = Proxy(board)
+    before = await proxy.look(FOUR)
+    changes: list[ScalingDecision | None] = []
+    proxy.scaler.subscribe(lambda: changes.append(proxy.scaler.decision("encoder")))
+    board.down = True
+    assert await proxy.look(PoolDemand()) == before
+    for _ in range(int(TERM) + 1):
+        await proxy.look(PoolDemand())
+    assert proxy.scaler.decision("encoder") is None and changes == [None]
+    board.down = False
+    after = await proxy.look(FOUR)
+    assert after == before and changes == [None, after]
+
+
+async def test_listeners_hear_of_changes_and_of_nothing_else() -> None:
+    proxy = Proxy(FakeBoard())
+    heard: list[int] = []
+    proxy.scaler.subscribe(lambda: heard.append(1))
+    for demand in (PoolDemand(), PoolDemand(), FOUR, FOUR, FOUR):
+        await proxy.look(demand)
+    assert len(heard) == 2
+
+
+async def test_a_pool_that_is_not_scaled_has_no_decision() -> None:
+    assert Proxy(FakeBoard()).scaler.decision("pd") is None
+
+
+async def test_the_time_to_a_registration_is_learnt_and_shown() -> None:
+    proxy = Proxy(FakeBoard())
+    proxy.scaler.workers_changed()
+    await proxy.look(PoolDemand())
+    await proxy.look(PoolDemand(waiting=1))
+    proxy.clock.now += 4.0
+    proxy.joins("a")
+    labels = {"pool": "encoder", "kind": "k"}
+    assert proxy.registry.get_sample_value("triptych_cold_start_seconds", labels) == 4.0
+    assert proxy.registry.get_sample_value("triptych_encoder_workers_desired") == 1.0
+    counted = {"pool": "encoder", "reason": "flow"}
+    assert proxy.registry.get_sample_value("triptych_scale_decisions_total", counted) == 1.0
