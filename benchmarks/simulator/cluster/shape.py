@@ -49,9 +49,10 @@ class ClusterShape:
         return sum(worker.decodes for worker in self.workers)
 
 
-def on_devices(encoders: int, pd_workers: int) -> ClusterShape:
-    """Encoders and PD workers, every one on a device of its own."""
-    workers = (WorkerRole(encodes=True),) * encoders + (WorkerRole(decodes=True),) * pd_workers
+def on_devices(encoders: int, pd_workers: int, encoder: EncoderCosts | None = None) -> ClusterShape:
+    """Encoders and PD workers, every one on a device of its own; `encoder`: costs of the encoders' kind."""
+    workers = (WorkerRole(encodes=True, encoder=encoder),) * encoders
+    workers += (WorkerRole(decodes=True),) * pd_workers
     return ClusterShape(f"{encoders}E{pd_workers}PD", workers)
 
 
