@@ -182,7 +182,7 @@ def kimi_fitted(seconds: float, chip: str = "h200", *, door: bool = False) -> Co
 
 
 #: Seconds a picture: fitted to 0.32 requests/s of the H200 alone, and to 0.84 with four B60.
-KIMI_H200, KIMI_B60 = 0.77, 1.13
+KIMI_H200, KIMI_B60 = 0.74, 1.18
 
 
 def kimi() -> dict[str, Found]:

@@ -115,7 +115,8 @@ class SimulatedCluster:
     def _encoder_info(self, address: str) -> WorkerInfo:
         config = self._limits.encoder
         credit = {"plan_credit": config.plan_credit, "tower_credit": config.tower_credit}
-        return WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, (NAMESPACE,), credit, kind=self._kinds[address])
+        namespaces, kind = (NAMESPACE,), self._kinds[address]
+        return WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind)
 
     def _known_workers(self) -> KnownWorkers:
         """The workers of the cluster's shape, as they register."""

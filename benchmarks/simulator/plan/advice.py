@@ -11,7 +11,7 @@ from triptych.simulator.plan.ratios import ALIKE, Ratios, Served
 @dataclass(frozen=True, slots=True)
 class Advice:
     """`disaggregate`: None where a search cannot tell. `gain`: the best ratio's rate over that of the better
-    replicas; None where one of both serves nothing.
+    replicas, per dollar where they cost unequally; None where one of both serves nothing.
     """
 
     disaggregate: bool | None
@@ -19,8 +19,8 @@ class Advice:
     reason: str
 
 
-def advise(ratios: Ratios, found: Estimate) -> Advice:
-    """From what was served, and from the stages' bounds."""
+def advise(ratios: Ratios, found: Estimate, price: float = 1.0) -> Advice:
+    """From what was served, and the stages' bounds. `price`: what the best ratio costs, in replicas."""
     best, baseline = ratios.best, ratios.baseline
     if not best.shape.encoders:
         return Advice(
@@ -32,13 +32,14 @@ def advise(ratios: Ratios, found: Estimate) -> Advice:
         return Advice(False, None, f"Don't disaggregate: only {baseline.name} serves this load.")
     if not baseline.rate:
         return Advice(True, None, f"Disaggregate: only {best.name} serves this load.")
-    gain = best.rate / baseline.rate
+    gain = best.rate / baseline.rate / price
+    each = "" if price == 1 else " per dollar"
     limit, idle = _stages(best, found)
-    serves = f"{best.name} serves {gain:.2f}x of {baseline.name}"
-    if ratios.better(best, baseline):
+    serves = f"{best.name} serves {gain:.2f}x of {baseline.name}{each}"
+    if ratios.better(best, baseline, price):
         return Advice(True, gain, f"Disaggregate: {serves}. {limit}.")
-    if ratios.better(baseline, best):
-        serves = f"{baseline.name} serves {1 / gain:.2f}x of {best.name}"
+    if ratios.better(baseline, best, 1 / price):
+        serves = f"{baseline.name} serves {1 / gain:.2f}x of {best.name}{each}"
         return Advice(False, gain, f"Don't disaggregate: {serves}. {limit}; {idle}.")
     words = f"{serves}, and a search cannot tell less than {ALIKE - 1:.0%}"
     return Advice(None, gain, f"Don't disaggregate for throughput: {words}. {limit}; {idle}.")

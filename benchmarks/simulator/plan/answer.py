@@ -87,7 +87,8 @@ class CapacityPlan:
 
     @property
     def advice(self) -> Advice:
-        return advise(self.ratios, estimate(self.question))
+        best, baseline = (self.question.hourly(one.shape) for one in (self.ratios.best, self.ratios.baseline))
+        return advise(self.ratios, estimate(self.question), best / baseline if best and baseline else 1.0)
 
 
 def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> CapacityPlan:

@@ -68,9 +68,9 @@ class Ratios:
         return (*self.apart, self.replicas) + ((self.in_step,) if self.in_step is not None else ())
 
     @staticmethod
-    def better(one: Served, other: Served) -> bool:
-        """By more than a search can tell apart, and than loads differ."""
-        return one.rate > ALIKE * other.rate and min(one.rates) >= max(other.rates)
+    def better(one: Served, other: Served, price: float = 1.0) -> bool:
+        """By more than a search can tell apart, and than loads differ; `one` costs `price` times as much."""
+        return one.rate > ALIKE * price * other.rate and min(one.rates) >= price * max(other.rates)
 
     @property
     def best(self) -> Served:

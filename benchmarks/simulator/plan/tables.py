@@ -61,7 +61,7 @@ def _text(words: str, *, bold: bool = False) -> Text:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
     return table
 
 

@@ -150,5 +150,12 @@ def test_advice_compares_with_the_better_replicas_and_says_why(
         assert "encoders are at 25% of what they could serve" in found.reason
 
 
+def test_what_serves_more_for_twice_the_price_is_not_better() -> None:
+    found = advise(ratios(12.0, 10.0, 10.0), FOUND, price=2.0)
+    assert found.disaggregate is False and found.gain == pytest.approx(0.6)
+    assert "4 colocated serves 1.67x of 1E3PD per dollar" in found.reason
+    assert advise(ratios(12.0, 10.0, 10.0), FOUND, price=1.0).disaggregate is True
+
+
 def test_texts_alone_need_no_encoders() -> None:
     assert "no request has a picture" in advise(ratios(9.0, 9.0, 9.0, encoders=0), FOUND).reason
