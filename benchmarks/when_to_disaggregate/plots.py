@@ -28,17 +28,10 @@ def draw_equal(found: list[tuple[Case, CapacityPlan]]) -> None:
         ratios = plan.ratios
         rates = [ratios.best.rate, ratios.replicas.rate, ratios.in_step.rate if ratios.in_step else 0.0]
         for index, rate in enumerate(rates):
-            left = place + 0.27 * (index - 1)
-            axis.bar(
-                left,
-                rate / (max(rates) or 1),
-                0.25,
-                color=COLOURS[index],
-                label="" if place else labels[index],
-            )
-            axis.annotate(
-                f"{rate:.3g}", (left, rate / (max(rates) or 1)), ha="center", va="bottom", fontsize=7
-            )
+            left, height = place + 0.27 * (index - 1), rate / (max(rates) or 1)
+            label = "" if place else labels[index]
+            axis.bar(left, height, 0.25, color=COLOURS[index], label=label)
+            axis.annotate(f"{rate:.3g}", (left, height), ha="center", va="bottom", fontsize=7)
     names = [f"{case.name}\nTPOT {case.tpot:g} ms" for case, _ in found]
     axis.set_xticks(range(len(found)), names, fontsize=8)
     axis.set(ylabel="of the highest", ylim=(0, 1.35), title="four A100: requests/s within the SLO")
@@ -49,13 +42,11 @@ def draw_equal(found: list[tuple[Case, CapacityPlan]]) -> None:
 
 def draw_devices() -> None:
     """Break-even prices per encoder device, in PD devices."""
-    _, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained", sharey=True)
+    _, axes = plt.subplots(1, len(devices.LOADS), figsize=(8, 3.4), layout="constrained", sharey=True)
     for axis, (name, load) in zip(axes, devices.LOADS.items(), strict=True):
         for index, pd in enumerate(devices.PD_DEVICES):
             prices = [devices.pair(load, pd, encoder).price for encoder in devices.ENCODERS]
-            axis.plot(
-                devices.ENCODERS, prices, marker="o", linestyle="", color=COLOURS[index], label=f"PD on {pd}"
-            )
+            axis.plot(devices.ENCODERS, prices, "o", color=COLOURS[index], label=f"PD on {pd}")
         axis.axhline(1, color="#555555", linestyle=":")
         axis.set(title=name, yscale="log", xlabel="encoder")
         axis.set_yticks([0.03, 0.1, 0.3, 1, 3], ["0.03", "0.1", "0.3", "1", "3"])
