@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,10 +24,8 @@ class Case:
 
 
 CASES = (
-    Case("short-1", preset("short-1").workload, 2000, 50),
     Case("short-4", preset("short-4").workload, 2000, 50),
     Case("long-4", preset("long-4").workload, 2000, 50),
-    Case("long-4", preset("long-4").workload, 2000, 30),
     Case("long-4", preset("long-4").workload, 2000, 20),
     Case("4 x 1080p", Workload(128, 128, ((4, 1.0),), ((1920, 1080, 1.0),)), 4000, 50),
 )
@@ -36,7 +35,10 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
     for case in CASES:
         slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
         asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
-        yield case, answer(asked, Wanted(sensitivity=False), lambda window: None)
+        plan = answer(asked, Wanted(sensitivity=False), lambda window: None)
+        rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
+        print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
+        yield case, plan
 
 
 def table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:

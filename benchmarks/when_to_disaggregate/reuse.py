@@ -7,6 +7,7 @@ that had it last, unless that one is much busier. Our replicas and encoders shar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from triptych.simulator.plan.trials import COARSE, Trials
 LOAD = Workload(64, 32, ((1, 1.0),), ((1920, 1080, 1.0),))
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
 GPU = "a100"
-DEVICES = (2, 4, 8)
+DEVICES = (2, 8)
 REUSES = (0.0, 0.5, 0.9)
 SYSTEMS = ("in-step", "in-step, affinity", "replicas with the store", "encoders and PD workers")
 
@@ -53,6 +54,7 @@ def points() -> Iterator[Point]:
             for name, shape, affinity in _systems(devices, asked, load):
                 trials = Trials(replace(asked, device=kept) if affinity else asked)
                 rate = trials.highest(shape, load, fineness=COARSE)
+                print(f"{shape.name}, {name}, reuse {reuse:g}: {rate:.2f}", file=sys.stderr, flush=True)
                 yield Point(devices, reuse, name, shape.name, rate)
 
 
