@@ -13,9 +13,10 @@ from triptych.simulator.cluster.pd import SimulatedPD
 from triptych.simulator.cluster.proxy import MODEL, SimulatedProxy
 from triptych.simulator.cluster.requests import NAMESPACE, SimulatedItem
 from triptych.simulator.cluster.shape import ClusterShape, Limits
+from triptych.simulator.cluster.step_tower import StepTower, without_tower
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.cluster.transport import SimulatedTransport
-from triptych.simulator.costs.costs import CostModel, ModelShape
+from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape
 from triptych.types import WorkerInfo
 
 MODEL_KEY = "1" * 64
@@ -42,12 +43,18 @@ class SimulatedCluster:
         self.store = SimulatedStore(limits.store_memory)
         #: All that there have been: those of an elastic pool stay here when they have left.
         self.encoders: dict[str, SimulatedEncoder] = {}
+        #: Of their devices: encoders with equal costs are of one kind.
+        self._kinds: dict[str, str] = {}
         self.workers: dict[str, SimulatedPD] = {}
         for index, role in enumerate(shape.workers):
             # Both sides of one worker share its device.
             address, device, memory = f"worker-{index}", FifoLock(), shape.in_memory
+            encoder, tower = role.encoder or costs.encoder, None
+            if shape.in_step:
+                encoder, tower = without_tower(encoder), StepTower(encoder, limits.pd.embedding_memory)
             if role.encodes:
-                self.start_encoder(address, device)
+                # A tower inside the step has no turn of its own on the device.
+                self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
                 self.workers[address] = SimulatedPD(
                     loop,
@@ -59,6 +66,7 @@ class SimulatedCluster:
                     rpc=costs.rpc,
                     in_memory=memory,
                     jumps=limits.jumps,
+                    tower=tower,
                 )
         self.known = self._known_workers()
         self.transport = SimulatedTransport(
@@ -67,11 +75,18 @@ class SimulatedCluster:
         self.proxy = SimulatedProxy(loop, costs.proxy, limits, self.known, self.store, self.transport, ended)
         self.known.report_change()
 
-    def start_encoder(self, address: str, device: FifoLock | None = None) -> SimulatedEncoder:
-        """A new encoder, on a device of its own unless one is given. The proxy does not know it yet."""
+    def start_encoder(
+        self, address: str, device: FifoLock | None = None, costs: EncoderCosts | None = None
+    ) -> SimulatedEncoder:
+        """A new encoder, on a device of its own unless one is given. The proxy does not know it yet.
+
+        `costs`: its own, where they are not the cost model's.
+        """
+        costs = costs or self._costs.encoder
+        self._kinds[address] = str(costs)
         encoder = self.encoders[address] = SimulatedEncoder(
             self._loop,
-            self._costs.encoder,
+            costs,
             self._limits.encoder,
             self.store,
             device or FifoLock(),
@@ -100,7 +115,8 @@ class SimulatedCluster:
     def _encoder_info(self, address: str) -> WorkerInfo:
         config = self._limits.encoder
         credit = {"plan_credit": config.plan_credit, "tower_credit": config.tower_credit}
-        return WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, (NAMESPACE,), credit)
+        namespaces, kind = (NAMESPACE,), self._kinds[address]
+        return WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind)
 
     def _known_workers(self) -> KnownWorkers:
         """The workers of the cluster's shape, as they register."""

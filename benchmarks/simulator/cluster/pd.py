@@ -31,6 +31,7 @@ from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest
+from triptych.simulator.cluster.step_tower import StepTower
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import PDCosts, chunk_context
 
@@ -98,6 +99,7 @@ class SimulatedPD:
         rpc: float,
         in_memory: bool = False,
         jumps: bool = True,
+        tower: StepTower | None = None,
     ) -> None:
         num_blocks = max(1, config.kv_memory // (config.block_size * kv_token_bytes))
         longest = min(config.max_model_len or _LONGEST, num_blocks * config.block_size)
@@ -123,6 +125,7 @@ class SimulatedPD:
         self._costs = costs
         self._device = device
         self._jumps = jumps
+        self._tower = tower
         #: Requests on their way to the scheduler: when they will be there, and Submit's reply.
         self._parsing: dict[str, tuple[VirtualTimer, asyncio.Future[RequestError | None]]] = {}
         self._inbox: list[Callable[[], None]] = []
@@ -252,6 +255,8 @@ class SimulatedPD:
                 prefill += count
                 prefill_context += chunk_context(start, count)
         seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
+        if self._tower is not None and prefill:
+            seconds += self._tower.seconds(output.chunks)
         if self._jumps and not prefill and self._begin_run(output, seconds):
             return
         self.counts.steps += 1

@@ -220,14 +220,17 @@ class SimulatedProxy:
         return last.timings
 
     def _call(self, request: SimulatedRequest) -> ChatCall:
-        content: str | tuple[TextPart | ImagePart, ...] = request.text
-        if request.features:
-            images = [request.items[feature.mm_hash].media for feature in request.features]
-            content = (*(ImagePart(image, "messages") for image in images), TextPart(request.text))
+        media = (request.items[feature.mm_hash].media for feature in request.features)
+        images = tuple(ImagePart(image, "messages") for image in media)
+        messages: tuple[ChatMessage, ...] = (ChatMessage("user", request.text),)
+        if images and self._limits.affinity:
+            messages = (ChatMessage("user", images), *messages)
+        elif images:
+            messages = (ChatMessage("user", (*images, TextPart(request.text))),)
         return ChatCall(
             label=request.name,
             model=MODEL,
-            messages=(ChatMessage("user", content),),
+            messages=messages,
             sampling=SamplingParams(max_tokens=request.output_tokens),
             timeout=self._limits.proxy.request_timeout,
         )

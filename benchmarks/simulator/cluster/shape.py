@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from triptych.config import GIB, MIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.errors import ConfigError
+from triptych.simulator.costs.costs import EncoderCosts
 
 #: KV memory of a PD worker without --kv-memory: what `auto` finds depends on the machine.
 KV_MEMORY = 512 * MIB
@@ -13,19 +14,27 @@ KV_MEMORY = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class WorkerRole:
-    """What one worker does: it `encodes`, `decodes`, or both in turn. Each worker has a device of its own."""
+    """What one worker does: it `encodes`, `decodes`, or both in turn. Each worker has a device of its own.
+
+    `encoder`: costs of an encoder on another device than the cost model's.
+    """
 
     encodes: bool = False
     decodes: bool = False
+    encoder: EncoderCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """The workers of a cluster. `in_memory`: embeddings stay in the one process that makes and uses them."""
+    """The workers of a cluster. `in_memory`: embeddings stay in the one process that makes and uses them.
+
+    `in_step`: replicas run the tower inside their engine's step, and keep what they encoded to themselves.
+    """
 
     name: str
     workers: tuple[WorkerRole, ...]
     in_memory: bool = False
+    in_step: bool = False
 
     def __post_init__(self) -> None:
         if not any(worker.decodes for worker in self.workers):
@@ -40,9 +49,10 @@ class ClusterShape:
         return sum(worker.decodes for worker in self.workers)
 
 
-def on_devices(encoders: int, pd_workers: int) -> ClusterShape:
-    """Encoders and PD workers, every one on a device of its own."""
-    workers = (WorkerRole(encodes=True),) * encoders + (WorkerRole(decodes=True),) * pd_workers
+def on_devices(encoders: int, pd_workers: int, encoder: EncoderCosts | None = None) -> ClusterShape:
+    """Encoders and PD workers, every one on a device of its own; `encoder`: costs of the encoders' kind."""
+    workers = (WorkerRole(encodes=True, encoder=encoder),) * encoders
+    workers += (WorkerRole(decodes=True),) * pd_workers
     return ClusterShape(f"{encoders}E{pd_workers}PD", workers)
 
 
@@ -52,11 +62,18 @@ def colocated(replicas: int) -> ClusterShape:
     return ClusterShape(f"{replicas} colocated", workers, in_memory=replicas == 1)
 
 
+def in_step(replicas: int) -> ClusterShape:
+    """Replicas as vLLM's: the step that prefills a picture encodes it first, and all sequences wait."""
+    workers = (WorkerRole(encodes=True, decodes=True),) * replicas
+    return ClusterShape(f"{replicas} in-step", workers, in_memory=True, in_step=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The services' flags by their own names, the store's bytes, and the client's timeout in seconds.
 
     `jumps`: runs of decode steps in which nothing can change are taken at once; the records are the same.
+    `affinity`: pictures are a message of their own, so that the router keeps equal ones on one PD worker.
     """
 
     proxy: ProxyConfig = field(default_factory=ProxyConfig)
@@ -65,3 +82,4 @@ class Limits:
     store_memory: int = GIB
     client_timeout: float = 120.0
     jumps: bool = True
+    affinity: bool = False

@@ -1,4 +1,4 @@
-"""Cost models of GPUs that were not measured here: a roofline of Qwen3-VL-4B-Instruct, and what is published.
+"""Cost models of devices that were not measured here: a roofline of Qwen3-VL, and what is published.
 
 Every stage is FLOPs / (peak x share reached) + bytes / (bandwidth x share reached). Both are added where a
 real chip overlaps them in part, so that steps are rather too long than too short. Weights, keys and values,
@@ -6,16 +6,9 @@ activations and embeddings are bfloat16.
 
 Published figures, none measured by us:
 
-- Peaks and bandwidths: NVIDIA's data sheets of A100 80GB SXM (312 TFLOPS dense bfloat16, 2039 GB/s), H100 SXM
-  (989.5, 3350) and H200 SXM (989.5, 4800).
+- Peaks, bandwidths and the shares reached of them: `chips`.
 - `MEMORY`: vLLM 0.23 decodes Llama-3.1-8B alone at 75 tokens/s on an A100 40GB, 77 % of its bandwidth
   (johnmusgrave.com, "vLLM throughput-latency sweep on NVIDIA A100").
-- `Gpu.matmul`: one A100 serves 5967 tokens/s of Qwen3-14B (14.8 G parameters; 2000 in, 100 out) with vLLM
-  0.11 and 7474 with TensorRT-LLM: 57 % and 71 % of its peak, decode steps included; an H100 serves 10597 with
-  vLLM: 32 % (docs.gpustack.ai, performance lab, qwen3-14b). For prefill alone, in layers of half that width,
-  0.6 on A100 and 0.45 on H100 and H200 are taken.
-- `ATTENTION`: FlashAttention-2 reaches 50 to 73 % on A100 (arXiv 2307.08691), FlashAttention-3 up to 75 % on
-  H100 at long sequences, 43 % at 512 (arXiv 2407.08608; its kernel benchmark). 0.5 for both.
 - `PREPARE`: 5 ms for the image processor alone up to 1024x1024 (vLLM pull request 50390, CPU column), and our
   own JPEG decode of noise, 12 ns a pixel on a server core.
 - `SAVE`, `LOAD`: 694 and 912 MiB/s of an embedding store over TCP (vLLM pull request 47302).
@@ -25,17 +18,16 @@ The engine's own overhead per step and the tower's launch are assumptions, named
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from triptych.errors import ConfigError
+from triptych.simulator.costs.chips import Chip, chip_named
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 
 _BF16 = 2
 _MIB = 1 << 20
 
-#: Shares of the peak that are reached.
+#: Share of a bandwidth that is reached.
 MEMORY = 0.77
-ATTENTION = 0.5
 #: Seconds of scheduling, sampling and launches in a step, and of launches in a tower call: assumed.
 STEP_OVERHEAD = 3e-3
 TOWER_OVERHEAD = 5e-3
@@ -51,26 +43,6 @@ PROXY = ProxyCosts(request=1.6e-3, item=1.3e-3, media_byte=1e-8, token=1.6e-5)
 TAKE_REQUEST, TAKE_TOKEN = 9e-5, 1.1e-6
 #: One message inside a data centre.
 RPC = 3e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """`flops`: dense bfloat16 per second; `bandwidth`: bytes per second; `matmul`: share of `flops` reached
-    in linear layers; `memory`: bytes. No price: what one costs per hour differs by ten between sellers.
-    """
-
-    name: str
-    flops: float
-    bandwidth: float
-    matmul: float
-    memory: int
-
-
-GPUS = {
-    "a100-80g": Gpu("A100 80GB SXM", 312e12, 2039e9, 0.6, 80 * 10**9),
-    "h100": Gpu("H100 SXM", 989.5e12, 3350e9, 0.45, 80 * 10**9),
-    "h200": Gpu("H200 SXM", 989.5e12, 4800e9, 0.45, 141 * 10**9),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +112,17 @@ QWEN3_VL_4B = Geometry(
     deepstack=3,
 )
 
-#: Its preprocessor_config.json: 256² to 4096² pixels; its chat template around a message and a picture.
+#: huggingface.co/Qwen/Qwen3-VL-8B-Instruct, config.json.
+QWEN3_VL_8B = replace(
+    QWEN3_VL_4B,
+    hidden=4096,
+    intermediate=12288,
+    vit_layers=27,
+    vit_hidden=1152,
+    vit_intermediate=4304,
+)
+
+#: preprocessor_config.json of both: 256² to 4096² pixels; its chat template around a message and a picture.
 QWEN3_VL_4B_SHAPE = ModelShape(
     patch=16,
     merge=2,
@@ -153,18 +135,16 @@ QWEN3_VL_4B_SHAPE = ModelShape(
 )
 
 
-def gpu(name: str) -> Gpu:
-    """ConfigError naming the ones there are."""
-    if name.lower() not in GPUS:
-        raise ConfigError(f"--gpu {name!r} is not known: use one of {', '.join(GPUS)}, or a profile's file")
-    return GPUS[name.lower()]
+def shape_of(geometry: Geometry) -> ModelShape:
+    """The sizes of a Qwen3-VL that has the processor and the chat template of the 4B."""
+    return replace(QWEN3_VL_4B_SHAPE, row_bytes=geometry.row_bytes, kv_token_bytes=geometry.kv_token_bytes)
 
 
 def published(name: str, geometry: Geometry = QWEN3_VL_4B) -> CostModel:
-    """Costs of Triptych with this GPU under every worker. ConfigError for an unknown name."""
-    chip = gpu(name)
+    """Costs of Triptych with this device under every worker. ConfigError for an unknown name."""
+    chip = chip_named(name)
     return CostModel(
-        name=f"Qwen3-VL-4B-Instruct on {chip.name}",
+        name=f"Qwen3-VL on {chip.name}",
         source="roofline and published figures, see benchmarks/simulator/costs/published.py; not measured",
         encoder=encoder_costs(chip, geometry),
         pd=pd_costs(chip, geometry),
@@ -173,7 +153,7 @@ def published(name: str, geometry: Geometry = QWEN3_VL_4B) -> CostModel:
     )
 
 
-def pd_costs(chip: Gpu, geometry: Geometry) -> PDCosts:
+def pd_costs(chip: Chip, geometry: Geometry) -> PDCosts:
     """Weights are read once a step; tokens are multiplied with the layers, sequences that decode with the
     head too.
     """
@@ -186,7 +166,7 @@ def pd_costs(chip: Gpu, geometry: Geometry) -> PDCosts:
         prefill_token=2 * geometry.text_parameters / matmul,
         decode_seq=SEQUENCE_OVERHEAD + 2 * parameters / matmul,
         context_token=geometry.kv_token_bytes / bandwidth,
-        prefill_context=attention / (chip.flops * ATTENTION),
+        prefill_context=attention / (chip.flops * chip.attention),
         load_item=TRANSFER_ITEM,
         load_byte=1 / LOAD_RATE,
         take_request=TAKE_REQUEST,
@@ -194,7 +174,7 @@ def pd_costs(chip: Gpu, geometry: Geometry) -> PDCosts:
     )
 
 
-def encoder_costs(chip: Gpu, geometry: Geometry) -> EncoderCosts:
+def encoder_costs(chip: Chip, geometry: Geometry) -> EncoderCosts:
     """The tower is bound by its FLOPs from the first picture on; its weights are read once a call."""
     matmul = chip.flops * chip.matmul
     weights = (geometry.vit_parameters + geometry.merger_parameters) * _BF16
@@ -205,7 +185,7 @@ def encoder_costs(chip: Gpu, geometry: Geometry) -> EncoderCosts:
         tower_batch=TOWER_OVERHEAD + weights / (chip.bandwidth * MEMORY),
         tower_item=0.0,
         tower_patch=2 * per_patch / matmul,
-        tower_pair=4 * geometry.vit_hidden * geometry.vit_layers / (chip.flops * ATTENTION),
+        tower_pair=4 * geometry.vit_hidden * geometry.vit_layers / (chip.flops * chip.attention),
         save_item=TRANSFER_ITEM,
         save_byte=1 / SAVE_RATE,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from triptych.simulator.plan.advice import Advice, advise
 from triptych.simulator.plan.estimate import (
     Demand,
     Estimate,
@@ -18,7 +19,7 @@ from triptych.simulator.plan.estimate import (
     proxy_seconds,
 )
 from triptych.simulator.plan.purchase import Purchase, cost_per_million, purchases
-from triptych.simulator.plan.question import Question, check_question
+from triptych.simulator.plan.question import PlannedDevice, Question, check_question
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio
 from triptych.simulator.plan.scaling import (
     Bottleneck,
@@ -77,7 +78,17 @@ class CapacityPlan:
 
     def dollars(self, served: Served) -> float | None:
         """Per million requests at the rate served."""
-        return cost_per_million(len(served.shape.workers), self.question.device.hour, served.rate)
+        return cost_per_million(1, self.question.hourly(served.shape), served.rate)
+
+    def per_dollar(self, served: Served) -> float | None:
+        """Requests at the rate served; None without prices."""
+        hourly = self.question.hourly(served.shape)
+        return served.rate * 3600 / hourly if hourly else None
+
+    @property
+    def advice(self) -> Advice:
+        best, baseline = (self.question.hourly(one.shape) for one in (self.ratios.best, self.ratios.baseline))
+        return advise(self.ratios, estimate(self.question), best / baseline if best and baseline else 1.0)
 
 
 def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> CapacityPlan:
@@ -137,13 +148,17 @@ def document(found: CapacityPlan) -> dict[str, object]:
         "format": FORMAT,
         "workload": {"name": question.workload_name} | asdict(question.workload),
         "slo": dict(question.slo.limits),
-        "device": {"name": device.name, "source": device.costs.source, "dollars_per_hour": device.hour},
+        "device": _device(device),
+        "encoder_device": _device(question.encoders_on),
         "devices": question.devices,
+        "budget": question.budget or None,
         "seed": question.seed,
         "ratios": [_served(found, served) for served in found.ratios.apart],
         "replicas": _served(found, found.ratios.replicas),
+        "in_step": _served(found, found.ratios.in_step) if found.ratios.in_step is not None else None,
         "best": found.ratios.best.name if found.ratios.best.rate else None,
         "verdict": found.ratios.verdict,
+        "advice": asdict(found.advice),
         "purchases": [
             {
                 "shape": one.shape.name,
@@ -162,6 +177,10 @@ def document(found: CapacityPlan) -> dict[str, object]:
     }
 
 
+def _device(device: PlannedDevice) -> dict[str, object]:
+    return {"name": device.name, "source": device.costs.source, "dollars_per_hour": device.hour}
+
+
 def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
     return {
         "shape": served.name,
@@ -170,6 +189,7 @@ def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
         "rates": list(served.rates),
         "proxies": found.proxies(served.rate) if not served.skipped else None,
         "dollars_per_million": found.dollars(served),
+        "requests_per_dollar": found.per_dollar(served),
     }
 
 

@@ -108,16 +108,17 @@ class Estimate:
 
 
 def estimate(question: Question, load: Workload | None = None) -> Estimate:
-    """Of the question's device under `load`, or its own."""
+    """Of the question's devices under `load`, or its own."""
     device, load = question.device, question.workload if load is None else load
     asked = demand_of(load, device.model)
     tower = _tower_seconds(asked, device.costs, device.limits)
-    prepare = device.costs.encoder.prepare(round(asked.pixels)) * asked.fresh
-    threads = device.limits.encoder.decode_threads
+    apart = _tower_seconds(asked, question.encoders_on.costs, device.limits)
+    prepared, prepared_apart = (
+        _prepared_rate(asked, one.costs, device.limits) for one in (device, question.encoders_on)
+    )
     work = _work_seconds(asked, device.costs)
-    prepared = threads / prepare if prepare else math.inf
     return Estimate(
-        encoder=min(1 / tower if tower else math.inf, prepared),
+        encoder=min(1 / apart if apart else math.inf, prepared_apart),
         pd_worker=_steps_rate(asked, work, device.costs, device.model, device.limits, question.slo),
         replica=min(
             prepared,
@@ -149,6 +150,11 @@ def _tower_seconds(asked: Demand, costs: CostModel, limits: Limits) -> float:
         + encoder.tower_patch * asked.patches
         + encoder.tower_pair * asked.patches_squared
     )
+
+
+def _prepared_rate(asked: Demand, costs: CostModel, limits: Limits) -> float:
+    seconds = costs.encoder.prepare(round(asked.pixels)) * asked.fresh
+    return limits.encoder.decode_threads / seconds if seconds else math.inf
 
 
 def _work_seconds(asked: Demand, costs: CostModel) -> float:

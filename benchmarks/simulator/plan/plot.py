@@ -28,8 +28,7 @@ def draw(found: CapacityPlan) -> Figure:
     figure: Figure = plt.figure(figsize=(4.4 * columns, 3.9 * rows), layout="constrained")
     question = found.question
     figure.suptitle(
-        f"{question.workload_name} on {question.devices} x {question.device.name}, {question.slo}\n"
-        f"{found.ratios.verdict}"
+        f"{question.workload_name} on {question.devices_named}, {question.slo}\n{found.ratios.verdict}"
     )
     grid = figure.add_gridspec(rows, 2 * columns)
     spans = [slice(2 * index, 2 * index + 2) for index in range(columns)]
@@ -48,9 +47,9 @@ def draw(found: CapacityPlan) -> Figure:
 
 def _shapes(axis: Axes, found: CapacityPlan) -> None:
     drawn = sorted(found.ratios.apart, key=lambda served: served.bound, reverse=True)[:_MOST_BARS]
-    bars = [served for served in found.ratios.apart if served in drawn] + [found.ratios.replicas]
+    bars = [served for served in found.ratios.all if served in drawn or served not in found.ratios.apart]
     for place, served in enumerate(bars):
-        colour = REPLICAS if served is found.ratios.replicas else APART
+        colour = APART if served in drawn else REPLICAS
         axis.bar(place, served.bound, 0.8, color=colour, alpha=0.2)
         axis.bar(place, served.rate, 0.5, color=colour)
         if len(served.rates) > 1:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from triptych.errors import ConfigError
 from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
-from triptych.simulator.plan.ratios import Ratios, Served
+from triptych.simulator.plan.question import Question
+from triptych.simulator.plan.ratios import ALIKE, Ratios, Served
 from triptych.simulator.plan.trials import Trials
 
 #: Shapes up to so many devices are simulated before they are named; larger ones are named by their bound.
@@ -62,7 +63,10 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
         raise ConfigError(f"--rate {rate:g} must be above 0")
     question = trials.question
     found = estimate(question)
-    fewest = fewest_devices(found, min(min(served.rates) / served.bound, 1.0), rate, apart=apart)
+    of_bound = min(min(served.rates) / served.bound, 1.0)
+    if apart and question.encoder_device is not None:
+        return _unequal(trials, question, found, of_bound, rate)
+    fewest = fewest_devices(found, of_bound, rate, apart=apart)
     devices, confirmed = fewest, False
     for devices in range(fewest, min(fewest + _TRIES, MOST_SIMULATED + 1)):
         shape = shape_of(found, devices, apart=apart)
@@ -70,7 +74,25 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
         if confirmed:
             break
     shape = shape_of(found, devices, apart=apart)
-    return Purchase(shape, devices, rate, confirmed, cost_per_million(devices, question.device.hour, rate))
+    return Purchase(shape, devices, rate, confirmed, cost_per_million(1, question.hourly(shape), rate))
+
+
+def _unequal(trials: Trials, question: Question, found: Estimate, of_bound: float, rate: float) -> Purchase:
+    """Each pool as large as `rate` asks of it, and larger where that does not hold."""
+    shape, confirmed = question.apart(1, 1), False
+    for attempt in range(_TRIES):
+        asked = rate * ALIKE**attempt / of_bound
+        counts = [math.ceil(asked / one) for one in (found.encoder, found.pd_worker)]
+        if sum(counts) > MOST_BOUGHT:
+            raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
+        shape = question.apart(*counts)
+        confirmed = (
+            sum(counts) <= MOST_SIMULATED and trials.window(shape, question.workload, rate).verdict.sustained
+        )
+        if confirmed or sum(counts) > MOST_SIMULATED:
+            break
+    dollars = cost_per_million(1, question.hourly(shape), rate)
+    return Purchase(shape, len(shape.workers), rate, confirmed, dollars)
 
 
 def purchases(trials: Trials, ratios: Ratios, rate: float) -> tuple[Purchase, ...]:

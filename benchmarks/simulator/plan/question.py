@@ -9,9 +9,10 @@ from triptych.config import GIB, PDConfig, ProxyConfig
 from triptych.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.cluster.shape import Limits
+from triptych.simulator.cluster.shape import ClusterShape, Limits, on_devices
+from triptych.simulator.costs.chips import CHIPS, Chip, chip_named
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
-from triptych.simulator.costs.published import GPUS, QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Gpu, gpu, published
+from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, published
 
 #: Short for the only kind of it that we have figures of.
 SHORT_NAMES = {"a100": "a100-80g"}
@@ -38,7 +39,11 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`devices` are spread over the pools. `seed` decides everything; `repeats`: loads of the answer."""
+    """`devices` are spread over the pools. `seed` decides everything; `repeats`: loads of the answer.
+
+    `device` is that of PD workers and replicas, and of encoders where `encoder_device` is None. `budget`:
+    dollars per hour that a shape may cost, in the place of `devices`; 0: none.
+    """
 
     workload: Workload
     workload_name: str
@@ -47,32 +52,79 @@ class Question:
     devices: int = 4
     seed: int = 0
     repeats: int = 3
+    encoder_device: PlannedDevice | None = None
+    budget: float = 0.0
+
+    @property
+    def encoders_on(self) -> PlannedDevice:
+        return self.encoder_device or self.device
+
+    @property
+    def devices_named(self) -> str:
+        """As tables name them."""
+        if self.encoder_device is None:
+            return self.device.name
+        return f"{self.encoder_device.name} (E) and {self.device.name} (PD, replicas)"
 
     def with_load(self, workload: Workload) -> Question:
         return replace(self, workload=workload)
 
+    def apart(self, encoders: int, pd_workers: int) -> ClusterShape:
+        """So many of both; the encoders have their own device's costs."""
+        own = self.encoder_device.costs.encoder if self.encoder_device is not None else None
+        return on_devices(encoders, pd_workers, own)
 
-def read_device(name: str, hour: float | None = None) -> PlannedDevice:
-    """A GPU by its name, or a file of `triptych profile`. `hour`: dollars for one, where it is known.
+    def hourly(self, shape: ClusterShape) -> float | None:
+        """Dollars per hour of a shape; None without prices."""
+        price, encoder_price = self.device.hour, self.encoders_on.hour
+        encoders = sum(not worker.decodes for worker in shape.workers)
+        if price is None or (encoders and encoder_price is None):
+            return None
+        return shape.pd_workers * price + encoders * (encoder_price or 0.0)
 
-    ConfigError for what is neither.
+
+def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
+    """Dollars per hour of the named devices: "1.5" for each of them, or "a100=1.5,b60=0.4".
+
+    ConfigError for what is neither, for a device that is not planned with, and for one left out.
+    """
+    if not text:
+        return {}
+    found: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, price = word.rpartition("=")
+        try:
+            found |= dict.fromkeys((name.strip().lower(),) if name else names, float(price))
+        except ValueError:
+            raise ConfigError(f"--price {text!r}: write 1.5, or a100=1.5,b60=0.4 per device") from None
+    if unknown := found.keys() - set(names):
+        raise ConfigError(f"--price names {', '.join(sorted(unknown))}, but devices are {', '.join(names)}")
+    if missing := set(names) - found.keys():
+        raise ConfigError(f"--price {text!r} leaves out {', '.join(sorted(missing))}: give each a price")
+    return found
+
+
+def read_device(name: str, hour: float | None = None, flag: str = "--gpu") -> PlannedDevice:
+    """A device by its name, or a file of `triptych profile`. `hour`: dollars for one, where it is known.
+
+    `flag` gave the name. ConfigError for what is neither.
     """
     if hour is not None and not 0 <= hour < float("inf"):
         raise ConfigError(f"--price {hour:g} must be dollars per hour and device, 0 or above")
-    if name.lower() in (*GPUS, *SHORT_NAMES):
-        chip = gpu(SHORT_NAMES.get(name.lower(), name))
+    if name.lower() in (*CHIPS, *SHORT_NAMES):
+        chip = chip_named(SHORT_NAMES.get(name.lower(), name))
         costs = published(SHORT_NAMES.get(name.lower(), name))
         return PlannedDevice(chip.name, costs, QWEN3_VL_4B_SHAPE, _on(chip), hour)
     path = Path(name)
     if not path.is_file():
-        known = ", ".join(sorted({*SHORT_NAMES, *GPUS}))
-        raise ConfigError(f"--gpu {name!r} is neither a file of `triptych profile` nor one of {known}")
-    costs = read_costs(path, "--gpu")
+        known = ", ".join(sorted({*SHORT_NAMES, *CHIPS}))
+        raise ConfigError(f"{flag} {name!r} is neither a file of `triptych profile` nor one of {known}")
+    costs = read_costs(path, flag)
     limits = Limits(proxy=ProxyConfig(max_queue=_QUEUE))
-    return PlannedDevice(costs.name, costs, read_shape(path, "--gpu"), limits, hour)
+    return PlannedDevice(costs.name, costs, read_shape(path, flag), limits, hour)
 
 
-def _on(chip: Gpu) -> Limits:
+def _on(chip: Chip) -> Limits:
     """Keys and values take what weights and embeddings leave of the memory."""
     weights = 2 * (QWEN3_VL_4B.text_parameters + QWEN3_VL_4B.head_parameters)
     kv_memory = round(chip.memory * MEMORY_SHARE) - weights - ENCODER_CACHE
@@ -92,10 +144,45 @@ def check_question(question: Question) -> None:
     """ConfigError naming the flag of what cannot be answered."""
     if not question.slo.limits:
         raise ConfigError('--slo is empty: say what a sustained rate keeps to, like "ttft:2000 tpot:50"')
-    if not 2 <= question.devices <= MOST_DEVICES:
+    if question.encoder_device is not None:
+        _check_unequal(question)
+    if question.budget:
+        _check_budget(question)
+    elif not 2 <= question.devices <= MOST_DEVICES:
         raise ConfigError(
             f"--devices {question.devices} must be between 2, one for each pool, and {MOST_DEVICES}; "
             "use --scale for more"
         )
     if question.repeats < 1:
         raise ConfigError(f"--repeats {question.repeats} must be at least 1")
+
+
+def _check_unequal(question: Question) -> None:
+    encoder, pd = question.encoders_on, question.device
+    if encoder.model.row_bytes != pd.model.row_bytes or encoder.model.patch != pd.model.patch:
+        raise ConfigError(
+            f"--encoder-gpu {encoder.name} and --pd-gpu {pd.name} are of different models: one "
+            "cannot use the other's embeddings; profile both with one model"
+        )
+    if not question.budget:
+        raise ConfigError(
+            "--encoder-gpu: shapes of unequal devices compare by what they cost; give --budget, dollars per "
+            "hour, and --price for both"
+        )
+
+
+def _check_budget(question: Question) -> None:
+    least = question.hourly(question.apart(1, 1))
+    if least is None:
+        raise ConfigError("--budget needs --price: what each device costs per hour")
+    if not least <= question.budget < float("inf"):
+        raise ConfigError(
+            f"--budget {question.budget:g}: one encoder and one PD worker cost {least:g} per hour"
+        )
+    if 0 in (question.device.hour, question.encoders_on.hour):
+        raise ConfigError("--budget needs prices above 0: any number of free devices fits")
+    most = question.budget / min(question.device.hour or 1.0, question.encoders_on.hour or 1.0)
+    if most > MOST_DEVICES:
+        raise ConfigError(
+            f"--budget {question.budget:g} buys up to {most:.0f} devices, at most {MOST_DEVICES}"
+        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
+from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
 from triptych.simulator.plan.estimate import estimate
+from triptych.simulator.plan.question import Question
 from triptych.simulator.plan.trials import Fineness, Trials
 
 #: Windows are short: a shape whose bound is a little below what another serves may still serve more.
@@ -46,10 +47,30 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """`apart`: every ratio, by the number of encoders. `replicas`: as many devices that are both."""
+    """`apart`: every ratio, by the number of encoders. `replicas`: as many devices that are both, tower and
+    decoder in turn; `in_step`: with the tower inside the step, as vLLM's.
+    """
 
     apart: tuple[Served, ...]
     replicas: Served
+    in_step: Served | None = None
+
+    @property
+    def baseline(self) -> Served:
+        """The replicas that serve more."""
+        if self.in_step is None or self.in_step.rate <= self.replicas.rate:
+            return self.replicas
+        return self.in_step
+
+    @property
+    def all(self) -> tuple[Served, ...]:
+        """As tables have them."""
+        return (*self.apart, self.replicas) + ((self.in_step,) if self.in_step is not None else ())
+
+    @staticmethod
+    def better(one: Served, other: Served, price: float = 1.0) -> bool:
+        """By more than a search can tell apart, and than loads differ; `one` costs `price` times as much."""
+        return one.rate > ALIKE * price * other.rate and min(one.rates) >= price * max(other.rates)
 
     @property
     def best(self) -> Served:
@@ -59,19 +80,31 @@ class Ratios:
     @property
     def verdict(self) -> str:
         """Who serves more, when it is more than a search can tell apart, and than loads differ."""
-        best, replicas = self.best, self.replicas
+        best, replicas = self.best, self.baseline
         if not best.rate and not replicas.rate:
             return "nobody serves this load within the SLO"
-        if best.rate > ALIKE * replicas.rate and min(best.rates) >= max(replicas.rates):
-            return f"{best.name} serves more"
-        if replicas.rate > ALIKE * best.rate and min(replicas.rates) >= max(best.rates):
-            return f"{replicas.name} serves more"
+        for one, other in ((best, replicas), (replicas, best)):
+            if self.better(one, other):
+                return f"{one.name} serves more"
         return "open: both serve as much as the search can tell"
 
 
 def candidates(devices: int, *, pictures: bool) -> list[ClusterShape]:
     """Every ratio of so many devices. Without pictures, encoders would have nothing to do."""
     return [on_devices(count, devices - count) for count in (range(1, devices) if pictures else (0,))]
+
+
+def affordable(question: Question, *, pictures: bool) -> list[ClusterShape]:
+    """For every number of PD workers within the budget, as many encoders as the rest of it buys."""
+    price, encoder_price = question.device.hour, question.encoders_on.hour
+    assert price and encoder_price, "check_question sees to prices"
+    most = int(question.budget / price + 1e-9)
+    if not pictures:
+        return [question.apart(0, most)]
+    left = (
+        (count, int((question.budget - count * price) / encoder_price + 1e-9)) for count in range(1, most + 1)
+    )
+    return [question.apart(encoders, count) for count, encoders in left if encoders]
 
 
 def best_ratio(trials: Trials) -> Ratios:
@@ -82,7 +115,13 @@ def best_ratio(trials: Trials) -> Ratios:
     question = trials.question
     load, found = question.workload, estimate(question)
     pictures = any(count for count, weight in load.images if weight)
-    shapes = candidates(question.devices, pictures=pictures)
+    shapes = [
+        question.apart(e.encoders, e.pd_workers) for e in candidates(question.devices, pictures=pictures)
+    ]
+    count = question.devices
+    if question.budget:
+        shapes = affordable(question, pictures=pictures)
+        count = max(1, int(question.budget / (question.device.hour or 1.0) + 1e-9))
     served: dict[str, Served] = {}
     best = 0.0
     for shape in sorted(shapes, key=found.of, reverse=True):
@@ -91,11 +130,13 @@ def best_ratio(trials: Trials) -> Ratios:
             rates = (trials.highest(shape, load),)
             best = max(best, *rates)
         served[shape.name] = Served(shape, found.of(shape), rates)
-    together = colocated(question.devices)
-    replicas = Served(together, found.of(together), (trials.highest(together, load),))
     winner = max(served.values(), key=lambda one: one.rate)
     served[winner.name] = _repeated(trials, winner)
-    return Ratios(tuple(served[shape.name] for shape in shapes), _repeated(trials, replicas))
+    ours, vllm = (
+        _repeated(trials, Served(shape, found.of(shape), (trials.highest(shape, load),)))
+        for shape in (colocated(count), in_step(count))
+    )
+    return Ratios(tuple(served[shape.name] for shape in shapes), ours, vllm)
 
 
 def _repeated(trials: Trials, served: Served) -> Served:

@@ -23,15 +23,14 @@ def show(found: CapacityPlan, console: Console) -> None:
 
 
 def _parts(found: CapacityPlan) -> Iterator[RenderableType]:
-    question, price = found.question, found.question.device.hour
-    dollars = f"${price:g} per hour and device" if price is not None else "no --price, so no cost"
+    question = found.question
+    size = f"${question.budget:g} per hour of" if question.budget else f"{question.devices} x"
     yield _text(
-        f"{question.workload_name} on {question.devices} x {question.device.name}, {question.slo}; "
-        f"{dollars}\n"
+        f"{question.workload_name} on {size} {question.devices_named}, {question.slo}; {_prices(found)}\n"
         f"costs: {question.device.costs.source}"
     )
     yield ratios(found)
-    yield _text(found.ratios.verdict, bold=True)
+    yield _text(f"{found.ratios.verdict}\n{found.advice.reason}", bold=True)
     if found.purchases:
         yield purchases(found)
     if found.points:
@@ -47,6 +46,14 @@ def _parts(found: CapacityPlan) -> Iterator[RenderableType]:
     )
 
 
+def _prices(found: CapacityPlan) -> str:
+    device, encoder = found.question.device, found.question.encoder_device
+    if device.hour is None:
+        return "no --price, so no cost"
+    unequal = f", ${encoder.hour:g} per encoder" if encoder is not None and encoder.hour is not None else ""
+    return f"${device.hour:g} per hour and device{unequal}"
+
+
 def _text(words: str, *, bold: bool = False) -> Text:
     return Text(words, style="bold" if bold else "")
 
@@ -54,7 +61,7 @@ def _text(words: str, *, bold: bool = False) -> Text:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
     return table
 
 
@@ -71,9 +78,9 @@ def ratios(found: CapacityPlan) -> Table:
     """Every ratio and the replicas, with what they serve."""
     table = _table(
         "Highest sustained rate",
-        *("shape", "requests/s", "of loads", "bound by costs", "proxies", "per million"),
+        *("shape", "requests/s", "of loads", "bound by costs", "proxies", "per million", "per $"),
     )
-    for served in (*found.ratios.apart, found.ratios.replicas):
+    for served in found.ratios.all:
         best = served is found.ratios.best and served.rate > 0
         words = _served_words(found, served)
         table.add_row(*words, style="bold" if best else "dim" if served.skipped else "")
@@ -82,11 +89,16 @@ def ratios(found: CapacityPlan) -> Table:
 
 def _served_words(found: CapacityPlan, served: Served) -> tuple[str, ...]:
     if served.skipped:
-        return (served.name, "ruled out", "", number(served.bound), "", "")
+        return (served.name, "ruled out", "", number(served.bound), "", "", "")
     spread = f"{number(min(served.rates))}–{number(max(served.rates))}" if len(served.rates) > 1 else ""
     proxies = str(found.proxies(served.rate)) if served.rate else ""
     rate = number(served.rate) if served.rate else "none"
-    return (served.name, rate, spread, number(served.bound), proxies, money(found.dollars(served)))
+    each = found.per_dollar(served)
+    return (
+        *(served.name, rate, spread, number(served.bound), proxies),
+        money(found.dollars(served)),
+        number(each) if each is not None else "–",
+    )
 
 
 def purchases(found: CapacityPlan) -> Table:

@@ -24,10 +24,13 @@ class PlanOptions(CommandOptions):
     """The options of `triptych plan`."""
 
     load: WorkloadOptions = part(WorkloadOptions)
-    gpu: str = flag("", "a100, h100, h200, or a file of `triptych profile`", required=True)
+    gpu: str = flag("", "a100, h100, h200, l4, l40s, b60, cpu, or a file of `triptych profile`")
+    pd_gpu: str = flag("", "device of PD workers and replicas, where --gpu is not every worker's")
+    encoder_gpu: str = flag("", "device of encoders; the PD workers'")
     devices: int = flag(4, "devices that the ratio is sought for")
     rate: float = flag(0.0, "requests per second to buy devices for")
-    price: float | None = flag(None, "dollars per hour and device; without it there are no costs", kind=float)
+    price: str = flag("", "dollars per hour and device: 1.5, or a100=1.5,b60=0.4; without it no costs")
+    budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices")
     scale: bool = flag(False, "how far up to 1000 workers go, and what is full first")
     store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured")
     quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
@@ -75,16 +78,27 @@ def plan(options: PlanOptions) -> None:
 
 
 def _question(options: PlanOptions) -> Question:
-    from triptych.simulator.plan.question import Question, read_device
+    from triptych.simulator.plan.question import Question, parse_prices, read_device
 
+    pd, encoder = options.pd_gpu or options.gpu, options.encoder_gpu or options.gpu
+    if not pd:
+        raise click.UsageError("Missing option '--gpu', or '--pd-gpu' with '--encoder-gpu'.")
+    if options.gpu and options.pd_gpu and options.encoder_gpu:
+        raise ConfigError("--gpu is every worker's device: leave it out beside --encoder-gpu and --pd-gpu")
+    names = tuple(dict.fromkeys(name.lower() for name in (pd, encoder or pd)))
+    prices = parse_prices(options.price, names)
+    unequal = len(names) > 1
+    encoder_flag = "--encoder-gpu" if options.encoder_gpu else "--gpu"
     return Question(
         workload=options.load.make_workload(),
         workload_name=options.load.workload,
         slo=options.load.make_slo(),
-        device=read_device(options.gpu, options.price),
+        device=read_device(pd, prices.get(names[0]), "--pd-gpu" if options.pd_gpu else "--gpu"),
         devices=options.devices,
         seed=options.seed,
         repeats=1 if options.quick else options.repeats,
+        encoder_device=read_device(encoder, prices.get(names[-1]), encoder_flag) if unequal else None,
+        budget=_at_least_0("--budget", options.budget),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.simulator.costs.published import GPUS, QWEN3_VL_4B, published
+from triptych.simulator.costs.chips import CHIPS, CPU_RATIO
+from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_8B, published
 from triptych.simulator.costs.published_epd import (
     ENCODER_DOOR_ITEM,
     FIGURES,
@@ -47,9 +48,15 @@ def test_h200_reads_faster_than_h100_and_computes_as_fast() -> None:
     assert h200.context_token / h100.context_token == pytest.approx(3350 / 4800)
 
 
-def test_every_gpu_has_a_cost_model_that_says_it_was_not_measured() -> None:
-    for name in GPUS:
+def test_every_device_has_a_cost_model_that_says_it_was_not_measured() -> None:
+    for name in CHIPS:
         assert "not measured" in published(name).source
+
+
+def test_a_cpu_node_takes_twelve_times_as_long_as_an_l40s_for_a_large_picture() -> None:
+    cpu, gpu = (published(name, QWEN3_VL_8B).encoder.tower(1, 120 * 68) for name in ("cpu", "l40s"))
+    # The 5 ms of launches are the same for both.
+    assert (cpu - 5e-3) / (gpu - 5e-3) == pytest.approx(CPU_RATIO, rel=0.02)
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:

@@ -12,6 +12,7 @@ from triptych.simulator.plan.answer import embedding_bytes
 from triptych.simulator.plan.estimate import Estimate, demand_of
 from triptych.simulator.plan.scaling import (
     BEAT,
+    BEATS,
     LOOK,
     LOOK_PROXY,
     LOOK_PROXY_WORKER,
@@ -70,9 +71,9 @@ def test_a_store_is_full_of_saves_and_loads() -> None:
 
 
 def test_a_registry_is_full_of_heartbeats_and_looks() -> None:
-    assert registry_share(1, 0) == pytest.approx(BEAT)
+    assert registry_share(1, 0) == pytest.approx(BEATS * BEAT)
     looks = 2 * (LOOK + 1000 * LOOK_WORKER)
-    assert registry_share(1000, 10) == pytest.approx(1000 * BEAT + 10 * looks)
+    assert registry_share(1000, 10) == pytest.approx(1000 * BEATS * BEAT + 10 * looks)
 
 
 def test_bottlenecks_come_in_the_order_in_which_they_are_met() -> None:

@@ -1,0 +1,1 @@
+"""What encoder disaggregation is worth, and where: the figures of `docs/when-to-disaggregate.md`."""

@@ -1,0 +1,117 @@
+"""Unequal devices: up to which price an encoder device pays beside a PD device.
+
+A request takes `1/encoder` seconds of an encoder and `1/pd` of a PD worker, or `1/replica` of a replica. At
+prices `c` and 1 per hour, apart is cheaper where `c/encoder + 1/pd < 1/replica`, so up to the price
+
+    c = encoder x (1/replica - 1/pd)
+
+of an encoder, in PD devices. By costs alone: waiting and whole numbers of devices are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triptych.goodput.load.workload import Workload
+from triptych.goodput.measure.slo import Slo
+from triptych.simulator.cluster.shape import in_step
+from triptych.simulator.plan.estimate import estimate
+from triptych.simulator.plan.question import Question, read_device
+from triptych.simulator.plan.ratios import ALIKE
+from triptych.simulator.plan.trials import COARSE, Trials
+
+ENCODERS = ("cpu", "l4", "b60", "l40s", "a100", "h200")
+PD_DEVICES = ("l40s", "a100", "h200")
+SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
+LOADS = {
+    "4 x 640x640, 400 text": Workload(400, 150, ((4, 1.0),), ((640, 640, 1.0),)),
+    "4 x 1080p, 128 text": Workload(128, 128, ((4, 1.0),), ((1920, 1080, 1.0),)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Bounds in requests per second; `price`: of an encoder in PD devices, at which both cost the same."""
+
+    encoder: float
+    pd_worker: float
+    replica: float
+
+    @property
+    def price(self) -> float:
+        if not self.replica:
+            return math.inf if self.pd_worker else math.nan
+        return self.encoder * (1 / self.replica - 1 / self.pd_worker)
+
+
+def question(load: Workload, pd: str, encoder: str) -> Question:
+    """Prices are the break-even's to find: none is given."""
+    device = read_device(pd)
+    unequal = read_device(encoder) if encoder != pd else None
+    return Question(load, "", SLO, device, encoder_device=unequal, repeats=1)
+
+
+def pair(load: Workload, pd: str, encoder: str) -> Pair:
+    found = estimate(question(load, pd, encoder))
+    return Pair(found.encoder, found.pd_worker, found.replica)
+
+
+def table() -> list[str]:
+    """Rows by load and PD device, columns by encoder device."""
+    lines = [
+        f"| load | PD device | {' | '.join(ENCODERS)} |",
+        f"|---|---|{'---|' * len(ENCODERS)}",
+    ]
+    for name, load in LOADS.items():
+        for pd in PD_DEVICES:
+            cells = " | ".join(f"{pair(load, pd, encoder).price:.3f}" for encoder in ENCODERS)
+            lines.append(f"| {name} | {pd} | {cells} |")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A break-even price by costs next to that of a simulated shape with whole devices."""
+
+    shape: str
+    by_costs: float
+    simulated: float
+    rate: float
+    replica: float
+
+
+def check(load: Workload, pd: str, encoder: str, pd_workers: int) -> Check:
+    """As many encoders as keep the PD workers busy, against as many replicas as PD workers."""
+    asked = question(load, pd, encoder)
+    found = estimate(asked)
+    encoders = max(1, math.ceil(pd_workers * found.pd_worker / found.encoder))
+    shape, baseline = asked.apart(encoders, pd_workers), in_step(pd_workers)
+    trials = Trials(asked)
+    rate, replicas = (trials.highest(one, load, fineness=COARSE) for one in (shape, baseline))
+    # What the shape serves more, replicas would need so many PD devices for.
+    price = pd_workers * (rate / replicas - 1) / encoders if replicas else math.nan
+    return Check(
+        f"{encoders} {encoder} + {pd_workers} {pd}", pair(load, pd, encoder).price, price, rate, replicas
+    )
+
+
+CHECKS = (
+    ("4 x 640x640, 400 text", "a100", "b60", 2),
+    ("4 x 1080p, 128 text", "h200", "b60", 1),
+    ("4 x 1080p, 128 text", "a100", "l4", 2),
+)
+
+
+def checks() -> list[str]:
+    lines = [
+        "| load | shape | requests/s | replicas of the PD workers, in-step | price by costs | simulated |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, pd, encoder, pd_workers in CHECKS:
+        one = check(LOADS[name], pd, encoder, pd_workers)
+        lines.append(
+            f"| {name} | {one.shape} | {one.rate:.2f} | {one.replica:.2f} | {one.by_costs:.3f} "
+            f"| {one.simulated:.3f} ± {ALIKE - 1:.0%} of a rate |"
+        )
+    return lines

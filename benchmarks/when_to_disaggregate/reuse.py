@@ -1,0 +1,73 @@
+"""Pictures shown again: replicas that encode each once per replica, against one store for the cluster.
+
+One picture of 1080p and 64 tokens of text a request, 32 tokens out, on A100s. `in-step` replicas keep what
+they encoded to themselves, 4 GiB each; with affinity the router sends requests on one picture to the replica
+that had it last, unless that one is much busier. Our replicas and encoders share the store.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from triptych.goodput.load.workload import Workload
+from triptych.goodput.measure.slo import Slo
+from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
+from triptych.simulator.plan.estimate import best_counts, estimate
+from triptych.simulator.plan.question import Question, read_device
+from triptych.simulator.plan.trials import COARSE, Trials
+
+LOAD = Workload(64, 32, ((1, 1.0),), ((1920, 1080, 1.0),))
+SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
+GPU = "a100"
+DEVICES = (2, 8)
+REUSES = (0.0, 0.5, 0.9)
+SYSTEMS = ("in-step", "in-step, affinity", "replicas with the store", "encoders and PD workers")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Sustained requests per second of a system."""
+
+    devices: int
+    reuse: float
+    system: str
+    shape: str
+    rate: float
+
+
+def _systems(devices: int, asked: Question, load: Workload) -> Iterator[tuple[str, ClusterShape, bool]]:
+    yield SYSTEMS[0], in_step(devices), False
+    yield SYSTEMS[1], in_step(devices), True
+    yield SYSTEMS[2], colocated(devices), False
+    yield SYSTEMS[3], on_devices(*best_counts(estimate(asked, load), devices)), False
+
+
+def points() -> Iterator[Point]:
+    device = read_device(GPU)
+    kept = replace(device, limits=replace(device.limits, affinity=True))
+    for devices in DEVICES:
+        for reuse in REUSES:
+            load = replace(LOAD, reuse=reuse)
+            asked = Question(load, "", SLO, device, devices, repeats=1)
+            for name, shape, affinity in _systems(devices, asked, load):
+                trials = Trials(replace(asked, device=kept) if affinity else asked)
+                rate = trials.highest(shape, load, fineness=COARSE)
+                print(f"{shape.name}, {name}, reuse {reuse:g}: {rate:.2f}", file=sys.stderr, flush=True)
+                yield Point(devices, reuse, name, shape.name, rate)
+
+
+def table(found: list[Point]) -> list[str]:
+    lines = [
+        f"| A100s | shown before | {' | '.join(SYSTEMS)} | ratio | apart / best in-step |",
+        f"|---|---|{'---|' * len(SYSTEMS)}---|---|",
+    ]
+    for devices in DEVICES:
+        for reuse in REUSES:
+            row = [one for one in found if (one.devices, one.reuse) == (devices, reuse)]
+            rates = [one.rate for one in row]
+            cells = " | ".join(f"{rate:.1f}" for rate in rates)
+            gain = rates[3] / max(rates[:2])
+            lines.append(f"| {devices} | {reuse:.0%} | {cells} | {row[3].shape} | {gain:.2f} |")
+    return lines
