@@ -88,6 +88,9 @@ def test_no_more_workers_than_items_to_work_on() -> None:
     # One item of half a minute fills the fast average as many small ones would.
     one = PoolDemand(backlog=30.0, waiting=0, largest=30.0, fast=5.0, slow=0.5)
     assert Pool(1).look(one).workers == 1
+    # Those that a tower has already stay there.
+    assert Pool(1).look(PoolDemand(backlog=8.0, waiting=0, largest=1.0)).workers == 1
+    assert Pool(1).look(PoolDemand(backlog=8.0, waiting=2, largest=1.0)).workers == 3
 
 
 def test_up_at_once_and_down_only_after_a_whole_window() -> None:
