@@ -32,6 +32,9 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         self.failures: list[encoder_pb2.JobFailed] = []
         self.ask_media_again = False
         self.ends_at: dict[str, str] = {}
+        #: Seconds that the tower takes for an item, one after another; 0: no time.
+        self.tower_seconds = 0.0
+        self._turn = asyncio.Lock()
         #: Of every audio file.
         self.frames = 400
         self.restarts: set[asyncio.Task[None]] = set()
@@ -86,9 +89,12 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         self.runs += 1
         await self._end_at("tower", job.mm_hash)
         await self.tower.wait()
+        if self.tower_seconds:
+            async with self._turn:
+                await asyncio.sleep(self.tower_seconds)
         values = plan_from_proto(plan)
         await self.store.save(values, b"\x01" * values.nbytes, ttl=60.0, damaged_digest=job.damaged_digest)
-        ready = encoder_pb2.ItemReady(plan=plan, encode_seconds=0.5, save_seconds=0.25)
+        ready = encoder_pb2.ItemReady(plan=plan, encode_seconds=self.tower_seconds or 0.5, save_seconds=0.25)
         yield encoder_pb2.EncodeEvent(ready=ready)
         await anext(messages, None)  # the proxy ends its half, too
 

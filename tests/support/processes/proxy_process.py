@@ -51,34 +51,41 @@ async def proxy_process(
 ) -> AsyncIterator[ProxyProcess]:
     """`triptych proxy` with these further options, one FakePD and one FakeEncoder, until the block ends."""
     pd, encoder = FakePD(), FakeEncoder(store)
-    log = folder / "proxy.log"
-    command = [sys.executable, "-m", "triptych.cli", "proxy", "--store", store_url, "--port", "0"]
-    process: subprocess.Popen[bytes] | None = None
     try:
         for worker in (pd, encoder):
             await worker.start()
             await Registry(store).register(worker.info, term=600.0)
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*command, "--grpc-port", "0", *words],
-                stdout=file,
-                stderr=file,
-                env=os.environ | {"TRIPTYCH_INTERNAL_TOKEN": TOKEN},
-            )
-        running = process
-
-        def ready() -> re.Match[str] | None:
-            assert running.poll() is None, log.read_text()
-            return _READY.search(log.read_text())
-
-        await until(ready, "the proxy's start")
-        await until(lambda: pd.attaches, "the proxy's stream")
-        found = ready()
-        assert found is not None
-        yield ProxyProcess(process.pid, int(found[1]), int(found[2]), pd, encoder)
+        async with started_proxy(store_url, folder / "proxy.log", *words) as (process, port, grpc_port):
+            await until(lambda: pd.attaches, "the proxy's stream")
+            yield ProxyProcess(process.pid, port, grpc_port, pd, encoder)
     finally:
-        if process is not None:
-            process.terminate()
-            await asyncio.to_thread(process.wait, 60)
         await pd.kill()
         await encoder.kill()
+
+
+@asynccontextmanager
+async def started_proxy(
+    store_url: str, log: Path, *words: str
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """`triptych proxy` alone with these further options: process, HTTP port and gRPC port."""
+    command = [sys.executable, "-m", "triptych.cli", "proxy", "--store", store_url, "--port", "0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, "--grpc-port", "0", *words],
+            stdout=file,
+            stderr=file,
+            env=os.environ | {"TRIPTYCH_INTERNAL_TOKEN": TOKEN},
+        )
+
+    def ready() -> re.Match[str] | None:
+        assert process.poll() is None, log.read_text()
+        return _READY.search(log.read_text())
+
+    try:
+        await until(ready, "the proxy's start")
+        found = ready()
+        assert found is not None
+        yield process, int(found[1]), int(found[2])
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, 60)
