@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from support.fakes.fake_workers import MODEL_KEY, NAMESPACE, WIDTH, FakeWorker, 
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.proxy.workers import BIND_POLL_SECONDS
 
 OTHER_KEY, OTHER_NAMESPACE = "c" * 64, "d" * 64
 
@@ -55,8 +57,8 @@ async def test_an_encoder_of_another_key_gets_no_jobs_until_a_pd_worker_of_its_k
                 await answers(cluster, "one", "two", "three")
                 assert (len(foreign.jobs), len(cluster.encoders[0].jobs)) == (0, 3)
                 assert mismatched(cluster, "model_key") == 1
-                await cluster.registry.register(foreign.info, term=500.0)
-                await cluster.pool.poll()
+                async with joined(cluster, FakeEncoder(store)):
+                    pass  # the registry has changed twice: what is known is not logged again
                 (line,) = [r.getMessage() for r in caplog.records if foreign.address in r.getMessage()]
                 for word in (MODEL_KEY[:12], OTHER_KEY[:12], OTHER_NAMESPACE[:12], "--model-revision"):
                     assert word in line
@@ -96,6 +98,23 @@ async def test_with_only_a_wrong_encoder_pictures_wait_within_their_deadline_and
             assert error.value.status_code in (503, 504)
             assert not wrong.jobs
         await cluster.at_rest()
+
+
+async def test_a_picture_that_came_while_only_a_wrong_encoder_was_there_goes_to_the_right_one(
+    store: EmbeddingStore,
+) -> None:
+    """A request keeps its namespace for life: it must not be that of an encoder which gets no jobs."""
+    async with FakeCluster(store, encoders=0, pd_workers=0) as cluster:
+        pd_worker, right, wrong = FakePD(), FakeEncoder(store), FakeEncoder(store)
+        pd_worker.row_width = right.row_width = WIDTH
+        wrong.row_width, wrong.namespace = WIDTH + 1, OTHER_NAMESPACE
+        async with joined(cluster, pd_worker), joined(cluster, wrong):
+            asked = asyncio.create_task(answers(cluster, "one"))
+            await until(lambda: cluster.dispatcher.in_flight == 1, "the request")
+            await asyncio.sleep(3 * BIND_POLL_SECONDS)
+            async with joined(cluster, right):
+                await asked
+            assert ([job.namespace for job in right.jobs], wrong.jobs) == ([NAMESPACE], [])
 
 
 async def test_encoders_keep_their_jobs_while_the_pd_workers_of_their_key_are_away(
