@@ -114,8 +114,12 @@ def _proxy(log: Path, url: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]
 
 def _known(url: str) -> int:
     """Encoders that the proxy has checked and may use."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
-        found = re.search(r'^triptych_workers\{pool="encoder"\} (\S+)$', reply.read().decode(), re.MULTILINE)
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
+            page = reply.read().decode()
+    except OSError:
+        return 0  # the machine is busy with the start
+    found = re.search(r'^triptych_workers\{pool="encoder"\} (\S+)$', page, re.MULTILINE)
     return int(float(found[1])) if found else 0
 
 

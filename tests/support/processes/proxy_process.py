@@ -68,24 +68,28 @@ async def started_proxy(
     store_url: str, log: Path, *words: str
 ) -> AsyncIterator[tuple[subprocess.Popen[bytes], int, int]]:
     """`triptych proxy` alone with these further options: process, HTTP port and gRPC port."""
-    command = [sys.executable, "-m", "triptych.cli", "proxy", "--store", store_url, "--port", "0"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, "--grpc-port", "0", *words],
-            stdout=file,
-            stderr=file,
-            env=os.environ | {"TRIPTYCH_INTERNAL_TOKEN": TOKEN},
-        )
+    async with started_service(store_url, log, "proxy", "--port", "0", "--grpc-port", "0", *words) as process:
 
-    def ready() -> re.Match[str] | None:
-        assert process.poll() is None, log.read_text()
-        return _READY.search(log.read_text())
+        def ready() -> re.Match[str] | None:
+            assert process.poll() is None, log.read_text()
+            return _READY.search(log.read_text())
 
-    try:
         await until(ready, "the proxy's start")
         found = ready()
         assert found is not None
         yield process, int(found[1]), int(found[2])
+
+
+@asynccontextmanager
+async def started_service(store_url: str, log: Path, *words: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """`triptych WORDS` with the tests' internal token, until the block ends; it may still be starting."""
+    command = [sys.executable, "-m", "triptych.cli", *words, "--store", store_url]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env=os.environ | {"TRIPTYCH_INTERNAL_TOKEN": TOKEN}
+        )
+    try:
+        yield process
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 60)

@@ -32,7 +32,7 @@ SPEED = 15.0
 MOST = 4
 #: Of the towers; and until a pod has registered.
 TOWER_SECONDS, COLD_START = 0.2, 0.5
-RULES = ("--min-encoders", "0", "--max-encoders", str(MOST), "--encoder-slo", "1", "--scaling-window", "3")
+RULES = ("--min-encoders", "0", "--max-encoders", str(MOST), "--encoder-slo", "1", "--scale-window", "3")
 ENCODERS = {"pool": "encoder", "scalerAddress": "proxy:8002"}
 #: As docs/autoscaling.md recommends.
 SPEC = ScaledObject(
