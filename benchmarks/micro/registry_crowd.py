@@ -105,6 +105,7 @@ def _process(log: Path, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def _proxy(log: Path, url: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     words = ["-m", "triptych.cli", "proxy", "--store", url, "--port", "0", "--grpc-port", "0"]
+    words += ["--max-encoders", "1000"]  # so that the autoscaler runs
     with _process(log, words) as process:
         _wait_for(lambda: _READY.search(log.read_text()) is not None, "the proxy's start")
         found = _READY.search(log.read_text())
