@@ -272,7 +272,7 @@ class EncoderJobTable:
     def _runs(self) -> list[StartPlan | StartRun]:
         runs: list[StartPlan | StartRun] = []
         isolation, published = self._loads.isolation, self._published
-        walk = self._planned.walk(key for key in self._planned.all_keys() if self._tower_free(key.address))
+        walk = self._planned.walk([key for key in self._planned.all_keys() if self._tower_free(key.address)])
         while (job := walk.first()) is not None:
             if not self._tower_free(job.address):
                 walk.skip()
