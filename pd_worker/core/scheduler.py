@@ -89,8 +89,7 @@ class Scheduler:
 
     def add(self, request: EngineRequest, now: float) -> None:
         """Adds a checked request. A later attempt ends the earlier one; the same one is ignored."""
-        known = self._requests.get(request.key)
-        if known is not None:
+        if (known := self._requests.get(request.key)) is not None:
             if known.request.attempt >= request.attempt:
                 return
             self._finish(known, FinishReason.ABORT)
@@ -110,14 +109,12 @@ class Scheduler:
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests of any status; unknown ones are ignored."""
         for request_id in request_ids:
-            state = self._requests.get((proxy_id, request_id))
-            if state is not None:
+            if (state := self._requests.get((proxy_id, request_id))) is not None:
                 self._finish(state, FinishReason.ABORT)
 
     def fail(self, request: EngineRequest, error: RequestError) -> None:
         """Ends one request with `error`, even one on which `add` raised."""
-        state = self._requests.get(request.key)
-        if state is not None and state.request.attempt == request.attempt:
+        if (state := self._requests.get(request.key)) and state.request.attempt == request.attempt:
             self._finish(state, FinishReason.ERROR, error)
         else:
             self._events.append(request_events.refused(request, error))
@@ -240,10 +237,10 @@ class Scheduler:
 
     def _fail_step(self, output: SchedulerOutput) -> None:
         """Ends all requests that were part of the step."""
-        error = InternalError("the engine failed to compute this request")
         restored = [state for state in self._running if state.restored_in == output.step]
         awaiting = self.items.awaiting_tables(output, self._running)
         for state in [*(chunk.state for chunk in output.chunks), *awaiting, *restored]:
+            error = InternalError("the engine failed to compute this request")
             self._finish(state, FinishReason.ERROR, error)
 
     def _drain_events(self) -> list[EngineEvent]:
@@ -255,9 +252,7 @@ class Scheduler:
         for state in list(self._running):
             if budget.tokens == 0:
                 break
-            if state.status is not RequestStatus.RUNNING or not state.is_decoding:
-                continue
-            if self._grow(state, output):
+            if state.status is RequestStatus.RUNNING and state.is_decoding and self._grow(state, output):
                 budget.spend(self._add_chunk(state, state.num_computed_tokens + 1, output))
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
