@@ -237,10 +237,10 @@ class Scheduler:
 
     def _fail_step(self, output: SchedulerOutput) -> None:
         """Ends all requests that were part of the step."""
+        error = InternalError("the engine failed to compute this request")
         restored = [state for state in self._running if state.restored_in == output.step]
         awaiting = self.items.awaiting_tables(output, self._running)
         for state in [*(chunk.state for chunk in output.chunks), *awaiting, *restored]:
-            error = InternalError("the engine failed to compute this request")
             self._finish(state, FinishReason.ERROR, error)
 
     def _drain_events(self) -> list[EngineEvent]:
@@ -299,11 +299,10 @@ class Scheduler:
         if len(output.chunks) == len(self._running):
             return  # All of them decode.
         for state in self._running:
-            if state.is_decoding:
-                continue
             if budget.for_prefill == 0:
                 return
-            self._prefill_one(state, output, budget)
+            if not state.is_decoding:
+                self._prefill_one(state, output, budget)
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
@@ -369,8 +368,7 @@ class Scheduler:
                 output.prefix_hit += state.num_cached_tokens
         if state.features:
             self._events += self.items.begin(state)
-        if state.items_at is None:
-            state.items_at = now
+        state.items_at = now if state.items_at is None else state.items_at
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state
