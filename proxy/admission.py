@@ -1,4 +1,4 @@
-"""Admission of calls: which ones the proxy serves now, and which it refuses with 429 or 503."""
+"""Admission of calls: which ones the proxy serves now, what they become, and which get 429 or 503."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from triptych.errors import RETRY_AFTER, Overloaded, Unavailable
+from triptych.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
 from triptych.proxy.media.ports import MediaSource
+from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.requests.request import (
+    ChoiceQueue,
+    Choices,
+    ChoiceTally,
+    InFlightRequest,
+    OutputQueue,
+    draw_request_id,
+)
+from triptych.proxy.splitter import split
 from triptych.proxy.workers import KnownWorkers
 
 WINDOW_SECONDS = 30.0
@@ -95,6 +106,27 @@ class RequestAdmission:
                 )
         return call
 
+    async def prepare(self, choices: Choices) -> None:
+        """Binds the call to a model, then fetches, splits and hashes it: once for all its choices."""
+        first = choices.first
+        try:
+            async with asyncio.timeout(first.deadline - self._clock()):
+                model = self._pool.resolve_model(first.call.model)
+                first.binding = await self._pool.bind(model, media=first.call.has_items)
+                started = self._clock()
+                first.split = await split(first.call, first.binding.namespace, self._media)
+        except TimeoutError:
+            if first.binding is not None:
+                raise DeadlineExceeded("the request's media did not arrive in its time") from None
+            raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
+        params: dict[str, str] = {}
+        for item in first.split.items:
+            params.setdefault(item.mm_hash, item.param)
+        fetch_seconds = self._clock() - started
+        for request in choices.requests:
+            request.binding, request.split = first.binding, first.split
+            request.lifecycle = Lifecycle(params, fetch_seconds)
+
     @asynccontextmanager
     async def query(self) -> AsyncIterator[None]:
         """One query of a client, such as POST /tokenize: a few run at once, in order.
@@ -125,3 +157,18 @@ class RequestAdmission:
     def _check_draining(self) -> None:
         if self.draining:
             raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER)
+
+
+def make_choices(
+    call: ChatCall, order: int, started: float, draw_id: Callable[[], str] = draw_request_id
+) -> Choices:
+    """One request for every answer that the call wants; `started` is a moment of the proxy's clock."""
+    shared, deadline = OutputQueue(), started + call.timeout
+    if call.n == 1:
+        return Choices([InFlightRequest(call, order, deadline, draw_id(), shared)], shared, started)
+    tally = ChoiceTally(call.n)
+    requests = []
+    for index in range(call.n):
+        own = replace(call, sampling=replace(call.sampling, choice=index))
+        requests.append(InFlightRequest(own, order, deadline, draw_id(), ChoiceQueue(shared, tally, index)))
+    return Choices(requests, shared, started)

@@ -12,7 +12,7 @@ from triptych.config import ProxyConfig
 from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.admission import Backpressure, RequestAdmission
+from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job_runner import JobRunner
@@ -24,7 +24,7 @@ from triptych.proxy.requests import lifecycle as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.lifecycle import Instruction
-from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id, make_choices
+from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
@@ -118,7 +118,7 @@ class Dispatcher:
         choices = self._open(self.admission.admit(call, len(self._requests)))
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         try:
-            await choices.prepare(self._pool, self._media, self._clock)
+            await self.admission.prepare(choices)
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.begin())
             while True:

@@ -34,8 +34,8 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import SPARE_CALLS, GrpcAdmission, server_options
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.body_budget import BodyBudget
-from triptych.proxy.http.body_middleware import BodyBudgetMiddleware
 from triptych.proxy.http.connections import ConnectionLimits, limits_for, raise_file_limit
+from triptych.proxy.http.endpoint import BodyBudgetMiddleware
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app

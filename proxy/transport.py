@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.encoder_client import EncodeStream
-from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.pd.link import PDLink
+from functools import partial
+
+from triptych.proxy.encoders.encoder_client import open_stream
+from triptych.proxy.pd.link import open_link
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.ports import JobOwner, LinkOwner, RequestEvents
 
 
 class GrpcTransport:
@@ -16,17 +15,5 @@ class GrpcTransport:
     def __init__(
         self, pool: WorkerPool, proxy_id: str, *, phase_timeout: float = 60.0, stall_timeout: float = 60.0
     ) -> None:
-        self._pool = pool
-        self._proxy_id = proxy_id
-        self._phase_timeout = phase_timeout
-        self._stall_timeout = stall_timeout
-
-    def open_job(
-        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
-    ) -> EncodeStream:
-        channel = self._pool.channel("encoder", address)
-        return EncodeStream(channel, job, media, owner, self._phase_timeout)
-
-    def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> PDLink:
-        channel = self._pool.channel("pd", address)
-        return PDLink(address, channel, self._proxy_id, events, owner, self._stall_timeout)
+        self.open_job = partial(open_stream, pool, phase_timeout)
+        self.open_link = partial(open_link, pool, proxy_id, stall_timeout)

@@ -89,8 +89,7 @@ class Scheduler:
 
     def add(self, request: EngineRequest, now: float) -> None:
         """Adds a checked request. A later attempt ends the earlier one; the same one is ignored."""
-        known = self._requests.get(request.key)
-        if known is not None:
+        if (known := self._requests.get(request.key)) is not None:
             if known.request.attempt >= request.attempt:
                 return
             self._finish(known, FinishReason.ABORT)
@@ -110,14 +109,12 @@ class Scheduler:
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests of any status; unknown ones are ignored."""
         for request_id in request_ids:
-            state = self._requests.get((proxy_id, request_id))
-            if state is not None:
+            if (state := self._requests.get((proxy_id, request_id))) is not None:
                 self._finish(state, FinishReason.ABORT)
 
     def fail(self, request: EngineRequest, error: RequestError) -> None:
         """Ends one request with `error`, even one on which `add` raised."""
-        state = self._requests.get(request.key)
-        if state is not None and state.request.attempt == request.attempt:
+        if (state := self._requests.get(request.key)) and state.request.attempt == request.attempt:
             self._finish(state, FinishReason.ERROR, error)
         else:
             self._events.append(request_events.refused(request, error))
@@ -255,9 +252,7 @@ class Scheduler:
         for state in list(self._running):
             if budget.tokens == 0:
                 break
-            if state.status is not RequestStatus.RUNNING or not state.is_decoding:
-                continue
-            if self._grow(state, output):
+            if state.status is RequestStatus.RUNNING and state.is_decoding and self._grow(state, output):
                 budget.spend(self._add_chunk(state, state.num_computed_tokens + 1, output))
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
@@ -304,11 +299,10 @@ class Scheduler:
         if len(output.chunks) == len(self._running):
             return  # All of them decode.
         for state in self._running:
-            if state.is_decoding:
-                continue
             if budget.for_prefill == 0:
                 return
-            self._prefill_one(state, output, budget)
+            if not state.is_decoding:
+                self._prefill_one(state, output, budget)
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
@@ -374,8 +368,7 @@ class Scheduler:
                 output.prefix_hit += state.num_cached_tokens
         if state.features:
             self._events += self.items.begin(state)
-        if state.items_at is None:
-            state.items_at = now
+        state.items_at = now if state.items_at is None else state.items_at
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state

@@ -209,11 +209,10 @@ class BatchBuilder:
         return tensor.contiguous().pin_memory().to(self._device, non_blocking=True)
 
 
-def in_batch_order(chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
-    """The batch's order: one-token chunks first, by length, since similar lengths are gathered together."""
-    return sorted(
-        chunks, key=lambda chunk: (chunk.count > 1, len(chunk.block_ids) if chunk.count == 1 else 0)
-    )
+def in_batch_order(chunks: Sequence[ScheduledChunk]) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
+    """One-token chunks by length, as those of similar length are gathered together; and all others."""
+    decodes = sorted((chunk for chunk in chunks if chunk.count == 1), key=lambda chunk: len(chunk.block_ids))
+    return decodes, [chunk for chunk in chunks if chunk.count > 1]
 
 
 def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:

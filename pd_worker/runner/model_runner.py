@@ -144,7 +144,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
         """Writes the sampled tokens into `output`, in the order of `chunks`."""
-        ordered, view = self._arrange(in_batch_order(chunks))
+        ordered, view = self._arrange(chunks)
         batch = self._builder.build(ordered, self.encoder_cache, view)
         embeds = self._decoder.embed(batch.token_ids)
         self.kv_cache.watch(len(batch.token_ids))
@@ -166,15 +166,12 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         _add_logprobs(output, logits, chosen, inputs, places)
         _add_errors(output, batch.sampling, tokens, places)
 
-    def _arrange(self, ordered: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
-        """The batch in the order of the view's rows, and the view; None where the view has no room."""
-        if self._view is None:
-            return ordered, None
-        decodes = [chunk for chunk in ordered if chunk.count == 1]
-        arranged = self._view.arrange(decodes)
-        if arranged is None:
-            return ordered, None
-        return [*arranged, *ordered[len(decodes) :]], self._view
+    def _arrange(self, chunks: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
+        """The chunks in batch order, decodes in the order of the view's rows, and the view; None where it
+        has no room."""
+        decodes, others = in_batch_order(chunks)
+        arranged = self._view.arrange(decodes) if self._view is not None else None
+        return [*(arranged or decodes), *others], self._view if arranged is not None else None
 
     def _forget(
         self, non_finite: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor

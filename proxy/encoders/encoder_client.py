@@ -12,6 +12,7 @@ from triptych.errors import Unavailable
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto
 from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import JobFailure, JobOwner, JobReady
 from triptych.rpc.channels import MEDIA_FRAME_BYTES
 
@@ -130,3 +131,15 @@ class EncodeStream:
         """The worker has so many seconds from now."""
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+def open_stream(
+    pool: WorkerPool,
+    phase_timeout: float,
+    address: str,
+    job: encoder_pb2.EncodeJob,
+    media: ItemMedia,
+    owner: JobOwner,
+) -> EncodeStream:
+    """The stream of one try, over the pool's channel to the worker."""
+    return EncodeStream(pool.channel("encoder", address), job, media, owner, phase_timeout)

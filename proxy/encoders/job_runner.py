@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from grpc import StatusCode, aio
@@ -14,7 +14,7 @@ from triptych.errors import InternalError, InvalidRequest, RequestError, Triptyc
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan
+from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import tower_patches
 from triptych.proxy.encoders.outstanding import ArrivedItems
@@ -75,6 +75,9 @@ class JobRunner:
         #: Items that left an encoder, by its address and the reason, and are not in the log yet.
         self._unlogged: Counter[tuple[str, str]] = Counter()
         self.table.set_encoders(self._slots())
+        # Read when the metrics are: every event changes them.
+        metrics.published_bytes.set_function(lambda: self.table.published_bytes)
+        metrics.waiting_items.set_function(lambda: self.table.waiting)
 
     async def close(self) -> None:
         if self._ticker:
@@ -113,7 +116,9 @@ class JobRunner:
         if job.plan is not None:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._events.planned, source.request_id, source.mm_hash, job.plan)
-        self.pump()
+        if self._ticker is None:
+            self._start_ticker()
+        self._begin(self.table.pump(self._clock()))
         return work
 
     def _published_since(self, source: ItemSource) -> bool:
@@ -127,12 +132,12 @@ class JobRunner:
     def admit(self, request_id: str) -> None:
         """A PD worker has reserved room for all items of the request: its jobs may run."""
         self.table.admit(request_id)
-        self.pump()
+        self._begin(self.table.pump(self._clock()))
 
     def loaded(self, request_id: str, mm_hash: str) -> None:
         """The request's PD worker has the item, or found it missing: its bytes leave the share."""
         self.table.loaded(request_id, mm_hash)
-        self.pump()
+        self._begin(self.table.pump(self._clock()))
 
     def end_attempt(self, request_id: str) -> None:
         """The request's room at its PD worker is gone."""
@@ -146,7 +151,7 @@ class JobRunner:
         """The request has ended; jobs without another waiter are cancelled."""
         for job in self.table.leave(request_id):
             self._drop(job)
-        self.pump()
+        self._begin(self.table.pump(self._clock()))
 
     def pool_changed(self) -> None:
         """The encoders, or the number of proxies that share them, have changed."""
@@ -154,23 +159,25 @@ class JobRunner:
         for try_id in self.table.spread(self._clock()):
             if entry := self._tries.get(try_id):
                 self._forget(try_id, entry)
-        self.pump()
+        self._begin(self.table.pump(self._clock()))
 
-    def pump(self) -> None:
-        """Starts what may start; repeated soon while there are jobs, since some wait for their time."""
-        for action in self.table.pump(self._clock()):
+    def _begin(self, actions: Iterable[StartPlan | StartRun]) -> None:
+        """Starts what the table lets start after an event."""
+        for action in actions:
             if isinstance(action, StartPlan):
                 self._open(action.job)
             elif entry := self._tries.get(action.job.try_id):
                 entry.stream.run()
-        self._metrics.published_bytes.set(self.table.published_bytes)
-        self._metrics.waiting_items.set(self.table.waiting)
-        if self._ticker is None and len(self.table):
-            self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
+        """Repeated while there are jobs, since some wait for their time."""
         self._ticker = None
-        self.pump()
+        if len(self.table):
+            self._start_ticker()
+        self._begin(self.table.pump(self._clock()))
+
+    def _start_ticker(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def lose(self, address: str) -> None:
         """The encoder has gone or stalled: its jobs go elsewhere."""
@@ -179,7 +186,7 @@ class JobRunner:
             if entry.job.address == address:
                 self._forget(try_id, entry)
                 self._broken(try_id, entry.job, entry.stream, "the encoder worker does not answer")
-        self.pump()
+        self._begin(self.table.pump(self._clock()))
 
     def _slots(self) -> list[EncoderSlot]:
         proxies = self._pool.proxies
@@ -239,7 +246,7 @@ class JobRunner:
                 self._failed(try_id, job, end)
         finally:
             self._tries.pop(try_id, None)
-        self.pump()
+        self._begin(self.table.pump(self._clock()))
         await stream.close()
 
     def planned(self, job_id: str, plan: ItemPlan) -> None:
@@ -248,7 +255,7 @@ class JobRunner:
             self.arrived.planned(job, tower_patches(plan), self._clock())
             for request_id in list(job.waiters):
                 self._events.planned(request_id, job.mm_hash, plan)
-            self.pump()
+            self._begin(self.table.pump(self._clock()))
 
     def _ready(self, try_id: str, end: JobReady) -> None:
         job = self.table.ready(try_id, end.plan)

@@ -32,6 +32,7 @@ from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.loads import EncoderLoads
 from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.published import Published
+from triptych.proxy.encoders.spread import sooner_elsewhere
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
 from triptych.types import ItemPlan
@@ -113,24 +114,11 @@ class EncoderJobTable:
         moved = []
         waiting = sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True)
         for namespace, able in self._by_namespace.items():
-            work = {slot.address: self._work(slot.address, slot.kind) for slot in able}
-            kinds: dict[str, list[str]] = {}
-            for slot in able:
-                kinds.setdefault(slot.kind, []).append(slot.address)
-            for job in waiting:
-                if job.namespace != namespace or job.state is not JobState.PLANNED or job.suspect:
-                    continue
-                costs = {
-                    min(addresses, key=work.__getitem__): self._cost(job, kind)
-                    for kind, addresses in kinds.items()
-                }
-                best = min(costs, key=lambda address: work[address] + costs[address])
-                if work[best] + costs[best] < work.get(job.address, 0.0) * (1.0 - 1e-9):
-                    work[best] += costs[best]
-                    work[job.address] -= self._cost(job, job.kind)
-                    moved.append(job.try_id)
-                    job.move()
-                    self._settle(job, now)
+            jobs = [job for job in waiting if job.namespace == namespace and not job.suspect]
+            for job in sooner_elsewhere(able, jobs, self._work, self._cost):
+                moved.append(job.try_id)
+                job.move()
+                self._settle(job, now)
         return moved
 
     def want(
@@ -272,7 +260,7 @@ class EncoderJobTable:
     def _runs(self) -> list[StartPlan | StartRun]:
         runs: list[StartPlan | StartRun] = []
         isolation, published = self._loads.isolation, self._published
-        walk = self._planned.walk(key for key in self._planned.all_keys() if self._tower_free(key.address))
+        walk = self._planned.walk([key for key in self._planned.all_keys() if self._tower_free(key.address)])
         while (job := walk.first()) is not None:
             if not self._tower_free(job.address):
                 walk.skip()

@@ -1,4 +1,4 @@
-"""One POST as plain ASGI: a body in, one reply or a stream of events out."""
+"""One POST as plain ASGI: a body in, counted as it comes; one reply or a stream of events out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
+from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
 
@@ -125,6 +126,31 @@ class PostEndpoint(ABC, Generic[P]):
             await asyncio.gather(answer, watch, return_exceptions=True)
             # An error's traceback holds this frame, and the task the error: a cycle would keep the body.
             del answer, watch, task
+
+
+class BodyBudgetMiddleware:
+    """Counts a request's body as it arrives, and until the request has been answered."""
+
+    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+        self._app = app
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held = 0
+
+        async def counted() -> Message:
+            """The next message; Overloaded when its bytes find no room."""
+            nonlocal held
+            message = await receive()
+            if size := len(message.get("body", b"")):
+                self._budget.add(size)
+                held += size
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._budget.remove(held)
 
 
 class WritePacer:

@@ -15,6 +15,7 @@ from grpc import aio
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.pd.wire import connect, deliver
+from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, ProcessEnd, RequestEvents
 from triptych.rpc.channels import INCARNATION_HEADER
 
@@ -296,3 +297,15 @@ class PDLink:
                 self._events.lost(request_id, tracked.attempt)
             except Exception:  # of one request: the others are lost all the same
                 logger.exception("request %s of PD worker %s", request_id, self.address)
+
+
+def open_link(
+    pool: WorkerPool,
+    proxy_id: str,
+    stall_timeout: float,
+    address: str,
+    events: RequestEvents,
+    owner: LinkOwner,
+) -> PDLink:
+    """The link to a PD worker, over the pool's channel to it."""
+    return PDLink(address, pool.channel("pd", address), proxy_id, events, owner, stall_timeout)

@@ -109,7 +109,7 @@ class PDRouter:
         """Hands the request over now, or as soon as a worker can take it."""
         self._waiting[request.request_id] = (request, order)
         plans = request.lifecycle.plans
-        items = (plans[item.mm_hash].length for item in request.content.items)
+        items = [plans[item.mm_hash].length for item in request.content.items]
         tokens = least_tokens(request.call, items, order.resume)
         request.least_tokens = max(request.least_tokens, tokens)
         self._refuse_too_long(request, order)

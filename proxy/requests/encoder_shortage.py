@@ -40,7 +40,7 @@ class EncoderShortage:
 
     def admitted(self, request: InFlightRequest) -> None:
         """A PD worker has reserved room for the request's items."""
-        if self._timer is None and request.lifecycle.lacks_items and self._unserved(request):
+        if self._timer is None and self._unserved(request) and request.lifecycle.lacks_items:
             self._check()
 
     def close(self) -> None:

@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from triptych.errors import TriptychError
 from triptych.metrics import ProxyMetrics
+from triptych.proxy.encoders.job import ItemSource
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.types import ItemPlan
@@ -75,7 +78,7 @@ class ItemSupply:
     def encode(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         """Has items encoded that the store does not hold."""
         for key in mm_hashes:
-            work = self._jobs.start(request.source(key))
+            work = self._jobs.start(_source(request, key))
             if work is not None:
                 self._log.record(work, self._clock(), re_encode=False)
             request.origins[key] = "joined" if work is None else "encoded"
@@ -94,7 +97,7 @@ class ItemSupply:
         evicted = await self._evicted(request, mm_hashes)
         for key in mm_hashes:
             if not request.lifecycle.ended:
-                source = request.source(key)
+                source = _source(request, key)
                 work = self._jobs.start(source, re_encode=True, damaged_digest=damaged_digest)
                 if work is not None:
                     self._log.record(work, self._clock(), re_encode=key in evicted)
@@ -107,3 +110,21 @@ class ItemSupply:
             return frozenset()
         now = (epoch, self._store.clock_jumps)
         return frozenset(key for key in mm_hashes if epoch and request.epochs.get(key, now) == now)
+
+
+def _source(request: InFlightRequest, key: str) -> ItemSource:
+    """What an encoder needs of the request's item with this key."""
+    item = next(item for item in request.content.items if item.mm_hash == key)
+    options = msgspec.json.encode(item.options, order="sorted").decode() if item.options else ""
+    return ItemSource(
+        mm_hash=key,
+        namespace=request.bound.namespace,
+        modality=item.modality,
+        media=item.media,
+        processor_options=options,
+        salt=request.call.salt,
+        request_id=request.request_id,
+        label=request.call.label,
+        deadline=request.deadline,
+        looked_up=request.looked_up,
+    )

@@ -126,8 +126,8 @@ class Lifecycle:
     """One request's state. `params` gives the request field of each distinct key, in order of its first slot;
     `fetch_seconds` is how long its media took."""
 
-    def __init__(self, params: Mapping[str, str], fetch_seconds: float = 0.0) -> None:
-        self._params = dict(params)
+    def __init__(self, params: Mapping[str, str] | None = None, fetch_seconds: float = 0.0) -> None:
+        self._params = dict(params or {})
         self.phase = Phase.NEW
         self.attempt = 0
         self.plans: dict[str, ItemPlan] = {}

@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
-from triptych.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
+from triptych.errors import RequestError
 from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
-from triptych.proxy.encoders.job import ItemSource
-from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.splitter import SplitRequest, split
-from triptych.proxy.workers import Binding, KnownWorkers
+from triptych.proxy.splitter import SplitRequest
+from triptych.proxy.workers import Binding
 from triptych.types import Usage
 
 logger = logging.getLogger(__name__)
@@ -93,7 +88,7 @@ class InFlightRequest:
     output: OutputQueue = field(default_factory=OutputQueue)
     binding: Binding | None = None
     split: SplitRequest | None = None
-    lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle({}))
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
     link: Link | None = None
     #: The PD worker of an attempt that was given up; it may still hold the request.
     stale_link: Link | None = None
@@ -131,23 +126,6 @@ class InFlightRequest:
         assert self.split is not None
         return self.split
 
-    def source(self, key: str) -> ItemSource:
-        """What an encoder needs of the item with this key."""
-        item = next(item for item in self.content.items if item.mm_hash == key)
-        options = msgspec.json.encode(item.options, order="sorted").decode() if item.options else ""
-        return ItemSource(
-            mm_hash=key,
-            namespace=self.bound.namespace,
-            modality=item.modality,
-            media=item.media,
-            processor_options=options,
-            salt=self.call.salt,
-            request_id=self.request_id,
-            label=self.call.label,
-            deadline=self.deadline,
-            looked_up=self.looked_up,
-        )
-
     def emit(self, output: Output) -> None:
         """Sends what is no token to the client; the end goes with where the items came from."""
         if isinstance(output, Done):
@@ -177,27 +155,6 @@ class Choices:
     def first(self) -> InFlightRequest:
         """The request that the shared parts are made for."""
         return self.requests[0]
-
-    async def prepare(self, workers: KnownWorkers, media: MediaSource, clock: Callable[[], float]) -> None:
-        """Binds the call to a model, then fetches, splits and hashes it: once for all its choices."""
-        first = self.first
-        try:
-            async with asyncio.timeout(first.deadline - clock()):
-                model = workers.resolve_model(first.call.model)
-                first.binding = await workers.bind(model, media=first.call.has_items)
-                started = clock()
-                first.split = await split(first.call, first.binding.namespace, media)
-        except TimeoutError:
-            if first.binding is not None:
-                raise DeadlineExceeded("the request's media did not arrive in its time") from None
-            raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
-        params: dict[str, str] = {}
-        for item in first.split.items:
-            params.setdefault(item.mm_hash, item.param)
-        fetch_seconds = clock() - started
-        for request in self.requests:
-            request.binding, request.split = first.binding, first.split
-            request.lifecycle = Lifecycle(params, fetch_seconds)
 
     @property
     def prompt_tokens(self) -> int:
@@ -230,22 +187,7 @@ class Choices:
         )
 
 
-def make_choices(
-    call: ChatCall, order: int, started: float, draw_id: Callable[[], str] = draw_request_id
-) -> Choices:
-    """One request for every answer that the call wants; `started` is a moment of the proxy's clock."""
-    shared, deadline = OutputQueue(), started + call.timeout
-    if call.n == 1:
-        return Choices([InFlightRequest(call, order, deadline, draw_id(), shared)], shared, started)
-    tally = _Tally(call.n)
-    requests = []
-    for index in range(call.n):
-        own = replace(call, sampling=replace(call.sampling, choice=index))
-        requests.append(InFlightRequest(own, order, deadline, draw_id(), ChoiceQueue(shared, tally, index)))
-    return Choices(requests, shared, started)
-
-
-class _Tally:
+class ChoiceTally:
     """How many choices are still open, and the usage of those that have ended."""
 
     def __init__(self, choices: int) -> None:
@@ -268,7 +210,7 @@ class ChoiceQueue(OutputQueue):
 
     __slots__ = ("_index", "_shared", "_tally")
 
-    def __init__(self, shared: OutputQueue, tally: _Tally, index: int) -> None:
+    def __init__(self, shared: OutputQueue, tally: ChoiceTally, index: int) -> None:
         super().__init__()
         self._shared = shared
         self._tally = tally

@@ -25,11 +25,11 @@ REQUESTS = range(FIRST_REQUEST, FIRST_REQUEST + 3)
 IDLE_SECONDS = 8.0
 #: Most files on the way of one request, by package and the process that it runs in.
 MOST_FILES = {
-    ("proxy", "proxy"): 23,
+    ("proxy", "proxy"): 14,
     ("encoder_worker", "encoder-0"): 10,
     ("pd_worker", "pd-0"): 14,
-    ("ec_connector", "encoder-0"): 7,
-    ("ec_connector", "pd-0"): 8,
+    ("ec_connector", "encoder-0"): 6,
+    ("ec_connector", "pd-0"): 6,
 }
 
 #: Files in the order in which they are first entered, with entries per request, by package and process.

@@ -1,14 +1,19 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions. Chunks that carry text alone come from a template that is rendered once."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
 
-from triptych.proxy.call.chat import ChatCall, Done
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
+from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.openai.chat.replies import ChatStream, whole_reply
+from triptych.proxy.http.sse import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body, usage_body
+from triptych.types import PositionLogprobs
 
 
 class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
@@ -50,3 +55,179 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
                     await reply.part(part, last=last)
                     if not last:
                         await pace.written()
+
+
+def logprobs_body(positions: Sequence[PositionLogprobs]) -> Json:
+    return {"content": [position_logprobs(position) for position in positions], "refusal": None}
+
+
+def _head(request_id: str, kind: str, model: str) -> Json:
+    return {"id": f"chatcmpl-{request_id}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _call_body(call: ShownCall, arguments: str) -> Json:
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+class TextChunks:
+    """The chunks of one choice that carry text and nothing else: nearly all that is ever sent.
+
+    Everything but the text is the same in each of them and rendered once.
+    """
+
+    def __init__(self, head: Json, usage: Json) -> None:
+        choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None}
+        before, after = event({**head, "choices": [choice], **usage}).split(b'"content":""')
+        self._before, self._after = before + b'"content":', after
+        self._between = self._after + self._before
+
+    def render(self, texts: Sequence[str]) -> bytes:
+        """One chunk for every text; at least one."""
+        return self._before + self._between.join(map(to_json, texts)) + self._after
+
+
+class ChoiceState:
+    """One choice on its way: what of it has been read, and what still waits to be sent."""
+
+    def __init__(self, options: ChatReplyOptions) -> None:
+        self.reader = ChoiceReader(options.calls, parallel=options.parallel_calls)
+        self.begun = False
+        self.shown: list[Shown] = []
+        self.reason = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[PositionLogprobs] = []
+
+
+class ChatStream:
+    """The chunks of one streamed reply. Tokens whose text is held back go with the next chunk."""
+
+    def __init__(self, request_id: str, model: str, options: ChatReplyOptions) -> None:
+        self._options = options
+        self._choices = [ChoiceState(options) for _ in range(options.n)]
+        self._prompt: tuple[int, ...] | None = ()
+        self._head = _head(request_id, "chat.completion.chunk", model)
+        self._usage: Json = {"usage": None} if options.include_usage else {}
+        self._texts: TextChunks | None = None
+        if options.plain and not options.return_token_ids:
+            self._texts = TextChunks(self._head, self._usage)
+
+    def render(self, outputs: Sequence[Output]) -> bytes:
+        """The events of a batch; empty when it has nothing to show yet."""
+        if self._texts is not None and self._choices[0].begun and isinstance(outputs[-1], Delta):
+            texts = [output.text for output in outputs if isinstance(output, Delta) and output.text]
+            return self._texts.render(texts) if texts else b""
+        return b"".join([self._one(output) for output in outputs])
+
+    def _one(self, output: Output) -> bytes:
+        if isinstance(output, Started):
+            self._prompt = output.prompt_token_ids
+            return b""
+        index = output.choice
+        first = b"" if self._choices[index].begun else self._first(index)
+        if isinstance(output, Done):
+            return first + self._last(index, output)
+        state = self._choices[index]
+        state.token_ids += output.token_ids
+        state.logprobs += output.logprobs
+        shown = state.reader.read(output)
+        if not shown and self._has_waiting(index):
+            shown = [""]
+        return first + b"".join([self._piece(index, piece) for piece in shown])
+
+    def _has_waiting(self, index: int) -> bool:
+        """Whether tokens were asked for that no text carries: they are reported as they come."""
+        choice = self._choices[index]
+        return bool(choice.logprobs) or (self._options.return_token_ids and bool(choice.token_ids))
+
+    def _first(self, index: int) -> bytes:
+        self._choices[index].begun = True
+        extra: Json = {}
+        if self._options.return_token_ids and self._prompt is not None:
+            extra["prompt_token_ids"], self._prompt = self._prompt, None
+        return self._chunk(index, {"role": "assistant", "content": ""}, extra=extra)
+
+    def _piece(self, index: int, piece: Shown) -> bytes:
+        if isinstance(piece, str):
+            return self._chunk(index, {"content": piece})
+        begun = {"index": piece.index, **_call_body(piece, "")}
+        arguments = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        return self._chunk(index, {"tool_calls": [begun]}) + self._chunk(index, {"tool_calls": [arguments]})
+
+    def _last(self, index: int, done: Done) -> bytes:
+        shown, reason = self._choices[index].reader.end(done)
+        parts = [self._piece(index, piece) for piece in shown]
+        extra: Json = {}
+        if done.final and self._options.timings:
+            extra["triptych_timings"] = timings_body(done.timings)
+        parts.append(self._chunk(index, {}, reason, extra))
+        if done.final and self._options.include_usage:
+            parts.append(self._event([], {"usage": usage_body(done.usage)}))
+        if done.final:
+            parts.append(DONE)
+        return b"".join(parts)
+
+    def _chunk(self, index: int, delta: Json, reason: str | None = None, extra: Json | None = None) -> bytes:
+        """A chunk of one choice, with the tokens that have come since the last one."""
+        state = self._choices[index]
+        choice: Json = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if state.logprobs:
+            choice["logprobs"] = logprobs_body(state.logprobs)
+            state.logprobs = []
+        if self._options.return_token_ids:
+            choice["token_ids"] = state.token_ids
+        state.token_ids = []
+        return self._event([choice], extra or {})
+
+    def _event(self, choices: list[Json], extra: Json) -> bytes:
+        return event({**self._head, "choices": choices, **self._usage, **extra})
+
+
+async def whole_reply(
+    request_id: str, model: str, options: ChatReplyOptions, batches: AsyncIterable[Sequence[Output]]
+) -> bytes:
+    """The JSON of a reply that is sent in one piece: everything up to the last choice's end."""
+    choices = [ChoiceState(options) for _ in range(options.n)]
+    prompt: tuple[int, ...] = ()
+    last: Done | None = None
+    async for outputs in batches:
+        for output in outputs:
+            if isinstance(output, Started):
+                prompt = output.prompt_token_ids
+                continue
+            state = choices[output.choice]
+            if isinstance(output, Delta):
+                state.token_ids += output.token_ids
+                state.logprobs += output.logprobs
+                state.shown += state.reader.read(output)
+                continue
+            rest, state.reason = state.reader.end(output)
+            state.shown += rest
+            last = output
+    assert last is not None and last.final
+    reply = _head(request_id, "chat.completion", model)
+    reply["choices"] = [_whole_choice(index, state, options) for index, state in enumerate(choices)]
+    reply["usage"] = usage_body(last.usage)
+    if options.return_token_ids:
+        reply["prompt_token_ids"] = prompt
+    if options.timings:
+        reply["triptych_timings"] = timings_body(last.timings)
+    return to_json(reply)
+
+
+def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
+    calls = [_call_body(piece, piece.arguments) for piece in state.shown if isinstance(piece, ShownCall)]
+    text = "".join(piece for piece in state.shown if isinstance(piece, str))
+    content = None if calls and not text else text
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
+    choice: Json = {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs_body(state.logprobs) if options.logprobs else None,
+        "finish_reason": state.reason,
+    }
+    if options.return_token_ids:
+        choice["token_ids"] = state.token_ids
+    return choice

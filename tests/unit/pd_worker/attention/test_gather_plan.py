@@ -95,7 +95,7 @@ def _attend(
 def test_one_long_sequence_among_many_does_not_make_long_copies_of_all(cross: bool, backend: str) -> None:
     rng = random.Random(0)
     sizes = [1, 2, 3, 2, 1, 60, 2, 3, 1, 2, 2, 3]
-    chunks = in_batch_order([_chunk(index, blocks, rng) for index, blocks in enumerate(sizes)])
+    chunks, _ = in_batch_order([_chunk(index, blocks, rng) for index, blocks in enumerate(sizes)])
     assert [len(chunk.block_ids) for chunk in chunks] == sorted(sizes)
     whole, everything = _attend(chunks, 1 << 30, cross=cross, backend=backend)
     grouped, largest = _attend(chunks, 12 * BLOCK_BYTES, cross=cross, backend=backend)

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from triptych.errors import InvalidRequest
+from triptych.proxy.admission import make_choices
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Started, Timings
-from triptych.proxy.requests.request import Choices, make_choices
+from triptych.proxy.requests.request import Choices
 from triptych.types import FinishReason, SamplingParams, Usage
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http import endpoint as http_endpoint
-from triptych.proxy.openai.chat.endpoint import ChatEndpoint
-from triptych.proxy.openai.chat.replies import ChatStream
+from triptych.proxy.openai.chat.endpoint import ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.types import FinishReason, Usage
 
