@@ -96,21 +96,18 @@ class SimulatedCluster:
         return encoder
 
     def register_encoder(self, address: str) -> None:
-        """The proxy sees a new encoder in the registry."""
+        """The proxy's next look at the registry shows a new encoder; `known.report_change` ends the look."""
         info = self._encoder_info(address)
         self.known.workers[info.pool, address] = Worker(info)
         self.known.declare(info)
-        self.known.report_change()
 
     def encoder_drains(self, address: str) -> None:
-        """The proxy sees that the encoder takes no new jobs."""
+        """It shows that the encoder takes no new jobs."""
         self.known.workers["encoder", address].serving = False
-        self.known.report_change()
 
     def encoder_gone(self, address: str) -> None:
-        """The proxy sees that the encoder's process has ended."""
+        """It shows that the encoder's process has ended."""
         self.known.report_loss(self.known.workers.pop(("encoder", address)))
-        self.known.report_change()
 
     def _encoder_info(self, address: str) -> WorkerInfo:
         config = self._limits.encoder

@@ -1,0 +1,122 @@
+"""The scaling policy in virtual time, beside a static pool, HPA, a queue's length and Knative.
+
+    python -m benchmarks autoscale [--results DIR] [--jobs 2] [--seed 0] [--write]
+
+Three traces, cold starts of 5 and 60 s, one setting of each policy for all of them. `--results` keeps every
+trial: a run that is cut off goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.goodput.report.machine import describe, load_average
+from triptych.simulator.autoscale.comparison import (
+    COLD_STARTS,
+    OURS,
+    POLICIES,
+    STATIC,
+    STRICT_SLO,
+    TrialFigures,
+    kept,
+    trials,
+)
+from triptych.simulator.autoscale.ours import ENCODER_SLO
+from triptych.simulator.autoscale.plot import save
+from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
+from triptych.simulator.autoscale.trial import SLO
+
+RESULT = RESULTS / "autoscale.md"
+#: What the policy must keep to at the first cold start: shares of the static pool's.
+MOST_SECONDS, LEAST_GOODPUT = 0.6, 0.99
+
+
+def row(one: TrialFigures, static: TrialFigures) -> str:
+    cold_start = "any" if one.policy == STATIC else f"{one.cold_start:g} s"
+    return (
+        f"| {one.trace} | {cold_start} | {one.policy} | {one.worker_seconds:.0f} "
+        f"| {one.worker_seconds / static.worker_seconds:.1%} | {one.good / static.good:.2%} "
+        f"| {one.strict / one.requests:.1%} | {one.ttft:.1f} | {one.direction_changes} | {one.failures} |"
+    )
+
+
+def verdict(found: Sequence[TrialFigures]) -> str:
+    """Whether ours keeps to the bar, trace by trace."""
+    words = []
+    for one in found:
+        if one.policy == OURS and one.cold_start == COLD_STARTS[0]:
+            static = static_of(found, one.trace)
+            seconds, good = one.worker_seconds / static.worker_seconds, one.good / static.good
+            kept_to = seconds <= MOST_SECONDS and good >= LEAST_GOODPUT
+            words.append(f"{one.trace} {seconds:.0%} and {good:.2%}: {'kept' if kept_to else '**missed**'}")
+    return "; ".join(words)
+
+
+def static_of(found: Sequence[TrialFigures], trace: str) -> TrialFigures:
+    return next(one for one in found if one.trace == trace and one.policy == STATIC)
+
+
+def report(found: Sequence[TrialFigures], options: argparse.Namespace, load_before: float) -> str:
+    machine = describe(load_before)
+    shapes = [TRACES[name]() for name in TRACES]
+    sizes = "; ".join(
+        f"{trace.name} {trace.seconds:.0f} s, {static_of(found, trace.name).requests} requests, "
+        f"peak to mean {trace.peak_to_mean:.1f}"
+        for trace in shapes
+    )
+    lines = [
+        "# Autoscaling in virtual time",
+        "",
+        f"Command: `python -m benchmarks autoscale --jobs {options.jobs} --seed {options.seed} --write`",
+        f"Date: {datetime.date.today()}. Commit: {machine.commit}. Simulated.",
+        "",
+        f"Traces: {sizes}.",
+        f"Static peak: {PEAK_WORKERS} encoders, 70 % busy at the peak; no policy may have more. SLO: {SLO}.",
+        f"Ours: `--encoder-slo {ENCODER_SLO:g}` and the defaults, from 0 workers on.",
+        "Paid for: from the order to start a worker until its process has ended.",
+        "",
+        f"Bar at a cold start of {COLD_STARTS[0]:g} s: at most {MOST_SECONDS:.0%} of the encoder-seconds of "
+        f"static peak, at least {LEAST_GOODPUT:.0%} of its goodput. {verdict(found)}.",
+        "",
+        "| trace | cold start | policy | encoder-seconds | of static | goodput of static "
+        f"| within {STRICT_SLO} | TTFT P99 s | direction changes | failed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    order = {policy: place for place, policy in enumerate(POLICIES)}
+    for one in sorted(
+        found, key=lambda one: (list(TRACES).index(one.trace), one.cold_start, order[one.policy])
+    ):
+        lines.append(row(one, static_of(found, one.trace)))
+    lines += ["", *(f"![{name}](autoscale-{name}.png)" for name in TRACES), ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, help="folder that keeps the figures of every trial")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seed", type=int, default=0)
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    load_before = load_average()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.results or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(options.jobs) as pool:
+            found = list(pool.map(partial(kept, folder, seed=options.seed), trials()))
+    publish(report(found, options, load_before), RESULT, write=options.write)
+    if options.write:
+        for name, trace in TRACES.items():
+            shown = [one for one in found if one.trace == name and one.cold_start == COLD_STARTS[0]]
+            save(trace(), shown, RESULTS / f"autoscale-{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Autoscaling in virtual time: traces, scalers, an elastic pool of encoders."""

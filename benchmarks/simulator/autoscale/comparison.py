@@ -1,0 +1,109 @@
+"""All policies on all traces: figures of each trial, kept as JSON so that a run that is cut off goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from triptych.errors import ConfigError
+from triptych.goodput.measure.slo import Slo
+from triptych.simulator.autoscale.hpa import CpuPercent, QueueLength
+from triptych.simulator.autoscale.knative import Concurrency
+from triptych.simulator.autoscale.ours import WorkSeconds
+from triptych.simulator.autoscale.scaler import FixedSize, Scaler
+from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
+from triptych.simulator.autoscale.trial import TrialResult, TrialSetup, run_trial
+
+STATIC = "static peak"
+OURS = "work-seconds (ours)"
+#: By name: what scales up to so many workers that take so long to start. One setting for all traces.
+POLICIES: dict[str, Callable[[int, float], Scaler]] = {
+    STATIC: lambda most, _: FixedSize(most),
+    OURS: lambda most, cold_start: WorkSeconds(0, most, cold_start),
+    "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
+    "queue length 5 (KEDA)": lambda most, _: QueueLength(1, most),
+    "concurrency (Knative)": lambda most, _: Concurrency(0, most),
+}
+COLD_STARTS = (5.0, 60.0)
+#: A second, stricter look at the same records.
+STRICT_SLO = Slo((("ttft", 5_000.0), ("tpot", 100.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFigures:
+    """`strict`: requests within STRICT_SLO. `timeline`: (second, desired, ready, alive) where one changes.
+
+    `ttft`: the 99th percentile in seconds.
+    """
+
+    trace: str
+    policy: str
+    cold_start: float
+    requests: int
+    good: int
+    strict: int
+    failures: int
+    ttft: float
+    seconds: float
+    worker_seconds: float
+    direction_changes: int
+    leftovers: int
+    timeline: tuple[tuple[float, int, int, int], ...]
+
+
+def figures_of(trace: str, policy: str, cold_start: float, found: TrialResult) -> TrialFigures:
+    moments = [(one.now, one.desired, one.ready, one.alive) for one in found.history.moments]
+    changes = [one for before, one in zip([(), *moments], moments, strict=False) if one[1:] != before[1:]]
+    return TrialFigures(
+        trace=trace,
+        policy=policy,
+        cold_start=cold_start,
+        requests=len(found.records),
+        good=found.good,
+        strict=found.good_within(STRICT_SLO),
+        failures=found.failures,
+        ttft=found.ttft,
+        seconds=found.seconds,
+        worker_seconds=found.worker_seconds,
+        direction_changes=found.history.direction_changes,
+        leftovers=sum(found.leftovers.values()),
+        timeline=tuple(changes),
+    )
+
+
+def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> TrialFigures:
+    """One trial. A static pool is there from the start, any other begins with one worker."""
+    setup = TrialSetup()
+    load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
+    scaler = POLICIES[policy](PEAK_WORKERS, cold_start)
+    initial = PEAK_WORKERS if policy == STATIC else 1
+    return figures_of(
+        trace.name, policy, cold_start, run_trial(setup, load, times, scaler, cold_start, initial)
+    )
+
+
+def trials() -> list[tuple[str, str, float]]:
+    """(trace, policy, cold start) of all trials; a static pool starts once."""
+    return [
+        (trace, policy, cold_start)
+        for trace in TRACES
+        for policy in POLICIES
+        for cold_start in (COLD_STARTS[:1] if policy == STATIC else COLD_STARTS)
+    ]
+
+
+def kept(folder: Path, trial: tuple[str, str, float], seed: int = 0) -> TrialFigures:
+    """The trial's figures from the folder, or measured now and written there."""
+    name, policy, cold_start = trial
+    words = "".join(letter if letter.isalnum() else "-" for letter in policy)
+    path = folder / f"{name}-{words}-{cold_start:g}-{seed}.json"
+    if not path.is_file():
+        found = measure(TRACES[name](), policy, cold_start, seed)
+        path.write_bytes(msgspec.json.encode(found))
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TrialFigures)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--results {path} holds no trial ({error}): delete it") from None
