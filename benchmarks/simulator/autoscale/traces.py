@@ -116,7 +116,7 @@ def work_of(workload: Workload, costs: EncoderCosts, model: ModelShape) -> float
 
 
 def requests_of(
-    trace: Trace, costs: EncoderCosts, model: ModelShape, seed: int = 0, workers: int = PEAK_WORKERS
+    trace: Trace, costs: EncoderCosts, model: ModelShape, seed: int = 0, workers: float = PEAK_WORKERS
 ) -> tuple[list[PlannedRequest], list[float]]:
     """The trace's requests and their times: Poisson with the phases' rates.
 

@@ -1,0 +1,51 @@
+"""A day with the scaling policy as people read it, by rich."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from triptych.simulator.plan.day import DayPlan
+from triptych.simulator.plan.question import Question
+from triptych.simulator.plan.tables import money
+
+
+def show_day(found: DayPlan, question: Question, console: Console) -> None:
+    """One row for each pool; shares are of the static pool for the peak."""
+    shown = found.trace
+    console.print(
+        f"{shown.name}: {shown.seconds:.0f} s as a day, {found.requests} requests of "
+        f"{question.workload_name}, {found.rate:g} requests/s at the peak, {shown.peak_to_mean:.1f} "
+        f"times the mean; {question.slo}\nencoders: {question.encoders_on.name}; {found.pd_workers} PD workers",
+        markup=False,
+        highlight=False,
+    )
+    table = Table(title="Encoders through the day", title_justify="left", box=box.SIMPLE_HEAD)
+    columns = (
+        "pool",
+        "encoders",
+        "encoder-seconds",
+        "of peak",
+        "goodput of peak",
+        "TTFT P99",
+        "failed",
+        "a day",
+    )
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left")
+    static = found.rows[0]
+    for row in found.rows:
+        table.add_row(
+            row.name,
+            str(row.encoders),
+            f"{row.worker_seconds:,.0f}",
+            f"{row.worker_seconds / static.worker_seconds:.0%}",
+            f"{row.good / static.good:.2%}" if static.good else "–",
+            f"{row.ttft:.2f} s",
+            str(row.failures),
+            money(row.dollars),
+        )
+    console.print(table)
+    if found.rows[0].encoders == 1:
+        console.print("One encoder is enough for the peak: only idle hours can be saved.", highlight=False)
