@@ -110,13 +110,13 @@ class ElasticPool:
 
     def _view(self) -> PoolView:
         encoders, proxy = self._cluster.encoders, self._cluster.proxy
-        table = proxy.dispatcher.jobs.table
+        table, unbound = proxy.dispatcher.jobs.table, self._cluster.known.unbound
         return PoolView(
             now=self._loop.now,
             starting=len(self._starting),
             busy={worker.address: encoders[worker.address].busy_seconds for worker in self._ready},
-            outstanding=len(table),
-            waiting=table.waiting,
+            outstanding=len(table) + unbound,
+            waiting=table.waiting + unbound,
             requests=proxy.counts.requests,
         )
 

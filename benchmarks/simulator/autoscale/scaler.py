@@ -12,7 +12,8 @@ class PoolView:
     """A pool once a second.
 
     `busy`: seconds that each ready encoder's tower has worked since its start, by address. `outstanding`:
-    items that the proxy waits for; `waiting`: those of them that no tower works on. `requests`: taken in
+    items that the proxy waits for, `waiting` those of them that no tower works on; a
+    request that has found no encoder ever counts as one. `requests`: taken in
     since the start.
     """
 

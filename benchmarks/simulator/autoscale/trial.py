@@ -13,18 +13,18 @@ from triptych.goodput.measure.slo import Slo
 from triptych.simulator.autoscale.pool import ElasticPool, PoolHistory
 from triptych.simulator.autoscale.scaler import Scaler
 from triptych.simulator.cluster.shape import Limits, on_devices
+from triptych.simulator.costs.chips import Chip
 from triptych.simulator.costs.costs import CostModel, ModelShape
 from triptych.simulator.costs.published import (
     QWEN3_VL_4B,
     QWEN3_VL_4B_SHAPE,
-    Gpu,
     encoder_costs,
     published,
 )
 from triptych.simulator.run import simulate
 
 #: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
-CPU = Gpu("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
+CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
 SLO = Slo((("ttft", 10_000.0), ("tpot", 100.0)))
 
 

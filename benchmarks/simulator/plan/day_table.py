@@ -17,7 +17,7 @@ def show_day(found: DayPlan, question: Question, console: Console) -> None:
     console.print(
         f"{shown.name}: {shown.seconds:.0f} s as a day, {found.requests} requests of "
         f"{question.workload_name}, {found.rate:g} requests/s at the peak, {shown.peak_to_mean:.1f} "
-        f"times the mean; {question.slo}\nencoders: {question.encoders_on.name}; {found.pd_workers} PD workers",
+        f"times the mean; {question.slo}\nencoders: {question.encoders_on.name}",
         markup=False,
         highlight=False,
     )
