@@ -12,7 +12,7 @@ from triptych.simulator.plan.tables import money
 
 
 def show_day(found: DayPlan, question: Question, console: Console) -> None:
-    """One row for each pool; shares are of the static pool for the peak."""
+    """One row for each pool: encoders at most, encoder-seconds, shares of static peak's, TTFT, dollars."""
     shown = found.trace
     console.print(
         f"{shown.name}: {shown.seconds:.0f} s as a day, {found.requests} requests of "
@@ -22,18 +22,9 @@ def show_day(found: DayPlan, question: Question, console: Console) -> None:
         highlight=False,
     )
     table = Table(title="Encoders through the day", title_justify="left", box=box.SIMPLE_HEAD)
-    columns = (
-        "pool",
-        "encoders",
-        "encoder-seconds",
-        "of peak",
-        "goodput of peak",
-        "TTFT P99",
-        "failed",
-        "a day",
-    )
+    columns = ("pool", "most", "seconds", "of peak", "goodput", "P99", "failed", "a day")
     for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
     static = found.rows[0]
     for row in found.rows:
         table.add_row(
