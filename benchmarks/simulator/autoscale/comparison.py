@@ -25,7 +25,8 @@ POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     OURS: lambda most, cold_start: WorkSeconds(0, most, cold_start),
     "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
     "queue length 5 (KEDA)": lambda most, _: QueueLength(1, most),
-    "concurrency (Knative)": lambda most, _: Concurrency(0, most),
+    "concurrency 8 (Knative)": lambda most, _: Concurrency(0, most, 8),
+    "concurrency 4 (Knative)": lambda most, _: Concurrency(0, most, 4),
 }
 COLD_STARTS = (5.0, 60.0)
 #: A second, stricter look at the same records.
