@@ -20,9 +20,8 @@ def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
     """One row for each policy, static ones apart; all trials of one cold start."""
     static = next(one for one in found if one.policy == STATIC)
     scaled = [one for one in found if one.policy != STATIC]
-    figure, axes = plt.subplots(
-        len(scaled), 1, figsize=(10, 1.9 * len(scaled) + 0.8), sharex=True, sharey=True, layout="constrained"
-    )
+    figure: Figure = plt.figure(figsize=(10, 1.9 * len(scaled) + 0.8), layout="constrained")
+    axes = figure.subplots(len(scaled), 1, sharex=True, sharey=True)
     for index, (axis, one) in enumerate(zip(axes, scaled, strict=True)):
         _demand(axis, trace)
         _workers(axis, one, COLOURS[index])
