@@ -34,7 +34,7 @@ def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
         axis.axhline(PEAK_WORKERS, color="#555555", linestyle=":", linewidth=1)
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_ylabel("workers")
-    axes[0].legend(fontsize=8, loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
     axes[-1].set_xlabel("seconds")
     figure.suptitle(f"{trace.name}, cold start {scaled[0].cold_start:g} s", fontsize=11)
     return figure
