@@ -1,11 +1,12 @@
 """An encoder pool on one machine follows bursts: time lines, and from zero to the first embedding.
 
-Two clusters by `triptych serve --encoders 0..N`, each with the demo model: in the first one an item sleeps in
-the tower, so that more encoders are faster though the machine has no more cores; the second computes. Each
-gets bursts of requests with pictures of their own and has to be empty in between. Then single requests meet
-an empty pool, with the fork server and without it.
+`bursts`: two clusters by `triptych serve --encoders 0..N`, each with the demo model: in the first one an item
+sleeps in the tower, so that more encoders are faster though the machine has no more cores; the second computes.
+Each gets bursts of requests with pictures of their own and has to be empty in between. `starts`: single requests
+meet an empty pool, with the fork server and without it.
 
-    python -m benchmarks scaling [--tower-seconds 0.5] [--bursts 2] [--requests 12] [--runs 5] [--write]
+    python -m benchmarks scaling bursts [--tower-seconds 0.5] [--bursts 2] [--requests 12] [--write]
+    python -m benchmarks scaling starts [--runs 5] [--write]
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.micro.back_pressure import sized_model
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, publish
 from benchmarks.scaling.bursts import BurstOptions, run_bursts
-from benchmarks.scaling.first_start import FirstStarts, measure_first_starts
+from benchmarks.scaling.first_start import measure_first_starts
 from benchmarks.scaling.plot import save_timeline
-from benchmarks.scaling.report import ScalingRun, report
+from benchmarks.scaling.report import ScalingRun, bursts_page, starts_page
 from triptych.config import WorkerCounts
 from triptych.goodput.launch import launched
 
-RESULT = RESULTS / "scale_local.md"
+PAGES = {"bursts": RESULTS / "scale_local.md", "starts": RESULTS / "scale_from_zero.md"}
 #: Patches the engine of a process that finds it on its path: `tests/support/engine_faults/sitecustomize.py`.
 PATCH = Path(__file__).resolve().parents[2] / "tests/support/engine_faults"
 START_SECONDS = 180.0
@@ -36,21 +37,33 @@ START_SECONDS = 180.0
 def main() -> None:
     """Measures, prints the page, and writes it with its pictures if asked."""
     options = _options()
-    sizes = BurstOptions(options.bursts, options.requests, options.images, options.side, options.tokens)
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         model = str(sized_model(Path(folder) / "demo", options.side))
-        runs = [_run(name, seconds, model, sizes, options) for name, seconds in _towers(options)]
-        starts = _first_starts(model, options)
-        folder_of_pictures = RESULTS if options.write else Path.cwd()
-        for run in runs:
-            save_timeline(run.bursts.timeline, run.title, folder_of_pictures / run.picture)
-    publish(report(runs, starts, options), RESULT, write=options.write)
+        measure = _bursts if options.part == "bursts" else _starts
+        publish(measure(model, options), PAGES[options.part], write=options.write)
+
+
+def _bursts(model: str, options: argparse.Namespace) -> str:
+    sizes = BurstOptions(options.bursts, options.requests, options.images, options.side, options.tokens)
+    runs = []
+    for name, seconds in (("sleeping", options.tower_seconds), ("computing", 0.0)):
+        runs.append(run := _run(name, seconds, model, sizes, options))
+        pictures = RESULTS if options.write else Path.cwd()
+        save_timeline(run.bursts.timeline, run.title, pictures / run.picture)
+    return bursts_page(runs, options)
+
+
+def _starts(model: str, options: argparse.Namespace) -> str:
+    # The shortest window: the pool is empty again soon.
+    with launched(*_shape(model, 1.0, options), START_SECONDS) as cluster:
+        return starts_page(measure_first_starts(cluster, options.runs, options.side), options)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("part", choices=list(PAGES))
     parser.add_argument("--encoders", default="0..4")
     parser.add_argument("--tower-seconds", type=float, default=0.5, help="what an item sleeps in the tower")
     parser.add_argument("--bursts", type=int, default=2)
@@ -61,12 +74,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slo", type=float, default=4.0, help="seconds that an item may take in the pool")
     parser.add_argument("--window", type=float, default=8.0, help="seconds before the pool shrinks")
     parser.add_argument("--runs", type=int, default=5, help="starts from zero of each kind")
-    add_write_flag(parser, RESULT)
+    parser.add_argument("--write", action="store_true", help="write the page, and its pictures")
     return parser.parse_args()
-
-
-def _towers(options: argparse.Namespace) -> list[tuple[str, float]]:
-    return [("sleeping", options.tower_seconds), ("computing", 0.0)]
 
 
 def _run(
@@ -76,12 +85,6 @@ def _run(
     title = f"Encoders {options.encoders}, {options.requests} requests of {options.images} pictures, {tower}"
     with _sleeping(seconds), launched(*_shape(model, options.window, options), START_SECONDS) as cluster:
         return ScalingRun(name, title, asyncio.run(run_bursts(cluster, sizes)))
-
-
-def _first_starts(model: str, options: argparse.Namespace) -> FirstStarts:
-    # The shortest window: the pool is empty again soon.
-    with launched(*_shape(model, 1.0, options), START_SECONDS) as cluster:
-        return measure_first_starts(cluster, options.runs, options.side)
 
 
 def _shape(model: str, window: float, options: argparse.Namespace) -> tuple[WorkerCounts, str, list[str]]:

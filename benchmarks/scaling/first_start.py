@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from benchmarks.scaling.bursts import request
 from triptych.goodput.launch import Launched, processes_of
 
-_PATIENCE = 120.0
+#: An idle pool keeps its last encoder for three starts, which take long on a busy machine.
+_PATIENCE = 600.0
 
 
 @dataclass(slots=True)

@@ -14,7 +14,10 @@ from benchmarks.scaling.bursts import BurstRun
 from benchmarks.scaling.first_start import FirstStarts
 from triptych.goodput.report.machine import commit
 
-_OPTIONS = ("tower_seconds", "bursts", "requests", "images", "side", "tokens", "slo", "window", "runs")
+_OPTIONS = {
+    "bursts": ("tower_seconds", "bursts", "requests", "images", "side", "tokens", "slo", "window"),
+    "starts": ("runs", "side", "slo"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +33,47 @@ class ScalingRun:
         return f"scale_local-{self.name}.png"
 
 
-def report(runs: Sequence[ScalingRun], starts: FirstStarts, options: argparse.Namespace) -> str:
-    """The whole page."""
-    words = [f"--{name.replace('_', '-')} {getattr(options, name):g}" for name in _OPTIONS]
-    command = " ".join(["python -m benchmarks scaling --encoders", options.encoders, *words])
-    head = [
-        "# Encoders that follow their work, on one machine",
+def bursts_page(runs: Sequence[ScalingRun], options: argparse.Namespace) -> str:
+    """The page of the bursts."""
+    text = (
+        f"`triptych serve --encoders {options.encoders}`; a burst is {options.requests} requests of "
+        f"{options.images} pictures at once, all new. The next one comes when the pool is as small as it may "
+        "be. Where the tower sleeps, more encoders are faster though there are no more cores."
+    )
+    head = _head("Encoders that follow their work, on one machine", options)
+    return "\n".join([*head, text, "", *_counts(runs), "", *_times(runs), *_pictures(runs)])
+
+
+def starts_page(starts: FirstStarts, options: argparse.Namespace) -> str:
+    """The page of the starts from zero."""
+    rows = [
+        (title, [f"{pick(values):.2f}" for pick in (statistics.median, min, max)])
+        for title, values in (
+            ("no encoder, forked (goal: 1.5)", starts.forked),
+            ("no encoder, without the fork server (goal: 6)", starts.alone),
+            ("an encoder", starts.warm),
+        )
+    ]
+    head = _head("From no encoder to the first token", options)
+    text = (
+        "Seconds from a request with one picture to its only token, a prefill after the embedding. A load above "
+        "the number of cores makes all of them longer."
+    )
+    return "\n".join([*head, text, "", *_table(["the pool has", "median", "best", "worst"], rows), ""])
+
+
+def _head(title: str, options: argparse.Namespace) -> list[str]:
+    names = _OPTIONS[options.part]
+    words = [f"--{name.replace('_', '-')} {getattr(options, name):g}" for name in names]
+    command = " ".join(["python -m benchmarks scaling", options.part, "--encoders", options.encoders, *words])
+    return [
+        f"# {title}",
         "",
         f"Command: `{command} --write`",
         f"Date: {datetime.date.today()}. Commit: {commit()}. {os.cpu_count()} cores ({platform.machine()}). "
         f"Load at the end: {os.getloadavg()[0]:.1f}.",
         "",
-        f"`triptych serve --encoders {options.encoders}`; a burst is {options.requests} requests of "
-        f"{options.images} pictures at once, all new. The next one comes when the pool is as small as it may "
-        "be. Where the tower sleeps, more encoders are faster though there are no more cores.",
-        "",
     ]
-    return "\n".join([*head, *_counts(runs), "", *_times(runs), "", *_starts(starts), *_pictures(runs)])
 
 
 def _counts(runs: Sequence[ScalingRun]) -> list[str]:
@@ -68,22 +95,6 @@ def _times(runs: Sequence[ScalingRun]) -> list[str]:
         ("request, longest, s", [f"{max(run.bursts.seconds):.1f}" for run in runs]),
     ]
     return _table(["seconds on this machine", *(run.name for run in runs)], rows)
-
-
-def _starts(starts: FirstStarts) -> list[str]:
-    rows = [
-        (title, [f"{pick(values):.2f}" for pick in (statistics.median, min, max)])
-        for title, values in (
-            ("no encoder, forked (goal: 1.5)", starts.forked),
-            ("no encoder, without the fork server (goal: 6)", starts.alone),
-            ("an encoder is there", starts.warm),
-        )
-    ]
-    return [
-        "Seconds from a request with one picture to its only token, a prefill after the embedding:",
-        "",
-        *_table(["the pool has", "median", "best", "worst"], rows),
-    ]
 
 
 def _pictures(runs: Sequence[ScalingRun]) -> list[str]:
