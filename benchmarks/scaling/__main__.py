@@ -1,9 +1,9 @@
 """An encoder pool on one machine follows bursts: time lines, and from zero to the first embedding.
 
 `bursts`: two clusters by `triptych serve --encoders 0..N`, each with the demo model: in the first one an item
-sleeps in the tower, so that more encoders are faster though the machine has no more cores; the second computes.
-Each gets bursts of requests with pictures of their own and has to be empty in between. `starts`: single requests
-meet an empty pool, with the fork server and without it.
+sleeps in the tower, so that more encoders are faster though the machine has no more cores; the second one
+computes. Each gets bursts of requests with pictures of their own and has to be empty in between. `starts`:
+single requests meet an empty pool, with the fork server and without it.
 
     python -m benchmarks scaling bursts [--tower-seconds 0.5] [--bursts 2] [--requests 12] [--write]
     python -m benchmarks scaling starts [--runs 5] [--write]

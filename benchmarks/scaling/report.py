@@ -56,8 +56,8 @@ def starts_page(starts: FirstStarts, options: argparse.Namespace) -> str:
     ]
     head = _head("From no encoder to the first token", options)
     text = (
-        "Seconds from a request with one picture to its only token, a prefill after the embedding. A load above "
-        "the number of cores makes all of them longer."
+        "Seconds from a request with one picture to its only token, a prefill after the embedding. A load "
+        "above the number of cores makes all of them longer."
     )
     return "\n".join([*head, text, "", *_table(["the pool has", "median", "best", "worst"], rows), ""])
 
