@@ -158,7 +158,9 @@ async def test_a_pd_worker_drained_in_its_streams_loses_no_token(
     texts = [index for index, case in enumerate(cases) if not case.encoded][:4]
     crowd = [cases[index] for index in texts]
     cluster = make_scaled("--pd-workers", "1..2", "--max-num-seqs", "2", "--scale-window", "60", step=step)
-    async with Streams(cluster.url, crowd, 8, ["up 1", "up 2", "up 3"]) as streams:
+    # Long enough for an average of some seconds to see it.
+    tokens = 8 if step > 0.1 else 100
+    async with Streams(cluster.url, crowd, tokens, ["up 1", "up 2", "up 3"]) as streams:
         await hold("the second PD worker", lambda: len(_running(cluster)) == 2)
         await streams.all()
     async with Streams(cluster.url, crowd, 100, ["drain"]) as streams:
