@@ -17,7 +17,7 @@ def save_timeline(timeline: Timeline, title: str, path: Path) -> None:
     figure.suptitle(title)
     at = [sample.at for sample in timeline.samples]
     workers, backlog, requests = axes
-    for name, colour, style in (("desired", 1, "--"), ("running", 0, "-"), ("ready", 2, "-")):
+    for name, colour, style in (("running", 0, "-"), ("ready", 2, "-"), ("desired", 1, "--")):
         values = [getattr(sample, name) for sample in timeline.samples]
         workers.step(at, values, where="post", label=name, color=COLOURS[colour], linestyle=style)
     workers.set_ylabel("encoders")
@@ -29,7 +29,8 @@ def save_timeline(timeline: Timeline, title: str, path: Path) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.3)
-        axis.set_ylim(bottom=0)
+        # Room for the legend above the lines.
+        axis.set_ylim(0, 1.25 * max(axis.get_ylim()[1], 1.0))
         for burst in timeline.bursts:
             axis.axvline(burst, color=COLOURS[6], linewidth=1, linestyle=":")
     figure.savefig(path, dpi=110)
