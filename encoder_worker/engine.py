@@ -48,13 +48,17 @@ class TowerItem:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An item is encoded: `output`, whose save has begun if `saving`, or `error`."""
+    """An item is encoded: `output`, whose save has begun if `saving`, or `error`.
+
+    `seconds` are the batch's, and `work` the item's part of them.
+    """
 
     mm_hash: str
     seconds: float
     output: EncoderOutput | None = None
     saving: bool = False
     error: Exception | None = None
+    work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +207,11 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         results = dict(zip((i.plan.mm_hash for i in fresh), self._encode_isolated(fresh), strict=True))
         seconds = time.monotonic() - start - self._waited
         self._busy_since = None
+        patches = sum(_patches(item) for item in fresh)
         for item in batch:
             try:
-                self._finish(item, results.get(item.plan.mm_hash, item.output), seconds)
+                work = seconds * _patches(item) / patches if item.output is None else 0.0
+                self._finish(item, results.get(item.plan.mm_hash, item.output), seconds, work)
             except Exception:
                 logger.exception("the output of an item could not be reported")
                 self._report(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
@@ -246,14 +252,16 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         if self._encoder.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _finish(self, item: TowerItem, result: EncoderOutput | Exception | None, seconds: float) -> None:
+    def _finish(
+        self, item: TowerItem, result: EncoderOutput | Exception | None, seconds: float, work: float
+    ) -> None:
         key = item.plan.mm_hash
         if isinstance(result, Exception) or result is None:
             self._report(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
             return
         self._outputs[key] = result
         saving = item.wanted()
-        self._report(Encoded(key, seconds, output=result, saving=saving))
+        self._report(Encoded(key, seconds, output=result, saving=saving, work=work))
         if saving:
             self._start_save(result, item.damaged_digest)
 
@@ -301,3 +309,9 @@ def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
             param=plan.modality,
         )
     return EncoderOutput(plan, data)
+
+
+def _patches(item: TowerItem) -> int:
+    """Size that the tower's time grows with: patches of a picture, rows of anything else."""
+    plan = item.plan
+    return max(math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows, 1)

@@ -87,6 +87,7 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
                 preprocess_seconds=timings.preprocess,
                 encode_seconds=timings.encode,
                 save_seconds=timings.save,
+                work_seconds=timings.work,
             )
             return encoder_pb2.EncodeEvent(ready=ready)
         case Failed(error, retryable, owner_address, owner_token):

@@ -73,20 +73,22 @@ class JobWaits(_message.Message):
     def __init__(self) -> None: ...
 
 class ItemReady(_message.Message):
-    __slots__ = ("plan", "already_stored", "queue_seconds", "preprocess_seconds", "encode_seconds", "save_seconds")
+    __slots__ = ("plan", "already_stored", "queue_seconds", "preprocess_seconds", "encode_seconds", "save_seconds", "work_seconds")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ALREADY_STORED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREPROCESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SAVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     plan: _common_pb2.ItemPlan
     already_stored: bool
     queue_seconds: float
     preprocess_seconds: float
     encode_seconds: float
     save_seconds: float
-    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., already_stored: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., preprocess_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., save_seconds: _Optional[float] = ...) -> None: ...
+    work_seconds: float
+    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., already_stored: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., preprocess_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., save_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ...) -> None: ...
 
 class JobFailed(_message.Message):
     __slots__ = ("error", "retryable", "owner_address", "owner_token")

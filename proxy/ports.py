@@ -25,6 +25,8 @@ class JobReady:
     already_stored: bool
     encode_seconds: float
     save_seconds: float
+    #: The item's part of `encode_seconds`, which are those of its batch; 0 where the worker does not tell.
+    work_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

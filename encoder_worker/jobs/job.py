@@ -24,6 +24,8 @@ class JobTimings:
     preprocess: float = 0.0
     encode: float = 0.0
     save: float = 0.0
+    #: The item's part of `encode`, which is the batch's.
+    work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

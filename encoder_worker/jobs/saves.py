@@ -49,7 +49,7 @@ class JobSaves:
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save, job)
 
     def _encoded(self, job: EncodeJob, event: Encoded) -> None:
-        job.timings.encode = event.seconds
+        job.timings.encode, job.timings.work = event.seconds, event.work
         job.prepared = None
         if event.error is not None or event.output is None:
             self._jobs.end(job, _tower_failure(event.error))

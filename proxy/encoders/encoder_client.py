@@ -100,7 +100,11 @@ class EncodeStream:
         elif kind == "ready":
             ready = event.ready
             return JobReady(
-                plan_from_proto(ready.plan), ready.already_stored, ready.encode_seconds, ready.save_seconds
+                plan_from_proto(ready.plan),
+                ready.already_stored,
+                ready.encode_seconds,
+                ready.save_seconds,
+                ready.work_seconds,
             )
         elif kind == "failed":
             error = event.failed.error

@@ -264,7 +264,7 @@ class JobRunner:
         self._unpin(job.mm_hash)
         self._recent.add(job.mm_hash, end, self._clock())
         if not end.already_stored:
-            self.model.learn(tower_patches(end.plan), end.encode_seconds, job.kind)
+            self.model.learn(tower_patches(end.plan), end.work_seconds or end.encode_seconds, job.kind)
             self._metrics.encode_cost.labels(job.kind).set(self.model.work(None, job.kind))
         for request_id in list(job.waiters):
             self._events.ready(request_id, job.mm_hash, end)

@@ -35,6 +35,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         #: Seconds that the tower takes for an item, one after another; 0: no time.
         self.tower_seconds = 0.0
         self._turn = asyncio.Lock()
+        #: An item's part of its batch; 0: not told.
+        self.work_seconds = 0.0
         #: Of every audio file.
         self.frames = 400
         self.restarts: set[asyncio.Task[None]] = set()
@@ -94,7 +96,12 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
                 await asyncio.sleep(self.tower_seconds)
         values = plan_from_proto(plan)
         await self.store.save(values, b"\x01" * values.nbytes, ttl=60.0, damaged_digest=job.damaged_digest)
-        ready = encoder_pb2.ItemReady(plan=plan, encode_seconds=self.tower_seconds or 0.5, save_seconds=0.25)
+        ready = encoder_pb2.ItemReady(
+            plan=plan,
+            encode_seconds=self.tower_seconds or 0.5,
+            save_seconds=0.25,
+            work_seconds=self.work_seconds,
+        )
         yield encoder_pb2.EncodeEvent(ready=ready)
         await anext(messages, None)  # the proxy ends its half, too
 

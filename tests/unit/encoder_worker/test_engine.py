@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,24 @@ def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
     [done] = [e for e in events if isinstance(e, BatchDone)]
     assert (done.items, done.calls) == (2, 1)
     assert b.saver.saves == [("a", ""), ("b", "d")]
+
+
+def test_the_seconds_of_a_batch_are_its_items_work_by_their_sizes(b: Bench) -> None:
+    b.encode([item("c")])
+    b.take(3)
+    kept = b.outputs.get("c")
+    assert kept is not None
+    small, large = (
+        replace(one, plan=replace(one.plan, grid_thw=grid))
+        for one, grid in ((item("a"), (1, 1, 2)), (item("b"), (1, 2, 3)))
+    )
+    b.encode([small, large, TowerItem(kept.plan, None, kept, "", lambda: True)])
+    found = {event.mm_hash: event for event in b.take(7) if isinstance(event, Encoded)}
+    seconds = found["a"].seconds
+    assert seconds > 0.0
+    assert found["a"].work == pytest.approx(seconds / 4)
+    assert found["b"].work == pytest.approx(seconds * 3 / 4)
+    assert found["c"].work == 0.0
 
 
 def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:

@@ -70,8 +70,9 @@ def test_events_travel_with_all_their_fields() -> None:
     planned = event_message(Planned(plan)).planned
     assert [(run.start, run.count) for run in planned.runs] == [(1, 2)]
     assert list(planned.grid_thw) == [1, 2, 2]
-    ready = event_message(Ready(plan, True, JobTimings(1, 2, 3, 4))).ready
+    ready = event_message(Ready(plan, True, JobTimings(1, 2, 3, 4, 5))).ready
     assert (ready.already_stored, ready.queue_seconds, ready.save_seconds) == (True, 1, 4)
+    assert (ready.encode_seconds, ready.work_seconds) == (3, 5)
     assert event_message(MediaWanted()).WhichOneof("body") == "need_media"
     assert event_message(Waits()).WhichOneof("body") == "waits"
     failed = event_message(Failed(Overloaded("full", retry_after=2), True, "h:1", "t")).failed

@@ -143,3 +143,13 @@ async def test_a_flushed_store_changes_no_decision(store: EmbeddingStore) -> Non
         await store.control.execute("FLUSHALL")
         await autoscaler.look("encoder")
         assert (await decided(board, 2)).active
+
+
+async def test_an_item_costs_its_part_of_the_batch_or_all_of_it_where_the_worker_does_not_tell(
+    store: EmbeddingStore,
+) -> None:
+    for work, cost in ((0.0, 0.5), (0.125, 0.125)):
+        async with FakeCluster(store) as cluster:
+            cluster.encoders[0].work_seconds = work
+            await cluster.ask(user("what is it?", picture(f"worth {work}")))
+            assert cluster.dispatcher.jobs.model.work(None) == cost
