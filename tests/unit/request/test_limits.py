@@ -5,7 +5,7 @@ import math
 import pytest
 
 from triptych.errors import InvalidRequest
-from triptych.request.limits import RepetitionPenalty, Seed, Temperature, check_limits
+from triptych.request.limits import RepetitionPenalty, Seed, Temperature, TopP, check_limits
 
 
 @pytest.mark.parametrize("value", [None, 0, 0.5, 2])
@@ -20,7 +20,8 @@ def test_values_within_both_limits_pass_and_so_does_none(value: float | None) ->
         (-0.1, Temperature, "at least 0 and at most 2"),
         (math.nan, Temperature, "at least 0 and at most 2"),
         (math.inf, Temperature, "at least 0 and at most 2"),
-        (0, RepetitionPenalty, "above 0 and at most 10"),
+        (0, TopP, "above 0 and at most 1"),
+        (0, RepetitionPenalty, "at least 0.01 and at most 10"),
         (1 << 63, Seed, f"at least {-(1 << 63)} and at most {(1 << 63) - 1}"),
     ],
 )
