@@ -20,7 +20,7 @@ from support.processes.ray_nodes import RayNodes, node_of, until_registered
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TOKENS, LONG = 64, 120
 #: The proxy, and with it its clients' connections, on the head; workers of a pool on different nodes.
