@@ -18,6 +18,11 @@ from support.processes.processes import survivors
 #: The head's id, as the fake provider counts nodes.
 _HEAD = "f" * 51 + "00000"
 _HEAD_TYPE = "ray.head.default"
+_LISTS = (
+    *("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands"),
+    *("setup_commands", "head_setup_commands", "worker_setup_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands"),
+)
 
 
 @contextlib.contextmanager
@@ -25,13 +30,15 @@ def autoscaled_ray(
     folder: Path, head: Mapping[str, float], node: Mapping[str, float], most: int
 ) -> Iterator[str]:
     """The address of a Ray with a head of these resources, which adds up to `most` nodes like `node`."""
+    from ray.util import get_node_ip_address
+
     port = free_port()
-    address = f"127.0.0.1:{port}"
+    address = f"{get_node_ip_address()}:{port}"
     config = folder / "autoscaler.json"
     config.write_text(json.dumps(_config(address, head, node, most)))
     command = [
         *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
-        *("--node-ip-address", "127.0.0.1", "--port", str(port), "--include-dashboard", "false"),
+        *("--port", str(port), "--include-dashboard", "false"),
         *("--num-cpus", str(int(head["CPU"])), "--object-store-memory", str(80 << 20)),
         f"--autoscaling-config={config}",
     ]
@@ -73,6 +80,10 @@ def _config(address: str, head: Mapping[str, float], node: Mapping[str, float], 
             "added": {"resources": dict(node), "node_config": {}, "min_workers": 0, "max_workers": most},
         },
         "head_node_type": _HEAD_TYPE,
+        # What `ray up` would fill in.
+        **{name: [] for name in _LISTS},
+        **{name: {} for name in ("file_mounts", "docker", "head_node", "worker_nodes")},
+        "file_mounts_sync_continuously": False,
     }
 
 

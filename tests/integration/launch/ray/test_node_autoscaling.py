@@ -14,7 +14,7 @@ from support.processes.cluster import Cluster, start_cluster, wait_for
 from support.processes.ray_autoscaler import autoscaled_ray
 from support.processes.ray_nodes import ENVIRONMENT, TcpStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 POOLS = """
 [proxy]
