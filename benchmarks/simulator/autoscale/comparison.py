@@ -26,7 +26,8 @@ POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
     "queue length 5 (KEDA)": lambda most, _: QueueLength(1, most),
     "concurrency 8 (Knative)": lambda most, _: Concurrency(0, most, 8),
-    "concurrency 4 (Knative)": lambda most, _: Concurrency(0, most, 4),
+    "concurrency 2 (Knative)": lambda most, _: Concurrency(0, most, 2),
+    "concurrency 1 (Knative)": lambda most, _: Concurrency(0, most, 1),
 }
 COLD_STARTS = (5.0, 60.0)
 #: A second, stricter look at the same records.

@@ -3,7 +3,7 @@
 Parameters are the defaults of knative.dev/docs/serving/autoscaling: a stable window of 60 s, a panic window
 of 10 % of it, panic from 200 % of what the ready pods may have, a target utilization of 70 %, at most half of
 the pods away in one step, a decision every 2 s. The concurrency of one pod has no default that suits an
-encoder (100): the worker's tower credit, 8, is what may wait and be at work there, and 4 is tried too.
+encoder (100): 8 is the worker's tower credit, what may wait and be at work there; 1 is one item at work.
 """
 
 from __future__ import annotations
