@@ -21,8 +21,9 @@ def show_day(found: DayPlan, question: Question, console: Console) -> None:
         markup=False,
         highlight=False,
     )
-    table = Table(title="Encoders through the day", title_justify="left", box=box.SIMPLE_HEAD)
-    columns = ("pool", "most", "seconds", "of peak", "goodput", "P99", "failed", "a day")
+    table = Table(title="Encoders through the day", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = ("pool", "most", "seconds", "share", "goodput", "P99 s", "failed", "a day")
+    table.padding = (0, 1, 0, 0)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     static = found.rows[0]
@@ -33,7 +34,7 @@ def show_day(found: DayPlan, question: Question, console: Console) -> None:
             f"{row.worker_seconds:,.0f}",
             f"{row.worker_seconds / static.worker_seconds:.0%}",
             f"{row.good / static.good:.2%}" if static.good else "–",
-            f"{row.ttft:.2f} s",
+            f"{row.ttft:.2f}",
             str(row.failures),
             money(row.dollars),
         )
