@@ -20,7 +20,6 @@ _RAY = ("serve", str(DEMO_MODEL), "--launcher", "ray")
 _SHARED = ("--store", "redis://127.0.0.1:1/0", "--internal-token-file")
 
 
-@pytest.mark.slow
 async def test_a_ray_of_its_own_serves_exactly_and_ends_with_it(tmp_path):
     model = build_checkpoint("qwen3_vl")
     environment = ENVIRONMENT | {"TRIPTYCH_INTERNAL_TOKEN": "", "HOME": str(tmp_path)}
