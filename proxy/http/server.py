@@ -13,6 +13,8 @@ from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connectio
 
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
 KEEP_ALIVE_SECONDS = 20
+#: Seconds in which a connection that was accepted before the end may still send its request and be refused.
+LINGER_SECONDS = 0.5
 
 
 class HttpServer(uvicorn.Server):
@@ -45,6 +47,13 @@ class HttpServer(uvicorn.Server):
         return task
 
     async def stop(self, task: asyncio.Task[None]) -> None:
+        """Stops listening, answers what is still sent for LINGER_SECONDS, and ends.
+
+        Without that a request which is on its way would meet a reset, and no load balancer dares to repeat it.
+        """
+        for server in getattr(self, "servers", ()):
+            server.close()
+        await asyncio.sleep(LINGER_SECONDS)
         self.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
         if self._sweeping is not None:

@@ -98,12 +98,20 @@ class TcpStore:
 
     def __init__(self, folder: Path) -> None:
         self._server = EmbeddedStore(folder, 128 << 20)
+        self._port = free_port()
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self._start()
+
+    def _start(self) -> None:
         self._server.start()
-        port = free_port()
         with redis.Redis(unix_socket_path=self._server.url.removeprefix("unix://")) as client:
             client.config_set("bind", "127.0.0.1")
-            client.config_set("port", port)
-        self.url = f"redis://127.0.0.1:{port}/0"
+            client.config_set("port", self._port)
+
+    def restart(self) -> None:
+        """It comes back empty."""
+        self.stop()
+        self._start()
 
     def stop(self) -> None:
         self._server.stop()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.data.oracle import MIN_DISTINCT, assert_exact
-from support.data.traffic import Case, ask, ask_all, expected, mixed_cases
+from support.data.traffic import Case, ask_all, expected, mixed_cases
 from support.processes.cluster import Cluster, wait_for
 from support.processes.processes import lives, survivors
 from support.processes.ray_nodes import RayNodes, node_of, until_registered
@@ -193,41 +193,3 @@ async def test_no_secret_is_in_what_ray_keeps(nodes: RayNodes, model, tmp_path):
     logs = [path for path in session.rglob("*") if path.is_file()]
     assert logs
     assert not [path for path in logs if token.encode() in path.read_bytes()]
-
-
-async def test_two_proxies_and_a_rolling_restart_of_everything_lose_nothing(nodes: RayNodes, model, tmp_path):
-    words = ("--proxies", "2", "--encoders", "3", "--pd-workers", "2")
-    cluster = nodes.start_cluster(model, tmp_path / "run", *words)
-    try:
-        port = int(cluster.url.rpartition(":")[2])
-        urls = (cluster.url, f"http://127.0.0.1:{port + 10}")
-        cases, wanted = _referenced(model, 90, 3, TOKENS)
-        for name in ("encoder-0", "encoder-1", "encoder-2", "pd-0", "pd-1"):
-            before = cluster.pid(name)
-            halves = [ask_all(url, cases, TOKENS, model="qwen3_vl") for url in urls]
-            running = asyncio.gather(*halves)
-            await asyncio.sleep(0.2)
-            cluster.kill(name, signal.SIGTERM)
-            for answers in await running:
-                assert_exact(wanted, [answer.token_ids for answer in answers])
-            await asyncio.to_thread(wait_for, f"{name} again", lambda n=name, b=before: cluster.pid(n) != b)
-            await asyncio.to_thread(until_registered, cluster, "encoder", 3)
-            await asyncio.to_thread(until_registered, cluster, "pd", 2)
-        for index, name in enumerate(("proxy-0", "proxy-1")):
-            cluster.kill(name, signal.SIGTERM)
-            answers = await ask_all(urls[1 - index], cases, TOKENS, model="qwen3_vl")
-            assert_exact(wanted, [answer.token_ids for answer in answers])
-            url = urls[index]
-
-            async def answers_again(url: str = url) -> bool:
-                try:
-                    await ask(url, cases[0], 1, model="qwen3_vl")
-                except Exception:
-                    return False
-                return True
-
-            async with asyncio.timeout(120):
-                while not await answers_again():
-                    await asyncio.sleep(0.5)
-    finally:
-        assert cluster.stop() == 0
