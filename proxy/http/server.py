@@ -49,7 +49,7 @@ class HttpServer(uvicorn.Server):
     async def stop(self, task: asyncio.Task[None]) -> None:
         """Stops listening, answers what is still sent for LINGER_SECONDS, and ends.
 
-        Without that a request which is on its way would meet a reset, and no load balancer dares to repeat it.
+        Without that a request on its way would meet a reset, and no load balancer dares to repeat it.
         """
         for server in getattr(self, "servers", ()):
             server.close()
