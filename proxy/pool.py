@@ -69,6 +69,11 @@ def health_interval(workers: int) -> float:
     return max(HEALTH_INTERVAL, workers / CHECKS_PER_SECOND)
 
 
+def poll_interval(*, complete: bool) -> float:
+    """Seconds between two looks at the registry. Where a pool is empty, requests may wait for a worker."""
+    return POLL_SECONDS if complete else POLL_SECONDS / 5
+
+
 class WorkerPool(KnownWorkers):
     """Polls the registry, watches every worker, and reports what has changed."""
 
@@ -115,7 +120,8 @@ class WorkerPool(KnownWorkers):
 
     async def _poll_forever(self) -> None:
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            complete = bool(self.serving("encoder") and self.serving("pd"))
+            await asyncio.sleep(poll_interval(complete=complete))
             try:
                 await self.poll()
             except Exception:
