@@ -163,6 +163,9 @@ class ProxyMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
 
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(name, text, registry=self.registry, buckets=_SECONDS)
+
         self.requests = counter("triptych_requests", "requests ended", "status")
         self.refusals = counter("triptych_refusals", "requests refused for their API key", "reason")
         self.in_flight = gauge("triptych_requests_in_flight", "requests that have not ended")
@@ -180,11 +183,8 @@ class ProxyMetrics:
         self.media_bytes = gauge("triptych_media_bytes", "media of requests in flight", "place")
         self.media_fetches = counter("triptych_media_fetches", "media fetched by URL, by outcome", "result")
         self.media_fetched_bytes = counter("triptych_media_fetched_bytes", "bytes of media fetched by URL")
-        self.media_fetch_seconds = Histogram(
-            "triptych_media_fetch_seconds",
-            "one fetch with its redirects and retries",
-            registry=self.registry,
-            buckets=_SECONDS,
+        self.media_fetch_seconds = histogram(
+            "triptych_media_fetch_seconds", "one fetch with its redirects and retries"
         )
         self.encode_cost = gauge("triptych_encode_cost_seconds", "tower time of an average item", "kind")
         self.encoder_backlog = gauge(
@@ -204,18 +204,10 @@ class ProxyMetrics:
             "triptych_cold_start_seconds", "from a decision for a worker to its registration", "pool", "kind"
         )
         self.waiting_items = gauge("triptych_waiting_items", "items that wait for an encoder")
-        self.time_to_first_token = Histogram(
-            "triptych_time_to_first_token_seconds",
-            "from the request's first byte to its first token",
-            registry=self.registry,
-            buckets=_SECONDS,
+        self.time_to_first_token = histogram(
+            "triptych_time_to_first_token_seconds", "from the request's first byte to its first token"
         )
-        self.duration = Histogram(
-            "triptych_request_seconds",
-            "from the request's first byte to its end",
-            registry=self.registry,
-            buckets=_SECONDS,
-        )
+        self.duration = histogram("triptych_request_seconds", "from the request's first byte to its end")
 
     def show_desired(self, pool: str, workers: int) -> None:
         """The number of workers that a scaled pool should have."""
