@@ -10,9 +10,10 @@ TEST_PROCESSES ?= 2
 PIP_TORCH_ARGS ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow lint proto bench install clean
+.PHONY: serve test test-unit test-slow tools lint proto bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -38,7 +39,14 @@ $(VENV)/.clients: $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e ".[clients]"
 	touch $@
 
-test-slow: $(VENV)/.clients
+# Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool. Needs no root.
+tools: $(TOOLS)/bin/promtool
+
+$(TOOLS)/bin/promtool: tests/tools/unpack.sh
+	sh tests/tools/unpack.sh $(TOOLS)
+	touch $@
+
+test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool
 	$(PYTEST) -m "not gpu" $(ARGS)
 
 lint: $(STAMP)
@@ -55,4 +63,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(TOOLS)
