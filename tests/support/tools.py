@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parents[2] / ".tools" / "bin"
 
 
 def tool(name: str) -> str:
-    """The path of a program, like "redis-server". FileNotFoundError, never a skipped test, where it is missing."""
+    """The path of a program, like "redis-server". FileNotFoundError where it is missing."""
     path = FOLDER / name
     if not path.exists():
         raise FileNotFoundError(f"{name} is not unpacked: `make tools` does it, without root")
