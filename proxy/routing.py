@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -46,24 +46,30 @@ def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -
 
 
 class PrefixAffinity:
-    """Which PD worker has last prefilled a prefix; bounded, least recently used go first."""
+    """A hash table of the PD worker that has last prefilled each prefix.
 
-    def __init__(self, capacity: int = 8192) -> None:
-        self._capacity = capacity
-        self._owners: OrderedDict[str, str] = OrderedDict()
+    It has a fixed number of slots, and its memory from the start: a proxy's memory does not grow while
+    the table fills up. A prefix replaces the one in its slot.
+    """
+
+    def __init__(self, slots: int = 32768) -> None:
+        #: The 64-bit hash of the digest in each slot; another digest with that hash costs one cache miss.
+        self._hashes = array("Q", bytes(8 * slots))
+        self._owners: list[str | None] = [None] * slots
 
     def record(self, chain: Sequence[str], address: str) -> None:
         for digest in chain:
-            self._owners[digest] = address
-            self._owners.move_to_end(digest)
-        while len(self._owners) > self._capacity:
-            self._owners.popitem(last=False)
+            code = xxh3_64_intdigest(digest.encode())
+            slot = code % len(self._owners)
+            self._hashes[slot], self._owners[slot] = code, address
 
     def owner(self, chain: Sequence[str], among: Iterable[str]) -> str | None:
         """The worker of `among` that holds the longest known prefix."""
         allowed = set(among)
         for digest in reversed(chain):
-            if (address := self._owners.get(digest)) in allowed:
+            code = xxh3_64_intdigest(digest.encode())
+            slot = code % len(self._owners)
+            if self._hashes[slot] == code and (address := self._owners[slot]) in allowed:
                 return address
         return None
 

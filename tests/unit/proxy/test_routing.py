@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 from triptych.proxy.admission import Backpressure
 from triptych.proxy.routing import (
     EncoderLoad,
@@ -58,12 +60,22 @@ def test_affinity_follows_the_worker_that_has_taken_the_request() -> None:
     assert affinity.owner(["one"], ["a"]) is None
 
 
-def test_affinity_is_bounded() -> None:
-    affinity = PrefixAffinity(capacity=2)
-    for digest in ("x", "y", "z"):
-        affinity.record([digest], "a")
-    assert affinity.owner(["x"], ["a"]) is None
-    assert affinity.owner(["z"], ["a"]) == "a"
+def test_affinity_forgets_a_prefix_whose_slot_another_one_takes() -> None:
+    affinity = PrefixAffinity(slots=1)
+    affinity.record(["x"], "a")
+    affinity.record(["y"], "b")
+    assert affinity.owner(["x"], ["a", "b"]) is None
+    assert affinity.owner(["y"], ["a", "b"]) == "b"
+
+
+def test_affinity_takes_no_memory_for_new_prefixes() -> None:
+    affinity = PrefixAffinity()
+    tracemalloc.start()
+    for number in range(50_000):
+        affinity.record([str(number)], "a")
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 4096
 
 
 def test_rendezvous_is_the_same_in_every_process() -> None:
