@@ -1,0 +1,92 @@
+{{/* Command-line words of the services. */}}
+
+{{/* The words of every service. */}}
+{{- define "triptych.flags" -}}
+{{- $values := .root.Values -}}
+- --host
+- {{ include "triptych.anyHost" . | quote }}
+- --metrics-port
+- "9100"
+- --log-level
+- {{ $values.logLevel }}
+- --internal-token-file
+- /etc/triptych/internal-token/token
+{{- with include "triptych.storeUrl" . }}
+- --store
+- {{ . | quote }}
+{{- end }}
+{{- if include "triptych.storeSecret" . }}
+- --store-password-file
+- /etc/triptych/store/password
+{{- end }}
+{{- end }}
+
+{{/* The user of the store that a component logs in as, and the key of its password in the store's Secret. */}}
+{{- define "triptych.storeUser" -}}
+{{- if .root.Values.store.acl }}triptych-{{ include "triptych.storeKey" . }}{{ end -}}
+{{- end }}
+
+{{- define "triptych.storeKey" -}}
+{{- if .root.Values.store.acl -}}
+{{- ternary "encoder" .component (eq .component "colocated") -}}
+{{- else -}}
+password
+{{- end -}}
+{{- end }}
+
+{{/* The store's URL for a component, with its user and without a password; none where a variable gives it. */}}
+{{- define "triptych.storeUrl" -}}
+{{- $store := .root.Values.store -}}
+{{- $url := $store.external.url -}}
+{{- if eq $store.mode "valkey" -}}
+{{- $name := include "triptych.name" (dict "root" .root "component" "store") -}}
+{{- $urls := list -}}
+{{- range $shard := until (int $store.shards) -}}
+{{- $urls = append $urls (printf "redis://%s-%d.%s.svc:6379/0" $name $shard $.root.Release.Namespace) -}}
+{{- end -}}
+{{- $url = join "," $urls -}}
+{{- end -}}
+{{- $user := include "triptych.storeUser" . -}}
+{{- if and $user (include "triptych.storeSecret" .) -}}
+{{- regexReplaceAll "://" $url (printf "://%s@" $user) -}}
+{{- else -}}
+{{- $url -}}
+{{- end -}}
+{{- end }}
+
+{{/* The pool that is scaled by the proxies' decision, as its limits: --min-…, --max-…. */}}
+{{- define "triptych.scalingFlags" -}}
+{{- $values := .root.Values -}}
+{{- $any := false -}}
+{{- range $role, $flag := dict "encoder" "encoders" "pd" "pd-workers" -}}
+{{- $pools := index $values (printf "%sPools" $role) -}}
+{{- if and (ne $values.autoscaling.engine "none") (eq (len $pools) 1) -}}
+{{- with (first $pools).autoscale }}
+- --min-{{ $flag }}
+- {{ include "triptych.least" (dict "role" $role "pool" (first $pools) "defaults" (index $values $role) "engine" $values.autoscaling.engine) | quote }}
+- --max-{{ $flag }}
+- {{ .max | quote }}
+{{- $any = true }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $any }}
+- --encoder-slo
+- {{ $values.autoscaling.encoderSlo | quote }}
+- --scale-window
+- {{ $values.autoscaling.window | quote }}
+{{- if eq $values.autoscaling.engine "keda" }}
+- --scaler-port
+- "6000"
+- --scaler-host
+- {{ include "triptych.anyHost" . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The least workers of a scaled pool: 0 only for encoders on CPUs under KEDA, unless it is given. GPUs start slowly. */}}
+{{- define "triptych.least" -}}
+{{- $device := default .defaults.device .pool.device -}}
+{{- $least := ternary 0 1 (and (eq .role "encoder") (eq .engine "keda") (eq $device "cpu")) -}}
+{{- if hasKey .pool.autoscale "min" }}{{ .pool.autoscale.min }}{{ else }}{{ $least }}{{ end -}}
+{{- end }}

@@ -1,0 +1,103 @@
+{{/* Names, labels, images and addresses. Each takes a dict with `root`, and what else it names. */}}
+
+{{- define "triptych.fullname" -}}
+{{- default .root.Release.Name .root.Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* The name of a component's objects: RELEASE-proxy, RELEASE-encoder-POOL. */}}
+{{- define "triptych.name" -}}
+{{- $name := printf "%s-%s" (include "triptych.fullname" .) .component -}}
+{{- if .pool }}{{ $name }}-{{ .pool }}{{ else }}{{ $name }}{{ end -}}
+{{- end }}
+
+{{- define "triptych.selector" -}}
+app.kubernetes.io/name: triptych
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- with .pool }}
+triptych/pool: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "triptych.labels" -}}
+{{ include "triptych.selector" . }}
+app.kubernetes.io/part-of: triptych
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* metadata of an object; `component`, `pool` and `suffix` are optional. */}}
+{{- define "triptych.metadata" -}}
+name: {{ with .object }}{{ . }}{{ else }}{{ include "triptych.name" . }}{{ end }}{{ with .suffix }}-{{ . }}{{ end }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "triptych.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* An image: `given`, else the one of `kind`; with the registry in front and, where it names neither tag nor digest, the tag. */}}
+{{- define "triptych.image" -}}
+{{- $values := .root.Values.image -}}
+{{- $image := default (index $values .kind) .given -}}
+{{- if not (or (contains "@" $image) (regexMatch ":[^/]+$" $image)) -}}
+{{- $image = printf "%s:%s" $image (default .root.Chart.AppVersion $values.tag) -}}
+{{- end -}}
+{{- with $values.registry -}}
+{{- /* A first part with a dot, a colon, or "localhost" is a registry: the one given stands in its place. */ -}}
+{{- $parts := splitList "/" $image -}}
+{{- if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) }}{{ $parts = rest $parts }}{{ end -}}
+{{- $image = printf "%s/%s" (trimSuffix "/" .) (join "/" $parts) -}}
+{{- end -}}
+{{- $image -}}
+{{- end }}
+
+{{- define "triptych.serviceAccount" -}}
+{{- if .root.Values.serviceAccount.create -}}
+{{- default (include "triptych.fullname" .) .root.Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .root.Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{/* The address that servers bind to, and the pod's own with a port. */}}
+{{- define "triptych.anyHost" -}}
+{{- if eq .root.Values.ipFamily "ipv6" }}::{{ else }}0.0.0.0{{ end -}}
+{{- end }}
+
+{{- define "triptych.podAddress" -}}
+{{- if eq .root.Values.ipFamily "ipv6" }}[$(POD_IP)]:50051{{ else }}$(POD_IP):50051{{ end -}}
+{{- end }}
+
+{{/* A size like 4Gi in bytes. */}}
+{{- define "triptych.bytes" -}}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "" 1 -}}
+{{- $number := regexFind "^[0-9]+" . -}}
+{{- mul (int64 $number) (int64 (index $units (trimPrefix $number .))) -}}
+{{- end }}
+
+{{/* Names of the secrets: those given, or those that the chart makes. */}}
+{{- define "triptych.internalSecret" -}}
+{{- default (printf "%s-internal-token" (include "triptych.fullname" .)) .root.Values.internalToken.existingSecret -}}
+{{- end }}
+
+{{- define "triptych.apiKeysSecret" -}}
+{{- default (printf "%s-api-keys" (include "triptych.fullname" .)) .root.Values.apiKeys.existingSecret -}}
+{{- end }}
+
+{{- define "triptych.storeSecret" -}}
+{{- $own := "" -}}
+{{- if eq .root.Values.store.mode "valkey" }}{{ $own = printf "%s-store" (include "triptych.fullname" .) }}{{ end -}}
+{{- default $own .root.Values.store.existingSecret -}}
+{{- end }}

@@ -1,0 +1,146 @@
+{{/* Parts of every pod. */}}
+
+{{/* The fields of a pod's spec besides containers and volumes. `spec` has a component's values. */}}
+{{- define "triptych.pod" -}}
+{{- $values := .root.Values -}}
+serviceAccountName: {{ include "triptych.serviceAccount" . }}
+automountServiceAccountToken: false
+# A Service called triptych-… would otherwise set TRIPTYCH_… variables, which the services read as flags.
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  {{- $user := ternary $values.podSecurity.storeUser $values.podSecurity.runAsUser (eq .component "store") }}
+  {{- if not (kindIs "invalid" $user) }}
+  runAsUser: {{ int64 $user }}
+  runAsGroup: {{ int64 (ternary $user $values.podSecurity.runAsGroup (eq .component "store")) }}
+  fsGroup: {{ int64 (ternary $user $values.podSecurity.fsGroup (eq .component "store")) }}
+  fsGroupChangePolicy: OnRootMismatch
+  {{- end }}
+  seccompProfile:
+    type: RuntimeDefault
+{{- with $values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .spec.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .spec.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .spec.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .spec.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .spec.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if and $values.topologySpread.enabled (ne .component "download") }}
+topologySpreadConstraints:
+  {{- $root := . }}
+  {{- range $values.topologySpread.keys }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: {{ $values.topologySpread.whenUnsatisfiable }}
+    labelSelector:
+      matchLabels:
+        {{- include "triptych.selector" $root | nindent 8 }}
+    {{- if ne $root.component "store" }}
+    matchLabelKeys: [pod-template-hash]
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "triptych.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+privileged: false
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Probes on the metrics port, which plain HTTP serves: the kubelet's gRPC probes know no TLS. */}}
+{{- define "triptych.probes" -}}
+startupProbe:
+  httpGet: {path: /ready, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 3
+  failureThreshold: {{ max 1 (ceil (divf .spec.startupSeconds 5)) }}
+readinessProbe:
+  httpGet: {path: /ready, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 3
+  failureThreshold: 2
+livenessProbe:
+  httpGet: {path: /health, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+{{- with .spec.preStopSeconds }}
+lifecycle:
+  preStop:
+    sleep: {seconds: {{ . }}}
+{{- end }}
+{{- end }}
+
+{{/* Variables of every container that runs triptych: where it may write, its name in the logs, and what the values add. */}}
+{{- define "triptych.env" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef: {fieldPath: metadata.name}
+- name: POD_IP
+  valueFrom:
+    fieldRef: {fieldPath: status.podIP}
+- name: TRIPTYCH_SERVICE
+  value: $(POD_NAME)
+- name: HOME
+  value: /tmp
+- name: XDG_CACHE_HOME
+  value: /tmp/cache
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- with .root.Values.store.external.urlSecret }}
+{{- if and (eq $.root.Values.store.mode "external") .name }}
+- name: TRIPTYCH_STORE
+  valueFrom:
+    secretKeyRef: {name: {{ .name }}, key: {{ default "url" .key }}}
+{{- end }}
+{{- end }}
+{{- with .root.Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- with .spec.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Mounts and volumes of the secrets that every service reads. */}}
+{{- define "triptych.secretMounts" -}}
+- {name: internal-token, mountPath: /etc/triptych/internal-token, readOnly: true}
+{{- if include "triptych.storeSecret" . }}
+- {name: store-password, mountPath: /etc/triptych/store, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "triptych.secretVolumes" -}}
+- name: internal-token
+  secret:
+    secretName: {{ include "triptych.internalSecret" . }}
+    defaultMode: 0440
+    items: [{key: token, path: token}]
+{{- with include "triptych.storeSecret" . }}
+- name: store-password
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: {{ include "triptych.storeKey" $ }}, path: password}]
+{{- end }}
+{{- end }}

@@ -1,0 +1,103 @@
+{{/* The Deployment of one pool. `component` is encoder, pd or colocated, `spec` the pool with its defaults. */}}
+{{- define "triptych.worker" -}}
+{{- $p := .spec }}
+{{- $cuda := hasPrefix "cuda" $p.device }}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  {{- include "triptych.metadata" . | nindent 2 }}
+spec:
+  {{- if not (and $p.autoscale (ne .root.Values.autoscaling.engine "none")) }}
+  replicas: {{ $p.replicas }}
+  {{- end }}
+  revisionHistoryLimit: 3
+  selector:
+    matchLabels:
+      {{- include "triptych.selector" . | nindent 6 }}
+  strategy:
+    type: RollingUpdate
+    # Where GPUs are taken a new pod starts only when an old one has gone.
+    rollingUpdate: {{ if $cuda }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
+  template:
+    metadata:
+      labels:
+        {{- include "triptych.labels" . | nindent 8 }}
+        {{- with $p.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      annotations:
+        kubectl.kubernetes.io/default-container: {{ .component }}
+        {{- with $p.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      {{- include "triptych.pod" . | nindent 6 }}
+      terminationGracePeriodSeconds: {{ $p.terminationGracePeriodSeconds }}
+      {{- with include "triptych.modelInit" . | trim }}
+      initContainers:
+        {{- . | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: {{ .component }}
+          image: {{ include "triptych.image" (dict "root" .root "kind" (ternary "cuda" "cpu" $cuda) "given" $p.image) }}
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+          command: [triptych]
+          args:
+            - {{ .component }}
+            {{- with include "triptych.modelPath" . }}
+            - {{ . | quote }}
+            {{- end }}
+            {{- include "triptych.flags" . | nindent 12 }}
+            - --port
+            - "50051"
+            - --advertise
+            - {{ include "triptych.podAddress" . | quote }}
+            - --device
+            - {{ $p.device }}
+            {{- with .root.Values.model.name }}
+            - --served-model-name
+            - {{ . | quote }}
+            {{- end }}
+            {{- with include "triptych.modelRevision" . }}
+            - --model-revision
+            - {{ . | quote }}
+            {{- end }}
+            {{- range $p.args }}
+            - {{ . | quote }}
+            {{- end }}
+          env:
+            {{- include "triptych.env" . | nindent 12 }}
+          ports:
+            - {name: grpc, containerPort: 50051}
+            - {name: metrics, containerPort: 9100}
+          {{- include "triptych.probes" . | nindent 10 }}
+          resources:
+            {{- include "triptych.workerResources" . | nindent 12 }}
+          securityContext:
+            {{- include "triptych.containerSecurity" .root | nindent 12 }}
+          volumeMounts:
+            {{- include "triptych.secretMounts" . | nindent 12 }}
+            {{- if ne .root.Values.model.source "demo" }}
+            - {name: model, mountPath: /model, readOnly: true}
+            {{- end }}
+            - {name: tmp, mountPath: /tmp}
+            - {name: shm, mountPath: /dev/shm}
+      volumes:
+        {{- include "triptych.secretVolumes" . | nindent 8 }}
+        {{- include "triptych.modelVolume" . | nindent 8 }}
+        - name: tmp
+          emptyDir: {sizeLimit: {{ $p.scratchSize }}}
+        - name: shm
+          emptyDir: {medium: Memory, sizeLimit: {{ $p.shmSize }}}
+{{- end }}
+
+{{/* A worker's resources, with its GPUs unless they name some already. */}}
+{{- define "triptych.workerResources" -}}
+{{- $resources := deepCopy .spec.resources -}}
+{{- if hasPrefix "cuda" .spec.device -}}
+{{- $limits := default dict $resources.limits -}}
+{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (.spec.gpus | toString) }}{{ end -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}

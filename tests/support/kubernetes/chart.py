@@ -1,0 +1,57 @@
+"""The Helm chart, rendered offline: the manifests as plain dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python.chart import Chart
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "helm" / "triptych"
+EXAMPLES = CHART / "examples"
+
+Manifest = dict[str, Any]
+
+
+def render(
+    values: Mapping[str, Any] | None = None, name: str = "triptych", namespace: str = "default"
+) -> list[Manifest]:
+    """The manifests of a release, in the templates' order, as `helm template` makes them.
+
+    HelmError, with the template's own words, for values that do not fit together. Secrets that no value names
+    are made anew in every rendering.
+    """
+    rendered = _chart().render(dict(values or {}), name=name, namespace=namespace)
+    return list(_manifests(rendered))
+
+
+def notes(values: Mapping[str, Any] | None = None, name: str = "triptych", namespace: str = "default") -> str:
+    """What `helm install` prints."""
+    rendered = _chart().render(dict(values or {}), name=name, namespace=namespace)
+    return next(text for path, text in rendered.items() if path.endswith("NOTES.txt"))
+
+
+def example(name: str) -> dict[str, Any]:
+    """The values of an example, like "laptop-kind"."""
+    loaded: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def examples() -> list[str]:
+    """Names of all examples."""
+    return sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+
+
+def _manifests(rendered: Mapping[str, str]) -> Iterator[Manifest]:
+    for path in sorted(rendered):
+        if path.endswith((".yaml", ".yml")):
+            yield from (one for one in yaml.safe_load_all(rendered[path]) if one)
+
+
+@cache
+def _chart() -> Chart:
+    return Chart.load(CHART)
