@@ -52,6 +52,8 @@ STORE_SECONDS = 30.0
 DRAIN_SECONDS = 30.0
 COLLECT_SECONDS = 60.0
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_ARENAS = 2
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.
 DEFAULT_STORE_BYTES = 1 << 30
 
@@ -61,7 +63,7 @@ async def run(config: ProxyConfig) -> None:
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_stall_timeout(config.stall_timeout)
     check_scaling(config.scaling)
-    return_large_blocks()
+    set_malloc_options()
     keys = _key_ring(config)
     limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
@@ -195,13 +197,16 @@ async def _serve_http(parts: _Parts, listener: socket.socket) -> asyncio.Task[No
     return task
 
 
-def return_large_blocks() -> None:
-    """Memory of large bodies goes back to the system when it is freed.
+def set_malloc_options() -> None:
+    """Makes glibc return the memory of large bodies when it is freed, and share what is free among threads.
 
-    glibc otherwise keeps blocks of up to 32 MiB for each of its arenas once one such block was freed.
+    It otherwise keeps blocks of up to 32 MiB for each of its arenas once one such block was freed, and gives
+    each of gRPC's threads an arena of its own, whose free memory no other thread uses.
     """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, MIB)
+        libc.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 async def release_memory() -> None:
