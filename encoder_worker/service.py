@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from triptych.config import EncoderConfig, check_advertise, check_bind
+from triptych.config import EncoderConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.step_pacer import step_pacer
 from triptych.cpu.threads import tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
@@ -23,33 +23,35 @@ from triptych.models.layers import before_each_layer
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import StatusServer, status_server
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
+from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
 
 logger = logging.getLogger(__name__)
 
 #: Streams that wait for media room are not read. Without BDP probing each of them buffers at most 64 KiB.
 UNREAD_STREAMS = [("grpc.http2.bdp_probe", 0)]
-#: Seconds that open jobs get after SIGTERM.
-DRAIN_SECONDS = 30.0
 
 
 async def run(config: EncoderConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.host, config.internal_token)
     check_stall_timeout(config.stall_timeout)
+    check_drain_timeout(config.drain_timeout)
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
     use_threads(tower_threads(config.threads, config.cpus))
-    store = await connect_configured(config.store)
-    try:
-        encoder, model = await asyncio.to_thread(load, config)
-        await asyncio.to_thread(activation_bytes, config, encoder)
-        await _serve(config, encoder, model, store, stop)
-    finally:
-        await store.close()
+    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
+        store = await connect_configured(config.store)
+        try:
+            encoder, model = await asyncio.to_thread(load, config)
+            await asyncio.to_thread(activation_bytes, config, encoder)
+            await _serve(config, encoder, model, store, stop, page)
+        finally:
+            await store.close()
 
 
 async def _serve(
@@ -58,6 +60,7 @@ async def _serve(
     model: ModelIdentity,
     store: EmbeddingStore,
     stop: asyncio.Event,
+    page: StatusServer,
 ) -> None:
     auth = WorkerAuth(config.internal_token)
     server = make_server(auth, options=UNREAD_STREAMS)
@@ -71,25 +74,28 @@ async def _serve(
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     before_each_layer(encoder.module, worker.beat.tick)
     health = Health(server)
-    watch = WorkerWatch(health, [worker.beat], config.stall_timeout)
+    watch = ProcessWatch(health, [worker.beat], config.stall_timeout)
+    page.registry = metrics.registry
     worker.start()
     async with watch:
         try:
-            with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-                info = auth.add_worker(worker_info(config, identity, metrics_port, encoder.width))
-                registry = Registry(store)
-                await warn_of_mismatch(registry, info)
-                heartbeat = Heartbeat(registry, info, healthy=watch.healthy)
-                await server.start()
-                await health.serving()
-                heartbeat.start()
-                logger.info("ready: encoder %s %s", address, identity.model_name)
-                await stop.wait()
-                logger.info("draining: %d open jobs", len(worker.jobs))
-                await heartbeat.stop()
-                await health.leaving()
-                await worker.drain(DRAIN_SECONDS)
-                await server.stop(1.0)
+            info = auth.add_worker(worker_info(config, identity, page.server_port, encoder.width))
+            registry = Registry(store)
+            await warn_of_mismatch(registry, info)
+            heartbeat = Heartbeat(registry, info, healthy=watch.healthy)
+            page.status.follow(watch.healthy, heartbeat.degraded)
+            await server.start()
+            await health.serving()
+            heartbeat.start()
+            page.status.ready()
+            logger.info("ready: encoder %s %s", address, identity.model_name)
+            await stop.wait()
+            logger.info("draining: %d open jobs", len(worker.jobs))
+            page.status.drain()
+            await heartbeat.stop()
+            await health.leaving()
+            await worker.drain(config.drain_timeout)
+            await server.stop(1.0)
         finally:
             await worker.stop()
 

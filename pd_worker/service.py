@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from triptych.config import PDConfig, check_advertise, check_bind
+from triptych.config import PDConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.step_pacer import StepPacer, step_pacer
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread
 from triptych.ec_connector.registry.heartbeat import Heartbeat
@@ -19,63 +19,69 @@ from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import StatusServer, status_server
 from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
+from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that the held requests get after SIGTERM; what is left then is resumed at another worker.
-DRAIN_SECONDS = 30.0
 
 
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.host, config.internal_token)
     check_stall_timeout(config.stall_timeout)
+    check_drain_timeout(config.drain_timeout)
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
-    store = await connect_configured(config.store)
-    try:
-        model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
-        await _serve(config, model, store, stop)
-    finally:
-        await store.close()
+    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
+        store = await connect_configured(config.store)
+        try:
+            model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
+            await _serve(config, model, store, stop, page)
+        finally:
+            await store.close()
 
 
-async def _serve(config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event) -> None:
+async def _serve(
+    config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event, page: StatusServer
+) -> None:
     auth = WorkerAuth(config.internal_token)
     server = make_server(auth)
     address = bind(server, config)
     metrics = PDMetrics(model.name)
-    with metrics_server(config.host, config.metrics_port, metrics.registry) as metrics_port:
-        pacer = _step_pacer(config, model)
-        worker = PDWorker(config, model, metrics, pacer=pacer)
-        info = auth.add_worker(worker.info(address, metrics_port))
-        pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
-        health = Health(server)
-        before_each_layer(model.decoder.module, worker.engine.beat.tick)
-        if config.attention_backend == "flex":
-            slow_while_compiling(worker.engine.beat)
-        watch = WorkerWatch(health, [worker.engine.beat], config.stall_timeout)
-        heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
-        worker.start()
-        async with watch:
-            try:
-                await server.start()
-                await health.serving()
-                heartbeat.start()
-                logger.info("ready: pd %s %s", address, model.name)
-                await stop.wait()
-                logger.info("draining: %d requests", worker.streams.unfinished)
-                await heartbeat.stop()
-                await health.leaving()
-                await worker.drain(DRAIN_SECONDS)
-            finally:
-                worker.streams.shut_down()
-                await server.stop(1.0)
-                await worker.stop()
-                pacer.close()
+    page.registry = metrics.registry
+    pacer = _step_pacer(config, model)
+    worker = PDWorker(config, model, metrics, pacer=pacer)
+    info = auth.add_worker(worker.info(address, page.server_port))
+    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
+    health = Health(server)
+    before_each_layer(model.decoder.module, worker.engine.beat.tick)
+    if config.attention_backend == "flex":
+        slow_while_compiling(worker.engine.beat)
+    watch = ProcessWatch(health, [worker.engine.beat], config.stall_timeout)
+    heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
+    page.status.follow(watch.healthy, heartbeat.degraded)
+    worker.start()
+    async with watch:
+        try:
+            await server.start()
+            await health.serving()
+            heartbeat.start()
+            page.status.ready()
+            logger.info("ready: pd %s %s", address, model.name)
+            await stop.wait()
+            logger.info("draining: %d requests", worker.streams.unfinished)
+            page.status.drain()
+            await heartbeat.stop()
+            await health.leaving()
+            await worker.drain(config.drain_timeout)
+        finally:
+            worker.streams.shut_down()
+            await server.stop(1.0)
+            await worker.stop()
+            pacer.close()
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:

@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
 
-from triptych.config import MIB, ProxyConfig, check_front_door, check_scaling, is_loopback
+from triptych.config import (
+    MIB,
+    ProxyConfig,
+    check_drain_timeout,
+    check_front_door,
+    check_scaling,
+    is_loopback,
+)
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
@@ -39,17 +45,19 @@ from triptych.proxy.http.endpoint import BodyBudgetMiddleware
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
+from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.scaling.service import start_scaling
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_server
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import StatusServer, status_server
 from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import metrics_server
+from triptych.worker_process import Health, ProcessWatch
 
 logger = logging.getLogger(__name__)
 
 STORE_SECONDS = 30.0
-DRAIN_SECONDS = 30.0
 COLLECT_SECONDS = 60.0
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -62,20 +70,29 @@ async def run(config: ProxyConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError before that when it cannot work."""
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_stall_timeout(config.stall_timeout)
+    check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
     set_malloc_options()
     keys = _key_ring(config)
     limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
+        page = _status_page(config, stack)
         store = await _connect(config.store)
         stack.push_async_callback(store.close)
-        dispatcher, http_task = await _serve(config, store, keys, listener, limits, stack)
+        serving = await _serve(config, store, keys, listener, limits, stack, page)
         calm_gc()
-        await _until_stopped(http_task)
-        dispatcher.drain()
-        await _drain(dispatcher)
-        await dispatcher.close()
+        await _until_stopped(serving.http)
+        await _drain(serving, config.drain_timeout)
+        await serving.parts.dispatcher.close()
+
+
+def _status_page(config: ProxyConfig, stack: contextlib.AsyncExitStack) -> StatusServer | None:
+    """The server of --metrics-port, where there is one, from the process's start to its end."""
+    if not config.metrics_port:
+        return None
+    server = status_server(config.metrics_host or config.host, config.metrics_port, ServiceStatus())
+    return stack.enter_context(server)
 
 
 def _key_ring(config: ProxyConfig) -> KeyRing:
@@ -103,6 +120,16 @@ class _Parts:
     bodies: BodyBudget
     limits: ConnectionLimits
     stack: contextlib.AsyncExitStack
+    page: StatusServer | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What is drained and waited for."""
+
+    parts: _Parts
+    health: Health
+    http: asyncio.Task[None]
 
 
 async def _serve(
@@ -112,7 +139,8 @@ async def _serve(
     listener: socket.socket,
     limits: ConnectionLimits,
     stack: contextlib.AsyncExitStack,
-) -> tuple[Dispatcher, asyncio.Task[None]]:
+    page: StatusServer | None,
+) -> _Serving:
     """Starts everything; `stack` ends it in reverse order."""
     proxy_id = f"proxy-{uuid.uuid4().hex}"
     metrics = ProxyMetrics()
@@ -122,15 +150,22 @@ async def _serve(
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
     bodies = BodyBudget(config.body_memory, config.max_body)
-    parts = _Parts(config, store, metrics, pool, dispatcher, authenticator, bodies, limits, stack)
-    grpc_port = await _serve_grpc(parts)
+    parts = _Parts(config, store, metrics, pool, dispatcher, authenticator, bodies, limits, stack, page)
+    health, grpc_port = await _serve_grpc(parts)
+    watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
     await _start_upkeep(parts)
     await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack)
     http_task = await _serve_http(parts, listener)
     host, port = listener.getsockname()[:2]
     logger.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
-    return dispatcher, http_task
+    if page is not None:
+        readiness = PDReadiness(pool, page.status)
+        page.registry = metrics.registry
+        page.status.follow(watch.healthy, readiness.degraded)
+        pool.subscribe(readiness)
+        readiness.workers_changed()
+    return _Serving(parts, health, http_task)
 
 
 def _make_dispatcher(
@@ -148,8 +183,8 @@ def _make_dispatcher(
     )
 
 
-async def _serve_grpc(parts: _Parts) -> int:
-    """The port that the gRPC server listens on."""
+async def _serve_grpc(parts: _Parts) -> tuple[Health, int]:
+    """The health service of the gRPC server, and the port that it listens on."""
     config = parts.config
     admission = GrpcAdmission(parts.bodies, parts.authenticator, max_calls=config.max_queue + SPARE_CALLS)
     servicer = ProxyServicer(
@@ -160,9 +195,9 @@ async def _serve_grpc(parts: _Parts) -> int:
         max_choices=config.max_choices,
     )
     options = server_options(parts.bodies.message_bytes, parts.limits.grpc)
-    server, port = await _start_grpc(config, servicer, admission, options)
+    server, health, port = await _start_grpc(config, servicer, admission, options)
     parts.stack.push_async_callback(server.stop, 1.0)
-    return port
+    return health, port
 
 
 async def _start_upkeep(parts: _Parts) -> None:
@@ -185,9 +220,6 @@ async def _serve_http(parts: _Parts, listener: socket.socket) -> asyncio.Task[No
         request_timeout=config.request_timeout,
         metrics=not config.metrics_port,
     )
-    if config.metrics_port:
-        host = config.metrics_host or config.host
-        parts.stack.enter_context(metrics_server(host, config.metrics_port, metrics.registry))
     app = BodyBudgetMiddleware(app, parts.bodies)
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
@@ -271,18 +303,17 @@ async def _start_grpc(
     servicer: ProxyServicer,
     admission: GrpcAdmission,
     options: Sequence[tuple[str, Any]],
-) -> tuple[aio.Server, int]:
+) -> tuple[aio.Server, Health, int]:
     server = make_server(interceptors=[admission], options=options)
     proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
-    state = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(state, server)
-    await state.set("", health_pb2.HealthCheckResponse.SERVING)
+    health = Health(server)
+    await health.serving()
     try:
         port = server.add_insecure_port(f"{config.host}:{config.grpc_port}")
     except RuntimeError as error:
         raise ConfigError(_port_error("--grpc-port", config.host, config.grpc_port, error)) from None
     await server.start()
-    return server, port
+    return server, health, port
 
 
 async def _until_stopped(http_task: asyncio.Task[None]) -> None:
@@ -295,9 +326,14 @@ async def _until_stopped(http_task: asyncio.Task[None]) -> None:
     wait.cancel()
 
 
-async def _drain(dispatcher: Dispatcher) -> None:
-    """What is in flight gets up to 30 s."""
-    deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
+async def _drain(serving: _Serving, seconds: float) -> None:
+    """Nothing new is taken; what is in flight gets up to `seconds`."""
+    dispatcher = serving.parts.dispatcher
+    if serving.parts.page is not None:
+        serving.parts.page.status.drain()
+    await serving.health.leaving()
+    dispatcher.drain()
+    deadline = asyncio.get_running_loop().time() + seconds
     logger.info("draining %d requests", dispatcher.in_flight)
     while dispatcher.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)

@@ -1,16 +1,14 @@
-"""The parts of every worker process: its address, health service, watchdog, metrics page, stop signal."""
+"""The parts of every process that serves gRPC: address, health service, watchdog, stop signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry, start_http_server
 
 from triptych.config import WorkerConfig, check_advertise
 from triptych.engine_beat import EngineBeat
@@ -40,7 +38,7 @@ def bind(server: aio.Server, config: WorkerConfig) -> str:
 
 
 class Health:
-    """A worker's gRPC health service: SERVING from `serving` until `stalled` or `leaving`."""
+    """The gRPC health service of a worker or proxy: SERVING from `serving` until `stalled` or `leaving`."""
 
     def __init__(self, server: aio.Server) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -58,8 +56,8 @@ class Health:
         await self._servicer.enter_graceful_shutdown()
 
 
-class WorkerWatch:
-    """A watch over a worker's engines and its event loop, inside `async with`, for the running event loop.
+class ProcessWatch:
+    """A watch over a process's engines and its event loop, inside `async with`, for the running event loop.
 
     The health service follows them, and the process ends with the first of them.
     """
@@ -80,7 +78,7 @@ class WorkerWatch:
         """Whether all of them have made progress lately."""
         return self._watchdog.healthy
 
-    async def __aenter__(self) -> WorkerWatch:
+    async def __aenter__(self) -> ProcessWatch:
         self._watchdog.start()
         self._task = asyncio.create_task(self._follow(), name="watch")
         return self
@@ -100,18 +98,3 @@ class WorkerWatch:
                 shown = healthy
                 await (self._health.serving() if healthy else self._health.stalled())
             await asyncio.sleep(self._watchdog.interval)
-
-
-@contextmanager
-def metrics_server(host: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
-    """An HTTP server of /metrics on `port`, 0 for a free one; yields the port."""
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise ConfigError(f"--metrics-port {port} is taken: choose another one") from error
-    try:
-        yield int(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)

@@ -39,6 +39,10 @@ class Heartbeat:
         self._reachable = True
         self._stopping = False
 
+    def degraded(self) -> tuple[str, ...]:
+        """What the worker lacks: the store, while it cannot register. Any thread may ask."""
+        return () if self._reachable else ("store",)
+
     def start(self) -> None:
         """Registers at once and starts the task. Idempotent."""
         if self._task is None:

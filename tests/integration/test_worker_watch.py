@@ -10,11 +10,15 @@ from collections.abc import AsyncIterator
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.beats import NoTimer
+from support.probing import probe
+from support.processes.cluster import wait_for
 from support.waiting import until
 from triptych.engine_beat import EngineBeat
 from triptych.rpc.channels import make_channel, make_server
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import status_server
 from triptych.watchdog import LEAST_LIMIT, Watchdog
-from triptych.worker_process import Health, WorkerWatch
+from triptych.worker_process import Health, ProcessWatch
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -29,7 +33,7 @@ class Worker:
         self.server = make_server()
         self.health = Health(self.server)
         make = functools.partial(Watchdog, end=self.ends.put, timer=NoTimer())
-        self.watch = WorkerWatch(self.health, [self.beat], LEAST_LIMIT, make)
+        self.watch = ProcessWatch(self.health, [self.beat], LEAST_LIMIT, make)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -78,6 +82,20 @@ async def test_an_event_loop_that_stands_still_ends_the_process() -> None:
         worker.beat.stop()
         # Blocks the loop until that is noticed.
         assert worker.ends.get(timeout=60).startswith("the event loop has stood still")
+
+
+async def test_an_event_loop_that_stands_still_fails_the_liveness_probe() -> None:
+    worker = Worker()
+    status = ServiceStatus()
+    with status_server("127.0.0.1", 0, status) as page:
+        async with worker.serving():
+            status.follow(worker.watch.healthy)
+            status.ready()
+            worker.beat.stop()
+            assert probe(page.server_port, "/health")["code"] == 200
+            # Blocks the loop until that is noticed.
+            wait_for("the probe to fail", lambda: probe(page.server_port, "/health")["code"] == 503)
+            assert probe(page.server_port, "/ready") == {"code": 503, "status": "stalled"}
 
 
 async def test_a_worker_that_leaves_stays_so_however_its_engine_beats() -> None:

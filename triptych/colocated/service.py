@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from prometheus_client import CollectorRegistry
 
 from triptych.colocated.device_lock import DeviceLock
-from triptych.config import ColocatedConfig, check_advertise, check_bind
+from triptych.config import ColocatedConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
@@ -30,14 +30,13 @@ from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import StatusServer, status_server
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, WorkerWatch, bind, metrics_server, stop_signal
+from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that the requests held get after SIGTERM; what is left then goes on at another replica.
-DRAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,17 @@ async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     check_bind(config.pd.host, config.pd.internal_token)
     check_stall_timeout(config.pd.stall_timeout)
+    check_drain_timeout(config.pd.drain_timeout)
     if config.pd.advertise:
         check_advertise(config.pd.advertise)
     stop = stop_signal()
-    store = await connect_configured(config.pd.store)
-    try:
-        model = await asyncio.to_thread(in_short_lived_thread, load, config)
-        await _serve(config, model, store, stop)
-    finally:
-        await store.close()
+    with status_server(config.pd.host, config.pd.metrics_port, ServiceStatus()) as page:
+        store = await connect_configured(config.pd.store)
+        try:
+            model = await asyncio.to_thread(in_short_lived_thread, load, config)
+            await _serve(config, model, store, stop, page)
+        finally:
+            await store.close()
 
 
 def load(config: ColocatedConfig) -> LoadedReplica:
@@ -75,41 +76,45 @@ def load(config: ColocatedConfig) -> LoadedReplica:
 
 
 async def _serve(
-    config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, stop: asyncio.Event
+    config: ColocatedConfig,
+    model: LoadedReplica,
+    store: EmbeddingStore,
+    stop: asyncio.Event,
+    page: StatusServer,
 ) -> None:
     auth = WorkerAuth(config.pd.internal_token)
     server = make_server(auth, options=encoder_service.UNREAD_STREAMS)
     address = bind(server, config.pd)
     replica = Replica(config, model, store, address)
+    page.registry = replica.registry
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server)
     pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)
     health = Health(server)
-    with metrics_server(config.pd.host, config.pd.metrics_port, replica.registry) as metrics_port:
-        watch = WorkerWatch(health, replica.engines, config.pd.stall_timeout)
-        infos = [auth.add_worker(info) for info in replica.infos(metrics_port)]
-        beats = [Heartbeat(Registry(store), info, healthy=watch.healthy) for info in infos]
-        replica.start()
-        async with watch:
-            try:
-                await server.start()
-                await health.serving()
-                for beat in beats:
-                    beat.start()
-                logger.info("ready: colocated %s %s", address, model.decoder.name)
-                await stop.wait()
-                logger.info(
-                    "draining: %d requests, %d jobs",
-                    replica.pd.streams.unfinished,
-                    len(replica.encoder.jobs),
-                )
-                for beat in beats:
-                    await beat.stop()
-                await health.leaving()
-                await replica.drain(DRAIN_SECONDS)
-            finally:
-                replica.pd.streams.shut_down()
-                await server.stop(1.0)
-                await replica.stop()
+    watch = ProcessWatch(health, replica.engines, config.pd.stall_timeout)
+    infos = [auth.add_worker(info) for info in replica.infos(page.server_port)]
+    beats = [Heartbeat(Registry(store), info, healthy=watch.healthy) for info in infos]
+    page.status.follow(watch.healthy, beats[0].degraded)
+    replica.start()
+    async with watch:
+        try:
+            await server.start()
+            await health.serving()
+            for beat in beats:
+                beat.start()
+            page.status.ready()
+            logger.info("ready: colocated %s %s", address, model.decoder.name)
+            await stop.wait()
+            jobs = len(replica.encoder.jobs)
+            logger.info("draining: %d requests, %d jobs", replica.pd.streams.unfinished, jobs)
+            page.status.drain()
+            for beat in beats:
+                await beat.stop()
+            await health.leaving()
+            await replica.drain(config.pd.drain_timeout)
+        finally:
+            replica.pd.streams.shut_down()
+            await server.stop(1.0)
+            await replica.stop()
 
 
 class Replica:

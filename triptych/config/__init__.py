@@ -21,7 +21,7 @@ from triptych.config.memory import (
 )
 from triptych.config.proxy import ProxyConfig
 from triptych.config.scaling import ScalingConfig, check_scaling
-from triptych.config.service import ServiceConfig
+from triptych.config.service import ServiceConfig, check_drain_timeout
 from triptych.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
 from triptych.config.worker_range import WorkerRange, parse_workers
 
@@ -46,6 +46,7 @@ __all__ = [
     "WorkerRange",
     "check_advertise",
     "check_bind",
+    "check_drain_timeout",
     "check_front_door",
     "check_scaled",
     "check_scaling",

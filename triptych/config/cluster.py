@@ -15,7 +15,7 @@ from triptych.errors import ConfigError
 #: Flags of workers that the cluster gives them.
 _GIVEN = (
     *("store", "store_password_file", "internal_token", "internal_token_file", "log_level"),
-    *("metrics_port", "host", "port", "advertise", "cpus", *SHARING_FLAGS),
+    *("metrics_port", "host", "port", "advertise", "cpus", "drain_timeout", *SHARING_FLAGS),
 )
 
 #: Flags of the proxy that --encoders and --pd-workers give.
@@ -114,7 +114,9 @@ def check_scaled(config: ClusterConfig) -> None:
 class ServeConfig(ClusterConfig):
     """The flags of a whole cluster on one machine."""
 
-    proxy: ProxyConfig = part(ProxyConfig, without=("store", "store_memory", "cpus", *_RANGES))
+    proxy: ProxyConfig = part(
+        ProxyConfig, without=("store", "store_memory", "cpus", "drain_timeout", *_RANGES)
+    )
     launcher: str = flag(
         "local",
         "local: processes of this machine; ray: actors in Ray, on any number of machines",

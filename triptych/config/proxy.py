@@ -46,7 +46,9 @@ class ProxyConfig(ServiceConfig):
     key_tokens_per_minute: int = flag(0, "prompt and output tokens of one key in a minute; 0: no limit")
     key_concurrent_requests: int = flag(0, "requests of one key at once; 0: no limit")
     metrics_port: int = flag(
-        0, "port of its own for the proxy's /metrics; 0: on the HTTP port, by key where keys are in use"
+        0,
+        "port of its own for /metrics, and for /health and /ready as a kubelet asks them; 0: none, and "
+        "/metrics is on the HTTP port, by key where keys are in use",
     )
     metrics_host: str = flag("", "address to bind --metrics-port to; --host's by default")
     scaling: ScalingConfig = part(ScalingConfig)

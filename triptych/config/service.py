@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.config.flags import Config, flag
+from triptych.errors import ConfigError
+
+#: Longer than any request may take: a day.
+MOST_DRAIN_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,19 @@ class ServiceConfig(Config):
         "seconds that an engine may stand still in one layer of a step; then its worker's process ends, and "
         "proxies send its requests elsewhere; 0: for ever",
     )
+    drain_timeout: float = flag(
+        30.0,
+        "seconds that the work in hand gets after SIGTERM; a supervisor's or kubelet's grace period is at "
+        "least 15 longer",
+    )
     log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
-    metrics_port: int = flag(0, "port of /metrics and /health of this process; 0 picks a free one")
+    metrics_port: int = flag(0, "port of /metrics, /health and /ready of this process; 0 picks a free one")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
+
+
+def check_drain_timeout(seconds: float) -> None:
+    """ConfigError for a time that is none."""
+    if not 0.0 <= seconds <= MOST_DRAIN_SECONDS:
+        raise ConfigError(
+            f"--drain-timeout {seconds:g}: give seconds, 0 or more and at most {MOST_DRAIN_SECONDS:g}"
+        )

@@ -8,10 +8,12 @@ import signal
 import socket
 
 import pytest
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import TOKEN, whole_text
+from support.probing import probe
+from support.processes.cluster import free_port
 from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry.registry import Registry
@@ -58,6 +60,87 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
     lines = [record.getMessage() for record in caplog.records if "status 200" in record.getMessage()]
     assert len(lines) == 1
     assert "model demo, 3 prompt tokens, 6 completion tokens, 0 items" in lines[0]
+
+
+async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
+    store: EmbeddingStore, store_url: str
+) -> None:
+    worker = FakePD()
+    await worker.start()
+    metrics_port = free_port()
+    config = ProxyConfig(
+        store=store_url,
+        port=0,
+        grpc_port=0,
+        metrics_port=metrics_port,
+        metrics_host="127.0.1.7",
+        internal_token=TOKEN,
+    )
+    running = asyncio.create_task(service.run(config))
+
+    async def shows(expected: dict[str, object]) -> None:
+        async with asyncio.timeout(45):
+            while await asyncio.to_thread(probe, metrics_port, "/ready", "127.0.1.7") != expected:
+                assert not running.done()
+                await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(probe, metrics_port, "/health", "127.0.1.7") == {
+            "code": 200,
+            "status": "ok",
+        }
+
+    try:
+        await shows({"code": 503, "status": "starting"})
+        await Registry(store).register(worker.info, term=600.0)
+        await shows({"code": 200, "status": "ready"})
+        await Registry(store).withdraw(worker.info)
+        await worker.kill()
+        await shows({"code": 200, "status": "ready", "degraded": ["PD workers"]})
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.kill()
+
+
+async def test_a_proxy_that_drains_is_alive_and_not_ready(store: EmbeddingStore, store_url: str) -> None:
+    worker = FakePD()
+    await worker.start()
+    await Registry(store).register(worker.info, term=600.0)
+    port, metrics_port = free_port(), free_port()
+    config = ProxyConfig(
+        store=store_url,
+        port=port,
+        grpc_port=0,
+        metrics_port=metrics_port,
+        internal_token=TOKEN,
+        drain_timeout=0.5,
+    )
+    running = asyncio.create_task(service.run(config))
+    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
+    try:
+        await until(lambda: running.done() or worker.attaches)
+        worker.pause_at = 2
+        asked = asyncio.create_task(
+            client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=6
+            )
+        )
+        await until(lambda: worker.requests)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(45):
+            while (await asyncio.to_thread(probe, metrics_port, "/ready"))["code"] != 503:
+                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(probe, metrics_port, "/health") == {"code": 200, "status": "ok"}
+        # The request is never finished: --drain-timeout ends it.
+        with pytest.raises(APIStatusError, match="stopping"):
+            await asked
+        await running
+    finally:
+        await client.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.kill()
 
 
 async def test_a_port_that_is_taken_is_named_with_the_remedy(store_url: str) -> None:

@@ -1,0 +1,88 @@
+"""The server of --metrics-port: its pages, and clients that mean it no good."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from triptych.errors import ConfigError
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import MOST_CONNECTIONS, StatusServer, status_server
+
+
+@pytest.fixture
+def page() -> Iterator[StatusServer]:
+    with status_server("127.0.0.1", 0, ServiceStatus()) as server:
+        yield server
+
+
+def get(host: str, port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_the_pages_are_there_before_the_process_is_ready(page: StatusServer) -> None:
+    assert get("127.0.0.1", page.server_port, "/health") == (200, '{"status": "ok"}')
+    assert get("127.0.0.1", page.server_port, "/ready") == (503, '{"status": "starting"}')
+    assert get("127.0.0.1", page.server_port, "/metrics") == (200, "")
+    assert get("127.0.0.1", page.server_port, "/v1/models")[0] == 404
+
+
+def test_what_is_missing_is_said_by_a_page_that_stays_ready(page: StatusServer) -> None:
+    page.status.follow(lambda: True, lambda: ("store",))
+    page.status.ready()
+    status, body = get("127.0.0.1", page.server_port, "/ready?verbose")
+    assert (status, json.loads(body)) == (200, {"status": "ready", "degraded": ["store"]})
+
+
+def test_metrics_are_those_of_the_registry_that_was_set_last(page: StatusServer) -> None:
+    registry = CollectorRegistry()
+    Gauge("triptych_example", "An example.", registry=registry).set(3)
+    page.registry = registry
+    assert "triptych_example 3.0" in get("127.0.0.1", page.server_port, "/metrics")[1]
+
+
+@pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.1.7", "127.0.1.7")])
+def test_it_is_reached_where_it_is_bound(bound: str, asked: str) -> None:
+    with status_server(bound, 0, ServiceStatus()) as page:
+        assert get(asked, page.server_port, "/health")[0] == 200
+
+
+def test_a_taken_port_is_a_config_error(page: StatusServer) -> None:
+    with (
+        pytest.raises(ConfigError, match="--metrics-port .* is taken"),
+        status_server("127.0.0.1", page.server_port, ServiceStatus()),
+    ):
+        pass
+
+
+def test_clients_that_never_finish_do_not_lock_a_probe_out(page: StatusServer) -> None:
+    silent = [socket.create_connection(("127.0.0.1", page.server_port)) for _ in range(2 * MOST_CONNECTIONS)]
+    try:
+        for sock in silent:
+            sock.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        assert get("127.0.0.1", page.server_port, "/health")[0] == 200
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b"", "the oldest connection is closed"
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def test_a_client_that_goes_away_leaves_no_trace_in_the_log(
+    page: StatusServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", page.server_port)) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert get("127.0.0.1", page.server_port, "/health")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
