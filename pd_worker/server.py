@@ -13,6 +13,7 @@ import grpc
 
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
+from triptych.log import log_fields
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
@@ -105,10 +106,16 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         try:
             await self._submit(request)
         except RequestError as error:
-            logger.info("request %s refused: %s %s", _name(request), error.code, error.param or "")
+            logger.info(
+                "request %s refused: %s %s",
+                _name(request),
+                error.code,
+                error.param or "",
+                extra=_log_extra(request),
+            )
             return _refused(error)
         except Exception:
-            logger.exception("request %s could not be submitted", _name(request))
+            logger.exception("request %s could not be submitted", _name(request), extra=_log_extra(request))
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
@@ -283,6 +290,10 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 def _name(message: pd_pb2.SubmitRequest) -> str:
     """For logs, before either part is checked."""
     return f"{message.label[:128]!r} ({message.request_id[:64]!r})"
+
+
+def _log_extra(message: pd_pb2.SubmitRequest) -> dict[str, object]:
+    return log_fields(request_id=message.request_id[:64], label=message.label[:128], attempt=message.attempt)
 
 
 def _refused(error: RequestError) -> pd_pb2.SubmitReply:

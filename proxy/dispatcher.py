@@ -216,7 +216,7 @@ class Dispatcher:
         try:
             await work
         except Exception:
-            logger.exception("request %s", request.name)
+            logger.exception("request %s", request.name, extra=request.log_extra)
             self.failed(request.request_id, InternalError("an unexpected error in the proxy"))
 
     # RequestEvents

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.errors import TriptychError
+from triptych.log import log_fields
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.rpc.channels import make_channel
 from triptych.rpc.client_auth import WorkerSession
@@ -205,7 +206,13 @@ class WorkerPool(KnownWorkers):
         return False
 
     def _add(self, info: WorkerInfo) -> None:
-        logger.info("%s worker %s (%s) is here", info.pool, info.address, info.model)
+        logger.info(
+            "%s worker %s (%s) is here",
+            info.pool,
+            info.address,
+            info.model,
+            extra=log_fields(worker=info.address),
+        )
         session = WorkerSession(self._token, info) if self._token else None
         watch = _Watch(Worker(info), make_channel(info.address, session), session)
         self.workers[info.pool, info.address] = watch.worker
@@ -215,7 +222,12 @@ class WorkerPool(KnownWorkers):
     def _renew(self, watch: _Watch, info: WorkerInfo) -> bool:
         worker = watch.worker
         if worker.info.incarnation != info.incarnation:
-            logger.info("%s worker %s was started again", info.pool, info.address)
+            logger.info(
+                "%s worker %s was started again",
+                info.pool,
+                info.address,
+                extra=log_fields(worker=info.address),
+            )
             worker.alive = worker.serving = watch.restarted = True
             watch.doubt.set()
             if watch.session is not None:
@@ -224,7 +236,12 @@ class WorkerPool(KnownWorkers):
         return True
 
     def _remove(self, worker: Worker) -> None:
-        logger.info("%s worker %s is gone", worker.info.pool, worker.info.address)
+        logger.info(
+            "%s worker %s is gone",
+            worker.info.pool,
+            worker.info.address,
+            extra=log_fields(worker=worker.info.address),
+        )
         key = (worker.info.pool, worker.info.address)
         del self.workers[key]
         self._unregistered.pop(key, None)
@@ -240,7 +257,12 @@ class WorkerPool(KnownWorkers):
                 await self._check(watch, stub)
             except Exception:
                 info = watch.worker.info
-                logger.exception("%s worker %s could not be checked", info.pool, info.address)
+                logger.exception(
+                    "%s worker %s could not be checked",
+                    info.pool,
+                    info.address,
+                    extra=log_fields(worker=info.address),
+                )
             await self._pause(watch)
 
     async def _check(self, watch: _Watch, stub: health_pb2_grpc.HealthStub) -> None:
@@ -259,7 +281,12 @@ class WorkerPool(KnownWorkers):
             lost = worker.alive and not alive
             worker.alive, worker.serving = alive, serving
             if lost:
-                logger.warning("%s worker %s does not answer", worker.info.pool, worker.info.address)
+                logger.warning(
+                    "%s worker %s does not answer",
+                    worker.info.pool,
+                    worker.info.address,
+                    extra=log_fields(worker=worker.info.address),
+                )
                 self.report_loss(worker)
             self.report_change()
 

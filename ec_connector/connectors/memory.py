@@ -20,7 +20,7 @@ from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.log import short
+from triptych.log import log_fields, short
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,11 @@ class MemoryConnectorWorker(ECConnectorWorker):
             try:
                 encoder_cache[load_id.mm_hash] = self._on_device(entry)
             except Exception as error:
-                logger.exception("copy of %s to the device failed", short(load_id.mm_hash))
+                logger.exception(
+                    "copy of %s to the device failed",
+                    short(load_id.mm_hash),
+                    extra=log_fields(mm_hash=load_id.mm_hash),
+                )
                 self._reports.failed(load_id, f"copy to the device failed: {error}")
                 return
         self._reports.loaded(load_id)

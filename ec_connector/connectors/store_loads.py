@@ -22,7 +22,7 @@ from triptych.ec_connector.metadata import Fetch, LoadId
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.results import Missing
 from triptych.ec_connector.store.scatter import ScatterBuffer
-from triptych.log import short
+from triptych.log import log_fields, short
 from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,9 @@ class StoreLoads:
         except TimeoutError:
             return self._fail(load, f"no value within {self._timeout:g} s")
         except Exception as error:
-            logger.exception("load of %s failed", short(load.plan.mm_hash))
+            logger.exception(
+                "load of %s failed", short(load.plan.mm_hash), extra=log_fields(mm_hash=load.plan.mm_hash)
+            )
             return self._fail(load, f"unexpected: {error!r}")
         if isinstance(result, Missing):
             return self._fail(load, result.reason, result.damaged_digest)
@@ -128,7 +130,12 @@ class StoreLoads:
             if self._loads.get(load.plan.mm_hash) is not load:
                 return False
             del self._loads[load.plan.mm_hash]
-        logger.info("load of %s failed: %s", short(load.plan.mm_hash), reason)
+        logger.info(
+            "load of %s failed: %s",
+            short(load.plan.mm_hash),
+            reason,
+            extra=log_fields(mm_hash=load.plan.mm_hash),
+        )
         self._reports.failed(load.id, reason, damaged_digest)
         return False
 
@@ -173,7 +180,12 @@ class StoreLoads:
             self._moved(load)
 
     def _not_moved(self, load: _ItemLoad, error: Exception) -> None:
-        logger.error("copy of %s to the device failed", short(load.plan.mm_hash), exc_info=error)
+        logger.error(
+            "copy of %s to the device failed",
+            short(load.plan.mm_hash),
+            exc_info=error,
+            extra=log_fields(mm_hash=load.plan.mm_hash),
+        )
         self._reports.failed(load.id, f"copy to the device failed: {error}")
 
     def _moved(self, load: _ItemLoad) -> None:

@@ -15,7 +15,7 @@ from triptych.ec_connector.connectors.host_buffers import bytes_of
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.errors import TriptychError
-from triptych.log import short
+from triptych.log import log_fields, short
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ class StoreSaves:
             try:
                 host = self._copier.to_host(entry.data)
             except Exception as error:
-                logger.exception("copy of %s to the host failed", short(mm_hash))
+                logger.exception(
+                    "copy of %s to the host failed", short(mm_hash), extra=log_fields(mm_hash=mm_hash)
+                )
                 self._reports.unsaved(mm_hash, f"copy to the host failed: {error}")
                 return
             saving = self._client.submit(self._save(entry, host, damaged_digest))
@@ -60,7 +62,7 @@ class StoreSaves:
         except TriptychError as error:
             self._fail(mm_hash, str(error))
         except Exception as error:
-            logger.exception("save of %s failed", short(mm_hash))
+            logger.exception("save of %s failed", short(mm_hash), extra=log_fields(mm_hash=mm_hash))
             self._fail(mm_hash, f"unexpected: {error!r}")
         else:
             self._forget(mm_hash)
@@ -68,7 +70,7 @@ class StoreSaves:
 
     def _fail(self, mm_hash: str, reason: str) -> None:
         self._forget(mm_hash)
-        logger.warning("%s is not saved: %s", short(mm_hash), reason)
+        logger.warning("%s is not saved: %s", short(mm_hash), reason, extra=log_fields(mm_hash=mm_hash))
         self._reports.unsaved(mm_hash, reason)
 
     def _forget(self, mm_hash: str, done: Future[None] | None = None) -> None:

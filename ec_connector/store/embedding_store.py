@@ -21,7 +21,7 @@ from triptych.ec_connector.store.results import Loaded, LoadResult, Missing, Sav
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 from triptych.ec_connector.store.server_clock import ServerClock
 from triptych.errors import ConfigError
-from triptych.log import short
+from triptych.log import log_fields, short
 from triptych.types import ItemPlan, JsonObject
 
 logger = logging.getLogger(__name__)
@@ -275,7 +275,11 @@ def _fitting(plan: ItemPlan, head: Head | Damage) -> Head | Damage:
     if isinstance(head, Damage):
         return head
     if head.plan != plan:
-        logger.warning("item %s is stored with another plan than asked for", short(plan.mm_hash))
+        logger.warning(
+            "item %s is stored with another plan than asked for",
+            short(plan.mm_hash),
+            extra=log_fields(mm_hash=plan.mm_hash),
+        )
         return Damage("stored with another shape, dtype or grid than planned")
     return head
 

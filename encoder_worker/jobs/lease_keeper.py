@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
 from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.log import short
+from triptych.log import log_fields, short
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,11 @@ class LeaseKeeper:
                 # A stale lease of this worker, or of an earlier one at this address.
                 answer = await self._acquire(mm_hash, answer.token)
         except StoreUnavailable:
-            logger.warning("no lease for %s: the store cannot be reached", short(mm_hash))
+            logger.warning(
+                "no lease for %s: the store cannot be reached",
+                short(mm_hash),
+                extra=log_fields(mm_hash=mm_hash),
+            )
             return None
         if isinstance(answer, OwnedBy):
             return answer
@@ -99,10 +103,18 @@ class LeaseKeeper:
                 continue
             try:
                 if not await self._leases.renew(lease, self._term):
-                    logger.info("the lease of %s was taken over", short(lease.mm_hash))
+                    logger.info(
+                        "the lease of %s was taken over",
+                        short(lease.mm_hash),
+                        extra=log_fields(mm_hash=lease.mm_hash),
+                    )
                     return
             except StoreUnavailable:
-                logger.info("the lease of %s could not be renewed", short(lease.mm_hash))
+                logger.info(
+                    "the lease of %s could not be renewed",
+                    short(lease.mm_hash),
+                    extra=log_fields(mm_hash=lease.mm_hash),
+                )
 
     def _may_renew(self, deadline: float) -> bool:
         now = time.monotonic()
@@ -112,4 +124,8 @@ class LeaseKeeper:
         try:
             await self._leases.release(lease)
         except StoreUnavailable:
-            logger.info("the lease of %s was left to its deadline", short(lease.mm_hash))
+            logger.info(
+                "the lease of %s was left to its deadline",
+                short(lease.mm_hash),
+                extra=log_fields(mm_hash=lease.mm_hash),
+            )

@@ -11,7 +11,7 @@ from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.table import EncodeJobs
 from triptych.errors import InternalError, RequestError
-from triptych.log import short
+from triptych.log import log_fields, short
 from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,12 @@ class JobSaves:
         elif isinstance(event, Saved):
             self._saved(job)
         else:
-            logger.warning("the save of %s failed (%s)", short(job.mm_hash), event.reason)
+            logger.warning(
+                "the save of %s failed (%s)",
+                short(job.mm_hash),
+                event.reason,
+                extra=log_fields(mm_hash=job.mm_hash),
+            )
             job.save_error = event.reason
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save, job)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from triptych.errors import InternalError, RequestError
+from triptych.log import log_fields
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
@@ -36,7 +37,11 @@ class OutputProcessor:
         try:
             text, reason = request.output.append(token)
         except Exception:
-            logger.exception("request %s: its output cannot be detokenized", request.name)
+            logger.exception(
+                "request %s: its output cannot be detokenized",
+                request.name,
+                extra=log_fields(request_id=request.request_id, label=request.label),
+            )
             return None, FinishReason.ERROR, InternalError("the output could not be turned into text")
         request.output_token_ids.append(token)
         if reason is None and state.num_tokens >= self._max_model_len:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.errors import InternalError
+from triptych.log import log_fields
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.token_texts import TokenTexts
@@ -104,7 +105,11 @@ class EventStream:
         try:
             return log.drain(self._clock())
         except Exception:
-            logger.exception("request %s: its events cannot be sent", log.request_id)
+            logger.exception(
+                "request %s: its events cannot be sent",
+                log.request_id,
+                extra=log_fields(request_id=log.request_id, attempt=log.attempt),
+            )
             log.fail(InternalError("the request's output could not be sent"))
             return log.drain_end(self._clock())
 
@@ -191,7 +196,11 @@ class EventStreams:
             try:
                 log.add(event)
             except Exception:
-                logger.exception("request %s: one of its events cannot be logged", event.request_id)
+                logger.exception(
+                    "request %s: one of its events cannot be logged",
+                    event.request_id,
+                    extra=log_fields(request_id=event.request_id, attempt=event.attempt),
+                )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)
             if proxy.stream is not None:

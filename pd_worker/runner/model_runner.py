@@ -12,6 +12,7 @@ import torch
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.errors import InternalError
+from triptych.log import log_fields
 from triptych.machine.device_fault import check_device
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.contiguous_kv import DecodeView
@@ -230,7 +231,11 @@ def _add_errors(
         if grammar is not None and grammar.error is not None:
             output.errors[place] = grammar.error
         elif token is None:
-            logger.warning("request %s: its logits leave no token", chunk.state.request.request_id)
+            logger.warning(
+                "request %s: its logits leave no token",
+                chunk.state.request.request_id,
+                extra=log_fields(request_id=chunk.state.request.request_id),
+            )
             output.errors[place] = InternalError(
                 "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
             )

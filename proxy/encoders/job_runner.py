@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from grpc import StatusCode, aio
 
 from triptych.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
-from triptych.log import short
+from triptych.log import log_fields, short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan, StartRun
@@ -237,7 +237,7 @@ class JobRunner:
         except TriptychError as error:
             self._retry(job, try_id, str(error))
         except Exception:
-            logger.exception("job %s", try_id)
+            logger.exception("job %s", try_id, extra=log_fields(mm_hash=job.mm_hash, worker=job.address))
             self._retry(job, try_id, "an unexpected error")
         else:
             if isinstance(end, JobReady):
@@ -294,7 +294,12 @@ class JobRunner:
         if job.losses < MAX_LOSSES:
             self._log_later(address, why)
             return
-        logger.warning("item %s is given up: %d encoder workers ended at it", short(job.mm_hash), job.losses)
+        logger.warning(
+            "item %s is given up: %d encoder workers ended at it",
+            short(job.mm_hash),
+            job.losses,
+            extra=log_fields(mm_hash=job.mm_hash, worker=address),
+        )
         self._give_up(job, _poison)
 
     def _retry(self, job: EncoderJob, try_id: str, why: str, owner: str = "", token: str = "") -> None:
@@ -313,7 +318,13 @@ class JobRunner:
 
     def _log_counts(self) -> None:
         for (address, why), count in self._unlogged.items():
-            logger.info("items that go on elsewhere than at %s: %d (%s)", address, count, why)
+            logger.info(
+                "items that go on elsewhere than at %s: %d (%s)",
+                address,
+                count,
+                why,
+                extra=log_fields(worker=address),
+            )
         self._unlogged.clear()
 
     def _unpin(self, mm_hash: str) -> None:

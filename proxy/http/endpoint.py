@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
+from triptych.log import log_fields
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
@@ -69,12 +70,12 @@ class PostEndpoint(ABC, Generic[P]):
         try:
             await self._serve(await self._request(headers, receive, request_id), receive, reply)
         except ClientGone:
-            logger.info("request %s: the client has gone", request_id)
+            logger.info("request %s: the client has gone", request_id, extra=log_fields(label=request_id))
         except RequestError as error:
             error.drop_traceback()
             await reply.error(error)
         except Exception:
-            logger.exception("request %s", request_id)
+            logger.exception("request %s", request_id, extra=log_fields(label=request_id))
             await reply.error(InternalError("an unexpected error in the proxy"))
 
     async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
@@ -218,7 +219,10 @@ class HttpReply:
                 else:
                     await self.whole(error_json(error), status or error.status, extra)
         except (TimeoutError, ClientGone):
-            logger.info("request %s: the client has not taken its error", self._request_id)
+            label = self._request_id
+            logger.info(
+                "request %s: the client has not taken its error", label, extra=log_fields(label=label)
+            )
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._begun = True

@@ -12,6 +12,7 @@ from itertools import islice
 import grpc
 from grpc import aio
 
+from triptych.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.pd.wire import connect, deliver
@@ -102,10 +103,14 @@ class PDLink:
             return False
         self.set_aside = stalled
         if stalled:
-            logger.warning("PD worker %s stands still: its requests go on elsewhere", self.address)
+            logger.warning(
+                "PD worker %s stands still: its requests go on elsewhere",
+                self.address,
+                extra=log_fields(worker=self.address),
+            )
             self.give_up()
         else:
-            logger.info("PD worker %s moves again", self.address)
+            logger.info("PD worker %s moves again", self.address, extra=log_fields(worker=self.address))
         return True
 
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
@@ -121,10 +126,20 @@ class PDLink:
         try:
             reply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
         except aio.AioRpcError as error:
-            logger.info("PD worker %s is not set apart: %s", self.address, error.code().name)
+            logger.info(
+                "PD worker %s is not set apart: %s",
+                self.address,
+                error.code().name,
+                extra=log_fields(worker=self.address),
+            )
             return False
         if reply.HasField("error"):
-            logger.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
+            logger.info(
+                "PD worker %s is not set apart: %s",
+                self.address,
+                reply.error.message,
+                extra=log_fields(worker=self.address),
+            )
             return False
         return self.attached
 
@@ -165,7 +180,12 @@ class PDLink:
                         self._notices.pop(mm_hash, None)
             except aio.AioRpcError as error:
                 if asyncio.get_running_loop().time() - started > REATTACH_SECONDS:
-                    logger.warning("PD worker %s took no notices: %s", self.address, error.code().name)
+                    logger.warning(
+                        "PD worker %s took no notices: %s",
+                        self.address,
+                        error.code().name,
+                        extra=log_fields(worker=self.address),
+                    )
                     self.give_up()
                     return
                 await asyncio.sleep(RETRY_SECONDS)
@@ -191,7 +211,12 @@ class PDLink:
                 failures = 0
             except (aio.AioRpcError, TimeoutError) as error:
                 failures = 0
-                logger.debug("no stream of PD worker %s: %s", self.address, error)
+                logger.debug(
+                    "no stream of PD worker %s: %s",
+                    self.address,
+                    error,
+                    extra=log_fields(worker=self.address),
+                )
             except Exception:
                 failures += 1
                 logger.exception(
@@ -201,7 +226,9 @@ class PDLink:
                 self._lose_all(ours=True)
             if self.attached:
                 broken_at = loop.time()
-                logger.info("the stream of PD worker %s broke", self.address)
+                logger.info(
+                    "the stream of PD worker %s broke", self.address, extra=log_fields(worker=self.address)
+                )
             self.attached = False
             self._cancels.clear()
             self._named.clear()
@@ -269,7 +296,9 @@ class PDLink:
                 await self._identify(call)
                 known = True
         except TimeoutError:
-            logger.debug("PD worker %s sends no initial metadata", self.address)
+            logger.debug(
+                "PD worker %s sends no initial metadata", self.address, extra=log_fields(worker=self.address)
+            )
         if call.done():
             code = await call.code()
             if code is not grpc.StatusCode.OK:
@@ -296,7 +325,12 @@ class PDLink:
             try:
                 self._events.lost(request_id, tracked.attempt)
             except Exception:  # of one request: the others are lost all the same
-                logger.exception("request %s of PD worker %s", request_id, self.address)
+                logger.exception(
+                    "request %s of PD worker %s",
+                    request_id,
+                    self.address,
+                    extra=log_fields(request_id=request_id, attempt=tracked.attempt, worker=self.address),
+                )
 
 
 def open_link(

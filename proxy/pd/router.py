@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from triptych.errors import ContextTooLong, InternalError, Overloaded, RequestError, Unavailable
+from triptych.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.pd.context_length import least_tokens, takes, too_long
@@ -199,7 +200,7 @@ class PDRouter:
         try:
             taken = await link.set_apart(request_id, CLEARING_TOKENS)
         except Exception:
-            logger.exception("request %s", request.name)
+            logger.exception("request %s", request.name, extra=request.log_extra)
         if self._waiting.get(request_id, (request, None))[1] is not order:
             link.cancel(request_id)  # it has ended meanwhile
             return
@@ -208,7 +209,12 @@ class PDRouter:
             self.suspects.retreat(request_id)
             self.pump()
             return
-        logger.info("request %s runs alone at PD worker %s", request.name, link.address)
+        logger.info(
+            "request %s runs alone at PD worker %s",
+            request.name,
+            link.address,
+            extra=request.log_extra | log_fields(worker=link.address),
+        )
         self.suspects.alone(request_id, len(request.lifecycle.output_token_ids))
         self._alone[request_id] = request
         self._send(request, order, link)
@@ -222,13 +228,18 @@ class PDRouter:
         """Clears suspects that have made enough progress alone."""
         for request_id, request in list(self._alone.items()) if self._alone else ():
             if self.suspects.progress(request_id, len(request.lifecycle.output_token_ids)):
-                logger.info("request %s is cleared", request.name)
+                logger.info("request %s is cleared", request.name, extra=request.log_extra)
                 del self._alone[request_id]
                 self.pump()
 
     def ended(self, end: ProcessEnd) -> None:
         """Notes the loss: what the worker had, and has not had alone, is at most a suspect."""
-        logger.warning("PD worker %s is lost with %d requests", end.address, len(end.requests))
+        logger.warning(
+            "PD worker %s is lost with %d requests",
+            end.address,
+            len(end.requests),
+            extra=log_fields(worker=end.address),
+        )
         for request_id in self.suspects.lost(end.address, end.incarnation, end.requests, final=end.final):
             self._fail_poison(self._alone[request_id])
         asyncio.get_running_loop().call_soon(self.pump)
@@ -236,7 +247,13 @@ class PDRouter:
     def _fail_poison(self, request: InFlightRequest) -> None:
         """The request was alone when a PD worker ended, and present twice before: it is not tried again."""
         error_id = secrets.token_hex(8)
-        logger.error("request %s ended %d PD workers, error id %s", request.name, MAX_LOSSES, error_id)
+        logger.error(
+            "request %s ended %d PD workers, error id %s",
+            request.name,
+            MAX_LOSSES,
+            error_id,
+            extra=request.log_extra,
+        )
         message = (
             f"{MAX_LOSSES} PD workers ended while the request was at work in them, the last one with "
             f"nothing else; it is not tried again (error id {error_id})"
@@ -269,7 +286,12 @@ class PDRouter:
             timeout = max(request.deadline - self._clock(), 0.1)
             reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
         except aio.AioRpcError as error:
-            logger.info("PD worker %s did not take a request: %s", link.address, error.code().name)
+            logger.info(
+                "PD worker %s did not take a request: %s",
+                link.address,
+                error.code().name,
+                extra=request.log_extra | log_fields(worker=link.address),
+            )
             self._back_off(request, link)
             if error.code() in _OUR_FAULT:
                 reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
@@ -278,7 +300,7 @@ class PDRouter:
                 link.reattach()  # the new stream shows what became of the request, and of the worker
             return
         except Exception:
-            logger.exception("request %s", request.name)
+            logger.exception("request %s", request.name, extra=request.log_extra)
             self._events.refused(
                 request.request_id, order.attempt, InternalError("an unexpected error in the proxy")
             )

@@ -10,6 +10,7 @@ from typing import Protocol
 from grpc import aio
 
 from triptych.errors import InternalError, RequestError, Unavailable
+from triptych.log import log_fields
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
 from triptych.proxy.call.chat import RawPrompt, Started
@@ -90,7 +91,12 @@ def deliver(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) -> None:
                 logprobs = [logprobs_from_proto(position) for position in tokens.logprobs]
             events.tokens(request_id, event.attempt, tokens.position, token_ids, tokens.text, logprobs)
         except Exception as error:
-            logger.warning("request %s: bad event of its PD worker: %r", event.request_id, error)
+            logger.warning(
+                "request %s: bad event of its PD worker: %r",
+                event.request_id,
+                error,
+                extra=log_fields(request_id=event.request_id, attempt=event.attempt),
+            )
             events.failed(event.request_id, InternalError("the PD worker's answer makes no sense"))
 
 

@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 
 from triptych.errors import RequestError
-from triptych.log import short
+from triptych.log import log_fields, short
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.model_kind import name_prompt
@@ -110,6 +110,11 @@ class InFlightRequest:
         return f"{self.call.label} ({self.request_id})"
 
     @property
+    def log_extra(self) -> dict[str, object]:
+        """The fields of log records about the request."""
+        return log_fields(request_id=self.request_id, label=self.call.label, attempt=self.lifecycle.attempt)
+
+    @property
     def resumed(self) -> bool:
         """Whether it has been under way before: it goes before new requests."""
         return self.lifecycle.attempt > 1 or self.call.continues
@@ -166,12 +171,17 @@ class Choices:
 
     def report(self, metrics: ProxyMetrics, now: float) -> None:
         """Counts the call that has ended, and logs one line of it."""
-        first, seconds = self.first, now - self.started
+        seconds = now - self.started
         metrics.requests.labels(str(self.status)).inc()
         metrics.duration.observe(seconds)
         tokens = [request.first_token for request in self.requests if request.first_token is not None]
         if tokens:
             metrics.time_to_first_token.observe(min(tokens) - self.started)
+        self._log(seconds)
+
+    def _log(self, seconds: float) -> None:
+        first = self.first
+        items = len(first.split.items) if first.split is not None else 0
         logger.info(
             "request %s: status %d, model %s, %d prompt tokens, %d completion tokens, %d items, "
             "%d choices, %.3f s, tenant %s",
@@ -180,10 +190,21 @@ class Choices:
             first.call.model or "-",
             self.prompt_tokens,
             self.completion_tokens,
-            len(first.split.items) if first.split is not None else 0,
+            items,
             len(self.requests),
             seconds,
             first.call.tenant or "-",
+            extra=first.log_extra
+            | log_fields(
+                status=self.status,
+                model=first.call.model,
+                tenant=first.call.tenant,
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=self.completion_tokens,
+                items=items,
+                choices=len(self.requests),
+                seconds=round(seconds, 3),
+            ),
         )
 
 

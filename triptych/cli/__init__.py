@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from triptych.cli.app import app
 from triptych.errors import ConfigError
 from triptych.launch.secrets.credentials import receive_secrets
+from triptych.log import logs_json
 
 #: Exit code of a command that cannot work as configured.
 CONFIG_EXIT = 2
@@ -18,5 +20,8 @@ def main() -> None:
     try:
         app(prog_name="triptych")
     except ConfigError as error:
-        sys.stderr.write(f"triptych: {error}\n")
+        if logs_json():
+            logging.getLogger("triptych").critical("%s", error)
+        else:
+            sys.stderr.write(f"triptych: {error}\n")
         sys.exit(CONFIG_EXIT)

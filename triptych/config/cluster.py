@@ -14,7 +14,7 @@ from triptych.errors import ConfigError
 
 #: Flags of workers that the cluster gives them.
 _GIVEN = (
-    *("store", "store_password_file", "internal_token", "internal_token_file", "log_level"),
+    *("store", "store_password_file", "internal_token", "internal_token_file", "log_level", "log_format"),
     *("metrics_port", "host", "port", "advertise", "cpus", "drain_timeout", *SHARING_FLAGS),
 )
 

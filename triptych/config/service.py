@@ -37,6 +37,9 @@ class ServiceConfig(Config):
         "least 15 longer",
     )
     log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
+    log_format: str = flag(
+        "text", "form of the log: lines of text, or one JSON object in each line", choices=("text", "json")
+    )
     metrics_port: int = flag(0, "port of /metrics, /health and /ready of this process; 0 picks a free one")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
 

@@ -34,7 +34,7 @@ from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
 def serve_cluster(config: ServeConfig) -> None:
     """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
-    setup_logging("serve", config.proxy.log_level)
+    setup_logging("serve", config.proxy.log_level, config.proxy.log_format)
     forget_variables()
     config, shares = share_machine(_checked(config))
     run_dir = Path(config.run_dir or tempfile.mkdtemp(prefix="triptych-")).absolute()

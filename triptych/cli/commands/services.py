@@ -88,7 +88,7 @@ def _start(service: str, config: ServiceConfig) -> None:
 
     forget_variables()
     die_with_parent()
-    setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level)
+    setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level, config.log_format)
     pin(config.cpus)
     thread_environment()
 

@@ -1,4 +1,4 @@
-"""`python -m triptych.launch.fork.server MODEL FD`: imports what MODEL's workers need, then forks them.
+"""`python -m triptych.launch.fork.server MODEL FORMAT FD`: imports what MODEL's workers need; forks them.
 
 Requests come from the supervisor over the socket FD, a JSON object in each line. Each worker is forked twice
 and its middle parent ends at once, so that the worker becomes the supervisor's own child (which has declared
@@ -131,8 +131,8 @@ def _send(control: socket.socket, reply: ForkReply) -> None:
 
 
 if __name__ == "__main__":
-    setup_logging("fork-server")
+    setup_logging("fork-server", log_format=sys.argv[2])
     die_with_parent()
     import_all(Path(sys.argv[1]))
-    become(serve_requests(socket.socket(fileno=int(sys.argv[2]))))
+    become(serve_requests(socket.socket(fileno=int(sys.argv[3]))))
     runpy.run_module("triptych.cli", run_name="__main__")

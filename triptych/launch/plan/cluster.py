@@ -73,7 +73,7 @@ def plan_cluster(
         run_dir=run_dir,
         store_url=url,
         store=store,
-        fork_server=_fork_server(config.model) if ForkServer.possible(config.pd.device) else (),
+        fork_server=_fork_server(config) if ForkServer.possible(config.pd.device) else (),
     )
 
 
@@ -124,7 +124,7 @@ def _worker_configs(
     )
     workers: dict[str, WorkerConfig | ColocatedConfig] = {}
     for slot, (name, kind) in enumerate(counts.kinds.items()):
-        place = _Place(config.proxy.log_level, cpus[slot], shares.get(name))
+        place = _Place(config.proxy.log_level, config.proxy.log_format, cpus[slot], shares.get(name))
         if kind == "colocated":
             workers[name] = ColocatedConfig(
                 place.of(config.encoder),
@@ -142,12 +142,13 @@ class _Place:
     """The cores, device and memory of one worker."""
 
     log_level: str
+    log_format: str
     cpus: str
     share: Share | None
 
     def of(self, config: W) -> W:
         """The config of a worker in this place."""
-        config = replace(config, log_level=self.log_level, cpus=self.cpus)
+        config = replace(config, log_level=self.log_level, log_format=self.log_format, cpus=self.cpus)
         if self.share is None:
             return config
         return replace(config, device=self.share.device, device_memory=self.share.nbytes)
@@ -157,5 +158,5 @@ def _command(service: str, config: Config, *words: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "triptych.cli", service, *words, *arguments(config))
 
 
-def _fork_server(model: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "triptych.launch.fork.server", model)
+def _fork_server(config: ServeConfig) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.launch.fork.server", config.model, config.proxy.log_format)

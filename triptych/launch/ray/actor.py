@@ -7,6 +7,8 @@ of the same service anywhere else. Requests, tokens and embeddings never pass th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
 import random
@@ -49,7 +51,7 @@ class ServiceActor:
     """
 
     def __init__(self, name: str, words: Sequence[str], ports: str, port: int) -> None:
-        setup_logging(name)
+        setup_logging(name, log_format=_option(words, "--log-format", "text"))
         raise_priority()
         self._name = name
         self._words = list(words)
@@ -178,5 +180,21 @@ def last_error(log: Path = Path("/proc/self/fd/2")) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         lines = []
-    said = [line for line in lines if line.startswith("triptych:")]
-    return said[-1].removeprefix("triptych:").strip() if said else "its log says why"
+    said = [text for line in lines if (text := _error_in(line))]
+    return said[-1] if said else "its log says why"
+
+
+def _error_in(line: str) -> str:
+    """The error of a configuration that a line of the log tells, "" for other lines."""
+    if line.startswith("triptych:"):
+        return line.removeprefix("triptych:").strip()
+    with contextlib.suppress(ValueError):
+        record = json.loads(line) if line.startswith("{") else None
+        if isinstance(record, dict) and record.get("logger") == "triptych":
+            return str(record.get("message", ""))
+    return ""
+
+
+def _option(words: Sequence[str], option: str, default: str) -> str:
+    """The value of an option in a command line, where it is given."""
+    return words[words.index(option) + 1] if option in words[:-1] else default

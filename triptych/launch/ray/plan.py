@@ -156,6 +156,7 @@ def _worker(config: ServeConfig, kind: str, resources: PoolResources, store: str
             internal_token_file=config.proxy.internal_token_file,
             store_password_file=config.proxy.store_password_file,
             log_level=config.proxy.log_level,
+            log_format=config.proxy.log_format,
         )
 
     encoder = placed(config.encoder, config.encoder_threads or config.encoder.threads)

@@ -31,7 +31,7 @@ from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
 def serve_on_ray(config: ServeConfig) -> None:
     """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
-    setup_logging("serve", config.proxy.log_level)
+    setup_logging("serve", config.proxy.log_level, config.proxy.log_format)
     check_secrets(config)
     forget_variables()
     check_installed()

@@ -121,3 +121,13 @@ def test_the_proxy_decides_on_the_pools_that_are_a_range(tmp_path, words, decide
     scaling = parse(ProxyConfig, "proxy", *plan.proxy[4:]).scaling
     found = (scaling.min_encoders, scaling.max_encoders, scaling.min_pd_workers, scaling.max_pd_workers)
     assert found == decided
+
+
+@pytest.mark.parametrize("topology", ["epd", "colocated"])
+def test_all_processes_log_in_the_form_of_the_cluster(tmp_path, topology):
+    words = ["--topology", topology, "--log-format", "json", "--log-level", "debug"]
+    plan = plan_cluster(share_cores(serve_config(*words), 2), tmp_path)
+    for command in (plan.proxy, *(command for _, command in plan.workers)):
+        assert command[command.index("--log-format") + 1] == "json"
+        assert command[command.index("--log-level") + 1] == "debug"
+    assert plan.fork_server[-1] == "json"

@@ -43,3 +43,14 @@ def test_the_reason_is_the_last_that_a_service_said(tmp_path):
     assert last_error(log) == "--store is missing"
     log.write_text("nothing of ours\n")
     assert last_error(log) == last_error(tmp_path / "none") == "its log says why"
+
+
+def test_the_reason_is_found_in_a_log_of_json_too(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(
+        '{"level": "info", "logger": "launch", "message": "starting"}\n'
+        '{"level": "critical", "logger": "triptych", "message": "--store is missing"}\n'
+        '{"level": "info", "logger": "launch", "message": "stopped"}\n'
+        "{half of a line\n"
+    )
+    assert last_error(log) == "--store is missing"
