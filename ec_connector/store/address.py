@@ -1,15 +1,17 @@
-"""The store's address: its URL parsed, and sockets to it for bulk transfers."""
+"""The store's address: its URL, read and completed by the files that flags name."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlencode, urlsplit
 
+from triptych.ec_connector.store.tls import StoreTls
 from triptych.errors import ConfigError
 
-_REMEDY = "write unix:///path/to/socket or redis://host:port/0"
+_REMEDY = "write unix:///path/to/socket, redis://host:port/0, or rediss:// for TLS"
+
+#: The names in a URL's query, which are redis-py's, of the files of TLS.
+_TLS_NAMES = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
 
 #: In an error reply, the words before the arguments of a command that the server does not know.
 _REPEATED = ", with args beginning with"
@@ -17,7 +19,7 @@ _REPEATED = ", with args beginning with"
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """One server. Either `path` of a unix socket or `host` and `port`."""
+    """One server. Either `path` of a unix socket or `host` and `port`, these with TLS where `tls` is set."""
 
     path: str = ""
     host: str = ""
@@ -25,11 +27,15 @@ class StoreAddress:
     db: int = 0
     username: str = ""
     password: str = field(default="", repr=False)
+    tls: StoreTls | None = None
 
     @property
     def label(self) -> str:
         """The address as logs and messages may show it: without credentials."""
-        return f"unix://{self.path}" if self.path else f"redis://{self.host}:{self.port}/{self.db}"
+        if self.path:
+            return f"unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"redis{'s' if self.tls else ''}://{host}:{self.port}/{self.db}"
 
     def without_password(self, text: object) -> str:
         """A message of the server or a library, redacted: some repeat the command that was sent."""
@@ -50,7 +56,8 @@ class StoreAddress:
 def parse_store_url(url: str) -> StoreAddress:
     """The address in `unix://[user:password@]/path[?db=N]` or `redis://[user:password@]host[:port][/db]`.
 
-    ConfigError for anything else; the message never repeats a password.
+    `rediss://` is TLS, with the files that `with_tls_files` has put into the query. ConfigError for anything
+    else; the message never repeats a password.
     """
     parts = _parts_of(url)
     port = parts.port or 6379
@@ -58,9 +65,12 @@ def parse_store_url(url: str) -> StoreAddress:
     if parts.scheme == "unix" and parts.path:
         db = parse_qs(parts.query).get("db", ["0"])[0]
         return StoreAddress(path=unquote(parts.path), db=_db(db), username=username, password=password)
-    if parts.scheme == "redis" and parts.hostname:
-        db = parts.path.strip("/") or "0"
-        return StoreAddress(host=parts.hostname, port=port, db=_db(db), username=username, password=password)
+    if parts.scheme in ("redis", "rediss") and parts.hostname:
+        number = _db(parts.path.strip("/") or "0")
+        tls = _tls(parts) if parts.scheme == "rediss" else None
+        return StoreAddress(
+            host=parts.hostname, port=port, db=number, username=username, password=password, tls=tls
+        )
     raise ConfigError(f"--store has an unsupported scheme: {_REMEDY}")
 
 
@@ -72,6 +82,36 @@ def with_password(url: str, password: str) -> str:
         raise ConfigError("--store has a password and --store-password-file too: leave one of them out")
     place = parts.netloc.rpartition("@")[2]
     return parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{place}").geturl()
+
+
+def with_tls_files(url: str, files: StoreTls) -> str:
+    """The address with the files in its query; ConfigError for files that TLS cannot begin with."""
+    if not url.startswith("rediss"):
+        if files != StoreTls():
+            raise ConfigError(
+                "--store-ca-file, --store-cert-file and --store-key-file are for TLS to a store: name it by "
+                "--store rediss://host:port/0"
+            )
+        return url
+    parts = _parts_of(url)
+    if files != StoreTls():
+        if parts.query:
+            raise ConfigError("--store has a query and --store-ca-file or its kin too: leave one of them out")
+        named = {name: getattr(files, each) for each, name in _TLS_NAMES.items() if getattr(files, each)}
+        parts = parts._replace(query=urlencode(named, quote_via=quote))
+    tls = _tls(parts)
+    if bool(tls.cert_file) != bool(tls.key_file):
+        raise ConfigError("--store-cert-file and --store-key-file go together: give both or none")
+    tls.context()
+    return parts.geturl()
+
+
+def _tls(parts: SplitResult) -> StoreTls:
+    """The files that the URL's query names."""
+    found = parse_qs(parts.query)
+    if not found.keys() <= set(_TLS_NAMES.values()):
+        raise ConfigError(f"--store may have {', '.join(_TLS_NAMES.values())} in its query, and nothing else")
+    return StoreTls(**{each: found[name][0] for each, name in _TLS_NAMES.items() if name in found})
 
 
 def redacted(url: str) -> str:
@@ -112,35 +152,3 @@ def command(*words: str | bytes) -> bytes:
         raw = word.encode() if isinstance(word, str) else word
         frames.append(b"$%d\r\n%s\r\n" % (len(raw), raw))
     return b"".join(frames)
-
-
-async def open_socket(address: StoreAddress) -> socket.socket:
-    """A connected non-blocking socket, for commands that asyncio's streams would copy. OSError if none."""
-    loop = asyncio.get_running_loop()
-    if address.path:
-        return await _connected(socket.AF_UNIX, address.path, loop)
-    last: OSError = OSError(f"no address for {address.host}")
-    for family, _, _, _, target in await loop.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    ):
-        try:
-            sock = await _connected(family, target, loop)
-        except OSError as error:
-            last = error
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock
-    raise last
-
-
-async def _connected(
-    family: int, target: str | tuple[object, ...], loop: asyncio.AbstractEventLoop
-) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        await loop.sock_connect(sock, target)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

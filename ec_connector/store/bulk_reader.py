@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
-from triptych.ec_connector.store.address import StoreAddress, command, open_socket
+from triptych.ec_connector.store.address import StoreAddress, command
 from triptych.ec_connector.store.bulk import BulkError, BulkLost, BulkRefused
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
+from triptych.ec_connector.store.sockets import open_socket
 
 _LINE_BYTES = 512
 
@@ -46,8 +47,11 @@ class BulkReader(asyncio.BufferedProtocol):
         """An authenticated connection. OSError or BulkError if that fails."""
         loop = asyncio.get_running_loop()
         sock = await open_socket(address)
+        tls: dict[str, Any] = {}
         try:
-            _, reader = await loop.create_connection(cls, sock=sock)
+            if address.tls is not None:
+                tls = {"ssl": address.tls.context(), "server_hostname": address.host}
+            _, reader = await loop.create_connection(cls, sock=sock, **tls)
         except BaseException:
             sock.close()
             raise

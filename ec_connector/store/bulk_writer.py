@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import Sequence
 
-from triptych.ec_connector.store.address import StoreAddress, command, open_socket
+from triptych.ec_connector.store.address import StoreAddress, command
 from triptych.ec_connector.store.bulk import BulkLost, BulkRefused
 from triptych.ec_connector.store.codec import Buffer
-
-#: Buffers passed to one sendmsg; the kernel takes a few hundred KiB at a time.
-_BUFFERS_AT_ONCE = 8
+from triptych.ec_connector.store.sockets import Wire, open_wire
 
 
 class BulkWriter:
     """A connection to the store that writes values: one SET at a time. Any failure closes it."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
         self._busy = False
 
     @classmethod
     async def open(cls, address: StoreAddress) -> BulkWriter:
         """An authenticated connection. OSError or BulkError if that fails."""
-        writer = cls(await open_socket(address))
+        writer = cls(await open_wire(address))
         try:
             for words in address.greeting():
                 await writer._exchange([memoryview(command(*words))])
@@ -35,15 +31,7 @@ class BulkWriter:
     @property
     def usable(self) -> bool:
         """Whether the connection is idle and open, with no unexpected bytes received."""
-        if self._busy or self._sock.fileno() < 0:
-            return False
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self._busy and self._wire.usable
 
     async def set(
         self, key: str, value: Sequence[Buffer], *, milliseconds: int, only_new: bool = True
@@ -64,7 +52,7 @@ class BulkWriter:
     async def _exchange(self, buffers: list[memoryview]) -> bytes:
         self._busy = True
         try:
-            await self._send([buffer for buffer in buffers if len(buffer)])
+            await self._wire.send([buffer for buffer in buffers if len(buffer)])
             reply = await self._read_line()
             if reply.startswith(b"-"):
                 raise BulkRefused(f"the store answered {reply[1:81].decode(errors='replace')}")
@@ -77,37 +65,10 @@ class BulkWriter:
         self._busy = False
         return reply
 
-    async def _send(self, pending: list[memoryview]) -> None:
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def send_some() -> None:
-            if done.done():
-                return
-            try:
-                sent = self._sock.sendmsg(pending[:_BUFFERS_AT_ONCE])
-            except BlockingIOError:
-                return
-            except OSError as error:
-                done.set_exception(error)
-                return
-            while pending and sent >= len(pending[0]):
-                sent -= len(pending.pop(0))
-            if pending:
-                pending[0] = pending[0][sent:]
-            else:
-                done.set_result(None)
-
-        loop.add_writer(self._sock.fileno(), send_some)
-        try:
-            await done
-        finally:
-            loop.remove_writer(self._sock.fileno())
-
     async def _read_line(self) -> bytes:
         line = b""
         while not line.endswith(b"\r\n"):
-            data = await asyncio.get_running_loop().sock_recv(self._sock, 512)
+            data = await self._wire.receive(512)
             if not data:
                 raise ConnectionResetError("end of stream")
             line += data
@@ -116,4 +77,4 @@ class BulkWriter:
         return line[:-2]
 
     def close(self) -> None:
-        self._sock.close()
+        self._wire.close()

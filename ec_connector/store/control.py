@@ -13,7 +13,9 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.typing import EncodableT
 
 from triptych.ec_connector.store.address import StoreAddress
-from triptych.errors import TriptychError
+from triptych.ec_connector.store.remedies import with_first_remedy, with_remedy
+from triptych.ec_connector.store.tls import TlsConnection
+from triptych.errors import ConfigError, TriptychError
 
 _CONNECTIONS = 16
 
@@ -32,7 +34,9 @@ class Control:
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self._label = address.label
         self._hide = address.without_password
+        self._tls = address.tls
         self._timeout = timeout
+        self._answered = False
         options: dict[str, Any] = {
             "db": address.db,
             "username": address.username or None,
@@ -47,6 +51,8 @@ class Control:
             options |= {"connection_class": UnixDomainSocketConnection, "path": address.path}
         else:
             options |= {"host": address.host, "port": address.port}
+            if address.tls is not None:
+                options |= {"connection_class": TlsConnection, "tls": address.tls}
         pool = BlockingConnectionPool(max_connections=_CONNECTIONS, timeout=timeout, **options)
         self._redis: Redis = Redis.from_pool(pool)
 
@@ -71,14 +77,16 @@ class Control:
         # Raised without the cause: a server without AUTH repeats the password in its error.
         except ResponseError as error:
             kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreUnavailable
-            raise kind(f"store {self._label} refused a command: {self._hide(error)}") from None
-        except (RedisError, OSError, TimeoutError) as error:
-            reason = self._hide(error) or f"no answer in {self._timeout:g} s"
+            raise kind(f"store {self._label} refused a command: {with_remedy(self._hide(error))}") from None
+        except (RedisError, OSError, TimeoutError, ConfigError) as error:
+            said = self._hide(error) or f"no answer in {self._timeout:g} s"
+            reason = with_remedy(said) if self._answered else with_first_remedy(said, self._tls)
             raise StoreUnavailable(f"store {self._label} is not reachable: {reason}") from None
         # redis-py writes under `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
         # together with its result. A caller's loop would then never end.
         if task is not None and task.cancelling() > cancels:
             raise asyncio.CancelledError
+        self._answered = True
         return replies
 
     async def close(self) -> None:

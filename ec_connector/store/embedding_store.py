@@ -17,6 +17,7 @@ from triptych.ec_connector.store.bulk_reader import BulkReader, Into, Progress
 from triptych.ec_connector.store.bulk_writer import BulkWriter
 from triptych.ec_connector.store.codec import Buffer, Damage, Head
 from triptych.ec_connector.store.control import Control, StoreFull, StoreUnavailable
+from triptych.ec_connector.store.remedies import with_remedy
 from triptych.ec_connector.store.results import Loaded, LoadResult, Missing, SaveResult, StoreMemory
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 from triptych.ec_connector.store.server_clock import ServerClock
@@ -48,7 +49,7 @@ class EmbeddingStore:
 
     @classmethod
     async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
-        """The store at `unix:///path` or `redis://host:port/db`; StoreUnavailable if it does not answer.
+        """The store at `unix:///path`, `redis://host:port/db` or `rediss://`. StoreUnavailable if silent.
 
         `timeout` seconds bound every later command too. ConfigError for another URL.
         """
@@ -219,8 +220,8 @@ class EmbeddingStore:
             return await pool.transfer(nbytes, use)
         except (ValueTooLarge, BulkRefused):
             raise
-        except (BulkError, OSError, TimeoutError) as error:
-            reason = str(error) or "the transfer stalled"
+        except (BulkError, OSError, TimeoutError, ConfigError) as error:
+            reason = with_remedy(error) or "the transfer stalled"
             raise StoreUnavailable(f"store {self.address.label} is not reachable: {reason}") from error
 
     async def _digest_of(self, key: str) -> str:

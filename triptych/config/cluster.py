@@ -14,7 +14,8 @@ from triptych.errors import ConfigError
 
 #: Flags of workers that the cluster gives them.
 _GIVEN = (
-    *("store", "store_password_file", "internal_token", "internal_token_file", "log_level", "log_format"),
+    *("store", "store_password_file", "store_ca_file", "store_cert_file", "store_key_file"),
+    *("internal_token", "internal_token_file", "log_level", "log_format"),
     *("metrics_port", "host", "port", "advertise", "cpus", "drain_timeout", *SHARING_FLAGS),
 )
 
@@ -159,8 +160,8 @@ class ServeConfig(ClusterConfig):
     )
     store: str = flag(
         "auto",
-        "auto starts one; else redis://host:port/0 or unix:///path/to/socket; one with a password rather by "
-        "the variable than by the flag",
+        "auto starts one; else redis://host:port/0, rediss:// for TLS, or unix:///path/to/socket; one with a "
+        "password rather by the variable than by the flag",
         secret=True,
     )
     run_dir: str = flag(

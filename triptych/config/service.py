@@ -17,11 +17,16 @@ class ServiceConfig(Config):
 
     store: str = flag(
         "",
-        "store address: unix:///path/to/socket or redis://host:port/0; one with a password rather by the "
-        "variable than by the flag",
+        "store address: unix:///path/to/socket, redis://host:port/0, rediss:// for TLS; one with a password "
+        "rather by the variable than by the flag",
         secret=True,
     )
     store_password_file: str = flag("", "file that holds the store's password, in place of one in --store")
+    store_ca_file: str = flag(
+        "", "CA certificates that verify a rediss:// store, as PEM; the system's by default"
+    )
+    store_cert_file: str = flag("", "client certificate for the store, as PEM; read again when it is renewed")
+    store_key_file: str = flag("", "key of --store-cert-file, as PEM, unencrypted")
     internal_token: str = flag(
         "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
     )

@@ -17,7 +17,6 @@ from triptych.config import (
     check_scaled,
     read_internal_token,
 )
-from triptych.ec_connector.store.address import parse_store_url
 from triptych.errors import ConfigError
 from triptych.launch.greeting import greeting
 from triptych.launch.model_path import model_name, resolve_demo, resolve_model
@@ -25,7 +24,7 @@ from triptych.launch.plan.cluster import plan_cluster
 from triptych.launch.plan.cores import share_cores
 from triptych.launch.plan.devices import Share
 from triptych.launch.plan.placement import check_memory, place_on_gpus
-from triptych.launch.secrets.credentials import forget_variables, store_url
+from triptych.launch.secrets.credentials import forget_variables, store_url, without_store_files
 from triptych.launch.supervisor import Supervisor, check_port
 from triptych.log import setup_logging
 from triptych.machine.resources import usable_cpus
@@ -52,9 +51,7 @@ def serve_cluster(config: ServeConfig) -> None:
 def _checked(config: ServeConfig) -> ServeConfig:
     """The config with its secrets, its model's folder and name; ConfigError for what cannot be served."""
     check_scaled(config)
-    if config.store != "auto":
-        parse_store_url(config.store)
-    store = store_url(config.store, config.proxy.store_password_file)
+    store = store_url(config.store, config.proxy)
     proxy = with_token(config).proxy
     check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
     path = resolve_model(resolve_demo(config.demo, config.model))
@@ -69,7 +66,7 @@ def _checked(config: ServeConfig) -> ServeConfig:
         store_memory=config.store_memory if store == "auto" else 0,
         encoder=replace(config.encoder, served_model_name=name),
         pd=replace(config.pd, served_model_name=name),
-        proxy=replace(proxy, store_password_file=""),
+        proxy=without_store_files(proxy),
     )
 
 

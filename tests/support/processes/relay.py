@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -19,16 +20,17 @@ class Relay:
     """Relays `listen` to `target` from a thread of its own; its methods may be called from any other.
 
     `delay`: seconds that every piece of an answer waits. `lose_answer_to`: the next connection on which
-    these bytes are sent is cut when the server answers them.
+    these bytes are sent is cut when the server answers them. `tls`: clients speak it, the target does not.
     """
 
-    def __init__(self, listen: Place, target: Place) -> None:
+    def __init__(self, listen: Place, target: Place, tls: ssl.SSLContext | None = None) -> None:
         self.delay = 0.0
         self.lose_answer_to = b""
         #: Answers that were lost so.
         self.lost_answers = 0
         self._listen = listen
         self._target = target
+        self._tls = tls
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
@@ -73,7 +75,7 @@ class Relay:
         if isinstance(self._listen, Path):
             self._server = await asyncio.start_unix_server(self._serve, self._listen)
         else:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._listen)
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._listen, ssl=self._tls)
 
     async def _stop(self) -> None:
         assert self._server is not None

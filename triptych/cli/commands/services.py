@@ -98,7 +98,7 @@ def _with_secrets(config: S) -> S:
     if not config.store:
         raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
     token = read_internal_token(config.internal_token, config.internal_token_file)
-    return replace(config, internal_token=token, store=store_url(config.store, config.store_password_file))
+    return replace(config, internal_token=token, store=store_url(config.store, config))
 
 
 def _with_model(config: W) -> W:

@@ -155,6 +155,9 @@ def _worker(config: ServeConfig, kind: str, resources: PoolResources, store: str
             device_memory=worker.device_memory or measured,
             internal_token_file=config.proxy.internal_token_file,
             store_password_file=config.proxy.store_password_file,
+            store_ca_file=config.proxy.store_ca_file,
+            store_cert_file=config.proxy.store_cert_file,
+            store_key_file=config.proxy.store_key_file,
             log_level=config.proxy.log_level,
             log_format=config.proxy.log_format,
         )

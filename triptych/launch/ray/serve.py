@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from triptych.config import ServeConfig, check_scaled
-from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_demo, resolve_model
 from triptych.launch.ray.access import check_secrets, check_shared, with_files, with_own_token
@@ -58,7 +57,7 @@ def _serve(config: ServeConfig, run_dir: Path) -> int:
         store = own.url if own is not None else config.store
         with _ray(config, model, store):
             pools = plan_actors(config, model=model, store=store, home=node_ip())
-            config = replace(config, store=store_url(store, config.proxy.store_password_file))
+            config = replace(config, store=store_url(store, config.proxy))
             actors = ActorSupervisor(RayActors(config.ray.cluster_name), pools)
             return asyncio.run(ServeLoop(config, actors, pools, run_dir, own).run())
 
@@ -87,8 +86,8 @@ def _own_store(config: ServeConfig, run_dir: Path) -> Iterator[EmbeddedStore | N
     if config.store != "auto":
         yield None
         return
-    if config.proxy.store_password_file:
-        raise ConfigError("--store-password-file is for a store of yours: name it by --store")
+    # Refuses the files of a store of the user's.
+    store_url(config.store, config.proxy)
     server = EmbeddedStore(run_dir, config.store_memory)
     server.start()
     try:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from triptych.config import ProxyConfig
+from triptych.config import ProxyConfig, ServiceConfig
 from triptych.config.flags import flags_of
-from triptych.ec_connector.store.address import with_password
+from triptych.ec_connector.store.address import parse_store_url, with_password, with_tls_files
+from triptych.ec_connector.store.tls import StoreTls
 from triptych.errors import ConfigError
 from triptych.launch.secrets.handed_down import receive
 from triptych.launch.secrets.hidden import hide
 
+S = TypeVar("S", bound=ServiceConfig)
+
+#: The flags of files that complete the store's address.
+_FILES = ("store_password_file", "store_ca_file", "store_cert_file", "store_key_file")
 _SECRETS = [flag for flag in flags_of(ProxyConfig) if flag.secret]
 
 
@@ -27,16 +34,31 @@ def forget_variables() -> None:
         os.environ.pop(flag.variable, None)
 
 
-def store_url(store: str, password_file: str) -> str:
-    """The store's address with the password of the file; ConfigError when it cannot be used."""
-    if not password_file:
-        return store
+def store_url(store: str, given: ServiceConfig) -> str:
+    """The store's address with the password and the files of TLS that the flags name.
+
+    ConfigError when they cannot be used.
+    """
     if store in ("", "auto"):
-        raise ConfigError("--store-password-file is for a store of yours: name it by --store")
+        if option := next((flag for flag in _FILES if getattr(given, flag)), ""):
+            raise ConfigError(f"--{option.replace('_', '-')} is for a store of yours: name it by --store")
+        return store
+    parse_store_url(store)
+    url = with_tls_files(store, StoreTls(given.store_ca_file, given.store_cert_file, given.store_key_file))
+    return with_password(url, _password(given.store_password_file)) if given.store_password_file else url
+
+
+def without_store_files(config: S) -> S:
+    """The config whose store's address is complete."""
+    return replace(config, store_password_file="", store_ca_file="", store_cert_file="", store_key_file="")
+
+
+def _password(path: str) -> str:
+    """The password in the file of --store-password-file."""
     try:
-        password = Path(password_file).read_text(encoding="utf-8").strip("\r\n")
+        password = Path(path).read_text(encoding="utf-8").strip("\r\n")
     except (OSError, UnicodeDecodeError):
-        raise ConfigError(f"--store-password-file {password_file} cannot be read") from None
+        raise ConfigError(f"--store-password-file {path} cannot be read") from None
     if not password or "\n" in password:
-        raise ConfigError(f"--store-password-file {password_file} must hold one line, the password")
-    return with_password(store, password)
+        raise ConfigError(f"--store-password-file {path} must hold one line, the password")
+    return password

@@ -5,6 +5,7 @@ import pytest
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.address import StoreAddress, command, parse_store_url, redacted
+from triptych.ec_connector.store.tls import StoreTls
 from triptych.errors import ConfigError, InvalidRequest
 
 HASH = "ab" * 32
@@ -37,13 +38,15 @@ def test_names_that_are_no_hash_never_become_keys(name: str) -> None:
         ("redis://h:7000/3", StoreAddress(host="h", port=7000, db=3)),
         ("redis://:p%40@h", StoreAddress(host="h", password="p@")),
         ("redis://[::1]:7000/0", StoreAddress(host="::1", port=7000)),
+        ("rediss://h:7000/3", StoreAddress(host="h", port=7000, db=3, tls=StoreTls())),
+        ("rediss://h?ssl_ca_certs=/a%20b/ca.pem", StoreAddress(host="h", tls=StoreTls("/a b/ca.pem"))),
     ],
 )
 def test_store_urls_are_taken_apart(url: str, address: StoreAddress) -> None:
     assert parse_store_url(url) == address
 
 
-@pytest.mark.parametrize("url", ["", "localhost:6379", "rediss://h", "unix://", "redis://h:x", "redis://h/a"])
+@pytest.mark.parametrize("url", ["", "localhost:6379", "http://h", "unix://", "redis://h:x", "redis://h/a"])
 def test_other_urls_are_refused_with_the_remedy(url: str) -> None:
     with pytest.raises(ConfigError, match="redis://host:port/0"):
         parse_store_url(url)
@@ -51,7 +54,7 @@ def test_other_urls_are_refused_with_the_remedy(url: str) -> None:
 
 def test_no_message_repeats_a_password() -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_store_url("rediss://user:secret@h/0")
+        parse_store_url("http://user:secret@h/0")
     assert "secret" not in str(caught.value)
     assert "secret" not in parse_store_url("redis://user:secret@h").label
 
@@ -69,6 +72,8 @@ def test_no_message_repeats_a_password() -> None:
         "hush@h",
         "http://user:hush@h",
         "redis://user:hush@h/hush",
+        "rediss://h?hush=12",
+        "rediss://h?ssl_ca_certs=x&hush=12",
     ],
 )
 def test_a_malformed_address_is_refused_and_no_part_of_it_is_repeated(url: str) -> None:
@@ -84,6 +89,7 @@ def test_a_malformed_address_is_refused_and_no_part_of_it_is_repeated(url: str) 
         ("unix:///run/s.sock?db=1", "unix:///run/s.sock?db=1"),
         ("redis://h:7000/3", "redis://h:7000/3"),
         ("redis://u:hush@[::1]:7000/3", "redis://u:***@[::1]:7000/3"),
+        ("rediss://u:hush@h?ssl_ca_certs=/ca", "rediss://u:***@h?ssl_ca_certs=/ca"),
         ("unix://:hush@/run/s.sock", "unix://:***@/run/s.sock"),
     ],
 )
@@ -108,3 +114,7 @@ def test_a_fresh_connection_logs_in_and_selects() -> None:
 
 def test_commands_are_framed_by_lengths() -> None:
     assert command("GET", "a\r\nb") == b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n"
+
+
+def test_a_label_names_scheme_host_and_port() -> None:
+    assert parse_store_url("rediss://u:p@[::1]:7000/3?ssl_ca_certs=/ca").label == "rediss://[::1]:7000/3"

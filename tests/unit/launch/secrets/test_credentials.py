@@ -1,4 +1,4 @@
-"""The store's password in a file."""
+"""The store's password, and the files of TLS to it, by flags."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from support.processes.authority import Authority
+from triptych.config import ServiceConfig
+from triptych.config.flags import config_from
 from triptych.ec_connector.store.address import StoreAddress, parse_store_url
+from triptych.ec_connector.store.tls import StoreTls
 from triptych.errors import ConfigError
-from triptych.launch.secrets.credentials import store_url
+from triptych.launch.secrets.credentials import store_url, without_store_files
 
 
-def _store(store: str, file: Path | str = "") -> str:
-    return store_url(store, str(file))
+def _store(store: str, file: Path | str = "", **flags: str) -> str:
+    return store_url(store, ServiceConfig(store_password_file=str(file), **flags))
 
 
 def test_the_stores_password_may_come_from_a_file(tmp_path):
@@ -46,3 +50,42 @@ def test_a_password_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path, 
     with pytest.raises(ConfigError, match=named) as caught:
         _store(store, path)
     assert not re.search("hush|secret", str(caught.value))
+
+
+def test_the_files_of_tls_are_a_part_of_the_address_that_processes_hand_on(tmp_path):
+    files = Authority(tmp_path / "with space").client()
+    flags = {
+        "store_ca_file": files.ca_file,
+        "store_cert_file": files.cert_file,
+        "store_key_file": files.key_file,
+    }
+    password = tmp_path / "password"
+    password.write_text("p@ss?#")
+    url = _store("rediss://bob@h:7000/1", password, **flags)
+    found = parse_store_url(url)
+    assert found == StoreAddress(host="h", port=7000, db=1, username="bob", password="p@ss?#", tls=files)
+    config = config_from(ServiceConfig, {"store": url, "store_password_file": str(password), **flags})
+    assert without_store_files(config) == ServiceConfig(store=url)
+    assert store_url(url, without_store_files(config)) == url, "a process that was handed it changes nothing"
+
+
+def test_a_store_with_tls_needs_no_file_where_the_system_knows_its_ca():
+    assert parse_store_url(_store("rediss://h")).tls == StoreTls()
+
+
+@pytest.mark.parametrize(
+    ("store", "flags", "named"),
+    [
+        ("redis://h", {"store_ca_file": "/ca"}, "rediss://host:port/0"),
+        ("unix:///s", {"store_key_file": "/key"}, "rediss://host:port/0"),
+        ("auto", {"store_ca_file": "/ca"}, "--store-ca-file is for a store of yours"),
+        ("", {"store_cert_file": "/ca"}, "--store-cert-file is for a store of yours"),
+        ("rediss://h", {"store_cert_file": "/cert"}, "go together"),
+        ("rediss://h", {"store_key_file": "/key"}, "go together"),
+        ("rediss://h?ssl_ca_certs=/ca", {"store_ca_file": "/ca"}, "leave one of them out"),
+        ("rediss://h", {"store_ca_file": "/nowhere/ca"}, "--store-ca-file /nowhere/ca cannot be read"),
+    ],
+)
+def test_files_of_tls_that_cannot_be_used_are_refused_at_the_start(store, flags, named):
+    with pytest.raises(ConfigError, match=named):
+        _store(store, **flags)
