@@ -41,9 +41,13 @@ def example(name: str) -> dict[str, Any]:
     return loaded
 
 
-def examples() -> list[str]:
-    """Names of all examples."""
-    return sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+#: The chart's own values, and all examples.
+CASES = ["defaults", *sorted(path.stem for path in EXAMPLES.glob("*.yaml"))]
+
+
+def case(name: str) -> list[Manifest]:
+    """The manifests of one of `CASES`."""
+    return render(None if name == "defaults" else example(name))
 
 
 def _manifests(rendered: Mapping[str, str]) -> Iterator[Manifest]:

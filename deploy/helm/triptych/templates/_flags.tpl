@@ -9,6 +9,10 @@
 - "9100"
 - --log-level
 - {{ $values.logLevel }}
+{{- if ne $values.logFormat "text" }}
+- --log-format
+- {{ $values.logFormat }}
+{{- end }}
 - --internal-token-file
 - /etc/triptych/internal-token/token
 {{- with include "triptych.storeUrl" . }}
@@ -19,6 +23,8 @@
 - --store-password-file
 - /etc/triptych/store/password
 {{- end }}
+{{- include "triptych.tlsFlags" . }}
+{{- include "triptych.storeTlsFlags" . }}
 {{- end }}
 
 {{/* The user of the store that a component logs in as, and the key of its password in the store's Secret. */}}
@@ -42,7 +48,7 @@ password
 {{- $name := include "triptych.name" (dict "root" .root "component" "store") -}}
 {{- $urls := list -}}
 {{- range $shard := until (int $store.shards) -}}
-{{- $urls = append $urls (printf "redis://%s-%d.%s.svc:6379/0" $name $shard $.root.Release.Namespace) -}}
+{{- $urls = append $urls (printf "%s://%s-%d.%s.svc:6379/0" (ternary "rediss" "redis" $.root.Values.tls.enabled) $name $shard $.root.Release.Namespace) -}}
 {{- end -}}
 {{- $url = join "," $urls -}}
 {{- end -}}

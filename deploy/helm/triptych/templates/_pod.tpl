@@ -128,14 +128,21 @@ lifecycle:
 {{- if include "triptych.storeSecret" . }}
 - {name: store-password, mountPath: /etc/triptych/store, readOnly: true}
 {{- end }}
+{{- if .root.Values.tls.enabled }}
+- {name: tls, mountPath: /etc/triptych/tls, readOnly: true}
+{{- end }}
+{{- if eq .root.Values.store.mode "external" }}
+{{- if .root.Values.store.external.caSecret }}
+- {name: store-ca, mountPath: /etc/triptych/store-ca, readOnly: true}
+{{- end }}
+{{- if .root.Values.store.external.clientSecret }}
+- {name: store-client, mountPath: /etc/triptych/store-client, readOnly: true}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "triptych.secretVolumes" -}}
-- name: internal-token
-  secret:
-    secretName: {{ include "triptych.internalSecret" . }}
-    defaultMode: 0440
-    items: [{key: token, path: token}]
+{{ include "triptych.secretVolume" (dict "name" "internal-token" "secret" (include "triptych.internalSecret" .) "keys" (list "token")) }}
 {{- with include "triptych.storeSecret" . }}
 - name: store-password
   secret:
@@ -143,4 +150,27 @@ lifecycle:
     defaultMode: 0440
     items: [{key: {{ include "triptych.storeKey" $ }}, path: password}]
 {{- end }}
+{{- if .root.Values.tls.enabled }}
+{{ include "triptych.secretVolume" (dict "name" "tls" "secret" (include "triptych.tlsSecret" .) "keys" (list "tls.crt" "tls.key" "ca.crt")) }}
+{{- end }}
+{{- if eq .root.Values.store.mode "external" }}
+{{- with .root.Values.store.external.caSecret }}
+{{ include "triptych.secretVolume" (dict "name" "store-ca" "secret" . "keys" (list "ca.crt")) }}
+{{- end }}
+{{- with .root.Values.store.external.clientSecret }}
+{{ include "triptych.secretVolume" (dict "name" "store-client" "secret" . "keys" (list "tls.crt" "tls.key")) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A volume of some keys of a Secret, each a file of its name. */}}
+{{- define "triptych.secretVolume" -}}
+- name: {{ .name }}
+  secret:
+    secretName: {{ .secret }}
+    defaultMode: 0440
+    items:
+      {{- range .keys }}
+      - {key: {{ . }}, path: {{ . }}}
+      {{- end }}
 {{- end }}

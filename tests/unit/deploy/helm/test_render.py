@@ -2,48 +2,153 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections import Counter
 
-import kubernetes_validate
 import pytest
+import yaml
 from helm_python.chart import lint
+from helm_python.errors import HelmError
+from jsonschema import ValidationError
 
-from support.kubernetes.chart import CHART, Manifest, example, examples, render
+from support.kubernetes.chart import CASES, CHART, case, example, notes, render
+from support.kubernetes.validation import validate
+from triptych import __version__
 
 #: The oldest version that the chart allows, and the newest one with a schema.
 VERSIONS = ("1.30", "1.37")
-CASES = ["defaults", *examples()]
-
-
-def values_of(case: str) -> dict[str, Any]:
-    return {} if case == "defaults" else example(case)
-
-
-def is_kubernetes(manifest: Manifest) -> bool:
-    """Whether the kind is Kubernetes' own, not of a custom resource."""
-    group = manifest["apiVersion"].rpartition("/")[0]
-    return "." not in group or group.endswith(".k8s.io")
+#: Options by which every kind of object appears.
+EVERYTHING = {
+    "model": {"source": "download", "name": "m", "download": {"id": "a/b", "tokenSecret": {"name": "hf"}}},
+    "proxy": {
+        "autoscale": {"max": 4},
+        "frontDoorTls": {"certManager": {"issuerRef": {"name": "public"}}, "hosts": ["m.example"]},
+    },
+    "encoderPools": [{"name": "gpu", "device": "cuda", "autoscale": {"max": 8}}],
+    "pdPools": [{"name": "gpu", "device": "cuda:0", "autoscale": {"max": 3}}],
+    "autoscaling": {"engine": "keda"},
+    "tls": {"enabled": True, "certManager": {"issuerRef": {"name": "ca", "kind": "Issuer"}}},
+    "gatewayApi": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    "serviceMonitor": {"enabled": True},
+    "prometheusRules": {"enabled": True},
+    "dashboards": {"enabled": True},
+    "store": {"shards": 3},
+}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("case", CASES)
-def test_every_object_is_valid(case: str, version: str) -> None:
-    manifests = [one for one in render(values_of(case)) if is_kubernetes(one)]
+@pytest.mark.parametrize("name", CASES)
+def test_every_object_is_valid(name: str, version: str) -> None:
+    if name in ("mixed-cpu-gpu", "air-gapped") and version == "1.30":
+        version = "1.31"  # an image volume
+    manifests = case(name)
     assert manifests
     for manifest in manifests:
-        kubernetes_validate.validate(manifest, version, strict=True)
+        validate(manifest, version)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_helm_has_nothing_to_complain_of(case: str) -> None:
-    report = lint(CHART, values_of(case), strict=True)
+@pytest.mark.parametrize("engine", ["keda", "hpa"])
+def test_every_object_of_every_option_is_valid(engine: str) -> None:
+    for manifest in render(EVERYTHING | {"autoscaling": {"engine": engine}}):
+        validate(manifest, VERSIONS[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_helm_has_nothing_to_complain_of(name: str) -> None:
+    report = lint(CHART, {} if name == "defaults" else example(name), strict=True)
     # Severity 1 is information: a chart without an icon.
     assert [one for one in report["messages"] if one["severity"] > 1] == []
     assert report["errors"] == []
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_names_are_unique_and_labels_are_the_recommended_ones(name: str) -> None:
+    manifests = case(name)
+    names = Counter((one["kind"], one["metadata"]["name"]) for one in manifests)
+    assert [one for one, count in names.items() if count > 1] == []
+    for manifest in manifests:
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "triptych"
+        assert labels["app.kubernetes.io/instance"] == "triptych"
+        assert labels["app.kubernetes.io/version"] == __version__
+        assert manifest["metadata"]["namespace"] == "default"
+
+
 def test_a_typo_in_a_manifest_is_found() -> None:
     manifest = next(one for one in render() if one["kind"] == "Deployment")
     manifest["spec"]["replica"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+    with pytest.raises(ValidationError):
+        validate(manifest, VERSIONS[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("ScaledObject", "minReplicas", 1),
+        ("ScaledObject", "maxReplicaCount", "8"),
+        ("TriggerAuthentication", "secretRef", []),
+        ("Certificate", "secret", "x"),
+        ("HTTPRoute", "hosts", []),
+        ("ServiceMonitor", "endpoint", []),
+        ("PrometheusRule", "rules", []),
+    ],
+)
+def test_a_typo_in_a_custom_resource_is_found(kind: str, field: str, value: object) -> None:
+    manifest = next(one for one in render(EVERYTHING) if one["kind"] == kind)
+    manifest["spec"][field] = value
+    with pytest.raises(ValidationError):
+        validate(manifest, VERSIONS[0])
+
+
+def test_a_release_may_have_any_name_and_namespace() -> None:
+    for manifest in render(EVERYTHING, name="blue", namespace="models"):
+        assert manifest["metadata"]["name"].startswith("blue")
+        assert manifest["metadata"]["namespace"] == "models"
+        assert "triptych-" not in json.dumps(manifest).replace("helm.sh/chart", "").replace(
+            f"triptych-{__version__}", ""
+        ).replace("triptych-proxy@", "").replace("triptych-encoder@", "").replace("triptych-pd@", "").replace(
+            "user triptych-", ""
+        )
+
+
+def test_a_long_name_stays_within_kubernetes_limits() -> None:
+    for manifest in render(EVERYTHING, name="a" * 53):
+        assert len(manifest["metadata"]["name"]) <= 63
+
+
+def test_the_chart_has_the_version_of_the_code() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+
+
+def test_the_notes_name_the_service_and_say_what_is_open() -> None:
+    text = notes(name="blue", namespace="models")
+    assert "kubectl --namespace models port-forward service/blue-proxy 8000:8000" in text
+    assert "get secret blue-api-keys" in text
+    assert "WARNING: tls.enabled is false" in text
+    open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
+    assert "WARNING: apiKeys.enabled is false" in open_door
+    assert "WARNING: networkPolicy.enabled is false" in open_door
+    assert "WARNING" not in notes(EVERYTHING)
+
+
+def test_a_secret_that_is_not_given_is_random_and_long() -> None:
+    first, second = (
+        {one["metadata"]["name"]: one["stringData"] for one in render() if one["kind"] == "Secret"}
+        for _ in range(2)
+    )
+    assert len(first["triptych-internal-token"]["token"]) == 48
+    assert first["triptych-internal-token"] != second["triptych-internal-token"]
+    assert first["triptych-store"] != second["triptych-store"]
+    passwords = [first["triptych-store"][role] for role in ("proxy", "encoder", "pd")]
+    assert len(set(passwords)) == 3
+
+
+def test_rendering_is_the_same_every_time_where_secrets_are_given() -> None:
+    values = example("external-redis")
+    assert render(values) == render(values)
+
+
+def test_values_that_helm_cannot_place_are_refused() -> None:
+    with pytest.raises(HelmError, match="proxi"):
+        render({"proxi": {"replicas": 1}})

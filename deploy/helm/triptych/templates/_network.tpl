@@ -1,0 +1,59 @@
+{{/* Rules that several NetworkPolicies have. The kubelet's probes come from the node, which policies do not stop. */}}
+
+{{- define "triptych.fromPrometheus" -}}
+- ports:
+    - {port: metrics, protocol: TCP}
+  from:
+    {{- toYaml .root.Values.networkPolicy.prometheus | nindent 4 }}
+{{- end }}
+
+{{- define "triptych.toDns" -}}
+- ports:
+    {{- range .root.Values.networkPolicy.dns.ports }}
+    - {port: {{ . }}, protocol: UDP}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .root.Values.networkPolicy.dns.to }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- define "triptych.toStore" -}}
+{{- $values := .root.Values -}}
+{{- if eq $values.store.mode "valkey" -}}
+- ports:
+    - {port: 6379, protocol: TCP}
+  to:
+    - podSelector:
+        matchLabels:
+          {{- include "triptych.selector" (dict "root" .root "component" "store") | nindent 10 }}
+{{- else -}}
+- ports:
+    {{- range $values.store.external.ports }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with $values.networkPolicy.store }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+{{- end }}
+
+{{/* Every public address: nothing of the cluster, of private networks, or of the cloud's metadata. */}}
+{{- define "triptych.toInternet" -}}
+{{- $internet := .root.Values.networkPolicy.internet -}}
+- ports:
+    {{- range .ports }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  to:
+    - ipBlock:
+        cidr: 0.0.0.0/0
+        except:
+          {{- toYaml $internet.except | nindent 10 }}
+    - ipBlock:
+        cidr: ::/0
+        except:
+          {{- toYaml $internet.exceptIPv6 | nindent 10 }}
+{{- end }}
