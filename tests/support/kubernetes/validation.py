@@ -1,4 +1,4 @@
-"""Strict checks of manifests by schema: Kubernetes' own kinds, and the custom resources that the chart makes."""
+"""Strict checks of manifests by schema: Kubernetes' own kinds, and the chart's custom resources."""
 
 from __future__ import annotations
 

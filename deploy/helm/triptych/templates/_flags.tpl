@@ -13,6 +13,8 @@
 - --log-format
 - {{ $values.logFormat }}
 {{- end }}
+- --drain-timeout
+- {{ include "triptych.drainSeconds" .spec | quote }}
 - --internal-token-file
 - /etc/triptych/internal-token/token
 {{- with include "triptych.storeUrl" . }}
@@ -25,6 +27,11 @@
 {{- end }}
 {{- include "triptych.tlsFlags" . }}
 {{- include "triptych.storeTlsFlags" . }}
+{{- end }}
+
+{{/* What a drain may take: the grace period but for the pause before SIGTERM, and 15 s to end in. */}}
+{{- define "triptych.drainSeconds" -}}
+{{- sub (sub (int .terminationGracePeriodSeconds) (int .preStopSeconds)) 15 -}}
 {{- end }}
 
 {{/* The user of the store that a component logs in as, and the key of its password in the store's Secret. */}}

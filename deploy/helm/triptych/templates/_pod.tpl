@@ -70,7 +70,8 @@ capabilities:
 {{/* Probes on the metrics port, which plain HTTP serves: the kubelet's gRPC probes know no TLS. */}}
 {{- define "triptych.probes" -}}
 startupProbe:
-  httpGet: {path: /ready, port: metrics}
+  # A proxy gets ready with the first PD worker, which may take long to load: that is no reason to restart the proxy.
+  httpGet: {path: {{ ternary "/health" "/ready" (eq .component "proxy") }}, port: metrics}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: {{ max 1 (ceil (divf .spec.startupSeconds 5)) }}

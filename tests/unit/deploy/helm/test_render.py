@@ -90,7 +90,6 @@ def test_a_typo_in_a_manifest_is_found() -> None:
         ("Certificate", "secret", "x"),
         ("HTTPRoute", "hosts", []),
         ("ServiceMonitor", "endpoint", []),
-        ("PrometheusRule", "rules", []),
     ],
 )
 def test_a_typo_in_a_custom_resource_is_found(kind: str, field: str, value: object) -> None:

@@ -1,0 +1,251 @@
+"""Every flag, variable, port and probe path of the manifests is one of the code's."""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from support.kubernetes.chart import CASES, ROOT, Manifest, case, render
+from support.kubernetes.manifests import component, containers, main_container, pod, workloads
+from support.options import parse
+from triptych.config import (
+    ColocatedConfig,
+    EncoderConfig,
+    PDConfig,
+    ProxyConfig,
+    check_advertise,
+    check_drain_timeout,
+    check_front_door,
+    check_scaling,
+)
+from triptych.config.flags import Config, flags_of
+from triptych.ec_connector.store.address import parse_store_url
+
+CONFIGS: dict[str, type[Config]] = {
+    "proxy": ProxyConfig,
+    "encoder": EncoderConfig,
+    "pd": PDConfig,
+    "colocated": ColocatedConfig,
+}
+SERVICES = tuple(CONFIGS)
+#: Flags that the chart knows before the code does; each with one value.
+PENDING = frozenset(
+    f"--{name}-file"
+    for name in (
+        "tls-cert",
+        "tls-key",
+        "tls-ca",
+        "http-cert",
+        "http-key",
+        "store-ca",
+        "store-cert",
+        "store-key",
+    )
+)
+SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
+
+
+@cache
+def source() -> str:
+    """The text of the product's modules."""
+    return "".join(path.read_text() for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
+
+
+def services(manifests: list[Manifest]) -> list[Manifest]:
+    """The workloads that run a command of ours."""
+    return [one for one in workloads(manifests) if component(one) in SERVICES]
+
+
+def words(manifest: Manifest) -> list[str]:
+    """The words after `triptych`, with the pod's address in them."""
+    return [word.replace("$(POD_IP)", "10.1.2.3") for word in main_container(manifest)["args"]]
+
+
+def config_of(manifest: Manifest) -> Any:
+    """The config that the container's command line gives; click.UsageError for one that the code refuses."""
+    command, *rest = words(manifest)
+    pending = PENDING - {flag.option for flag in flags_of(CONFIGS[command])}
+    gone = {at for at, word in enumerate(rest) if word in pending}
+    rest = [word for at, word in enumerate(rest) if at not in gone and at - 1 not in gone]
+    return parse(CONFIGS[command], command, *rest)
+
+
+def check_command(manifest: Manifest) -> None:
+    """The code takes the command line, and what it means is what the pod offers."""
+    container = main_container(manifest)
+    assert container["command"] == ["triptych"]
+    assert words(manifest)[0] == component(manifest)
+    config = config_of(manifest)
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    if component(manifest) == "proxy":
+        check_proxy(config, ports)
+    else:
+        worker = config.pd if component(manifest) == "colocated" else config
+        assert (worker.host, worker.port) == ("0.0.0.0", ports.pop("grpc"))
+        assert worker.advertise == f"10.1.2.3:{worker.port}"
+        check_advertise(worker.advertise)
+        assert worker.metrics_port == ports.pop("metrics")
+        check_secrets(worker, manifest)
+        assert ports == {}
+
+
+def check_proxy(config: ProxyConfig, ports: dict[str, int]) -> None:
+    check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
+    check_scaling(config.scaling)
+    assert config.port == ports.pop("http")
+    assert config.grpc_port == ports.pop("grpc")
+    assert config.metrics_port == ports.pop("metrics")
+    assert config.scaling.scaler_port == ports.pop("scaler", 0)
+    assert ports == {}
+
+
+def check_secrets(config: Any, manifest: Manifest) -> None:
+    """Secrets come from files that are mounted, and the drain ends before the kubelet kills."""
+    assert not config.internal_token
+    assert config.internal_token_file
+    if config.store:
+        for url in config.store.replace("rediss:", "redis:").split(","):
+            assert not parse_store_url(url).password
+    check_drain_timeout(config.drain_timeout)
+    pause = int(
+        main_container(manifest).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    )
+    assert pause + config.drain_timeout + 15 <= pod(manifest)["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_code_takes_every_command_line(name: str) -> None:
+    found = services(case(name))
+    assert {component(one) for one in found} >= {"proxy"}
+    for manifest in found:
+        check_command(manifest)
+
+
+def test_a_flag_that_the_code_does_not_know_is_found() -> None:
+    manifest = copy.deepcopy(services(render())[0])
+    arguments = main_container(manifest)["args"]
+    arguments[arguments.index("--metrics-port")] = "--metric-port"
+    with pytest.raises(click.UsageError, match="--metric-port"):
+        check_command(manifest)
+
+
+def test_a_port_that_no_flag_serves_is_found() -> None:
+    manifest = copy.deepcopy(services(render())[0])
+    main_container(manifest)["ports"][0]["containerPort"] = 8080
+    with pytest.raises(AssertionError):
+        check_command(manifest)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_file_that_a_flag_names_is_mounted(name: str) -> None:
+    for manifest in services(case(name)):
+        container = main_container(manifest)
+        mounts = [one["mountPath"] for one in container["volumeMounts"]]
+        files = [word for word in words(manifest) if word.startswith("/")]
+        assert files
+        for file in files:
+            assert any(file == mount or file.startswith(f"{mount}/") for mount in mounts), file
+        volumes = {one["name"]: one for one in pod(manifest)["volumes"]}
+        for mount in container["volumeMounts"]:
+            keys = [one["path"] for one in volumes[mount["name"]].get("secret", {}).get("items", [])]
+            for key in keys:
+                assert f"{mount['mountPath']}/{key}" in files
+        assert {one["name"] for one in container["volumeMounts"]} == set(volumes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_variable_of_ours_is_read_by_the_code(name: str) -> None:
+    known = {flag.variable for config in CONFIGS.values() for flag in flags_of(config)}
+    for manifest in services(case(name)):
+        for variable in main_container(manifest)["env"]:
+            if variable["name"].startswith("TRIPTYCH_") and variable["name"] not in known:
+                assert f'"{variable["name"]}"' in source(), variable["name"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_variable_of_a_service_link_can_be_read_as_a_flag(name: str) -> None:
+    for manifest in workloads(case(name)):
+        assert pod(manifest)["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_probe_asks_a_page_of_the_metrics_port(name: str) -> None:
+    pages = set(re.findall(r'path == "(/\w+)"', (ROOT / "triptych/status/status_server.py").read_text()))
+    assert {"/health", "/ready"} <= pages
+    for manifest in services(case(name)):
+        container = main_container(manifest)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = container[probe]["httpGet"]
+            assert asked["port"] == "metrics"
+            assert asked["path"] in pages
+        assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_start_has_the_time_that_the_values_give(name: str) -> None:
+    for manifest in services(case(name)):
+        probe = main_container(manifest)["startupProbe"]
+        seconds = probe["periodSeconds"] * probe["failureThreshold"]
+        assert seconds == {"proxy": 120, "encoder": 900}.get(component(manifest), 1800)
+
+
+def test_a_proxy_is_not_restarted_because_pd_workers_load_for_long() -> None:
+    """It is ready with the first PD worker only, and alive before."""
+    proxy = next(one for one in services(render()) if component(one) == "proxy")
+    assert main_container(proxy)["startupProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_proxies_and_keda_agree_on_the_limits() -> None:
+    manifests = render(
+        {
+            "autoscaling": {"engine": "keda"},
+            "encoderPools": [{"name": "a", "autoscale": {"max": 5}}],
+            "pdPools": [{"name": "b", "autoscale": {"min": 2, "max": 7}}],
+        }
+    )
+    scaling = next(config_of(one) for one in services(manifests) if component(one) == "proxy").scaling
+    objects = {
+        one["spec"]["triggers"][0]["metadata"]["pool"]: one["spec"]
+        for one in manifests
+        if one["kind"] == "ScaledObject"
+    }
+    assert (scaling.min_encoders, scaling.max_encoders) == (0, 5)
+    assert (scaling.min_pd_workers, scaling.max_pd_workers) == (2, 7)
+    for pool, least, most in (("encoder", 0, 5), ("pd", 2, 7)):
+        assert (objects[pool]["minReplicaCount"], objects[pool]["maxReplicaCount"]) == (least, most)
+        assert objects[pool]["fallback"]["replicas"] >= max(1, least)
+
+
+def test_gpu_pools_never_go_to_zero_unless_they_are_told_to() -> None:
+    for given, least in (({}, 1), ({"min": 0}, 0)):
+        manifests = render(
+            {
+                "autoscaling": {"engine": "keda"},
+                "encoderPools": [{"name": "a", "device": "cuda", "autoscale": {"max": 5, **given}}],
+            }
+        )
+        (scaled,) = [one for one in manifests if one["kind"] == "ScaledObject"]
+        assert scaled["spec"]["minReplicaCount"] == least
+
+
+def test_the_download_takes_the_files_that_the_code_takes_from_a_hub() -> None:
+    def patterns(path: Path) -> str:
+        (found,) = re.findall(r"\[(\"\*\.json\"[^\]]*)\]", path.read_text())
+        return str(found)
+
+    code = ROOT / "triptych/launch/model_path.py"
+    assert patterns(ROOT / "deploy/helm/triptych/files/download.py") == patterns(code)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_containers_run_what_an_image_of_ours_or_the_store_has(name: str) -> None:
+    for manifest in workloads(case(name)):
+        for container in containers(manifest):
+            assert container["command"][0] in ("triptych", "valkey-server", "sh", "python")

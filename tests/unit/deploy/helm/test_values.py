@@ -1,0 +1,178 @@
+"""The values: a strict schema, a README made of it, and words for what does not fit together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from helm_python.chart import Chart
+from helm_python.errors import HelmError
+from jsonschema import Draft7Validator
+
+from support.kubernetes.chart import CASES, CHART, ROOT, example, render
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema of an object with properties, by its place."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("properties"), dict):
+            yield path, schema
+        for key, value in schema.items():
+            yield from objects(value, f"{path}/{key}")
+    elif isinstance(schema, list):
+        for at, value in enumerate(schema):
+            yield from objects(value, f"{path}/{at}")
+
+
+def test_the_schema_is_one_and_takes_no_value_that_it_does_not_know() -> None:
+    Draft7Validator.check_schema(SCHEMA)
+    for path, one in objects(SCHEMA):
+        assert one.get("additionalProperties") is False, path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_example_is_valid_by_another_validator_than_helms(name: str) -> None:
+    merged = Chart.load(CHART).merge_values({} if name == "defaults" else example(name))
+    Draft7Validator(SCHEMA).validate(merged)
+
+
+def test_every_value_has_a_default_and_a_description() -> None:
+    def compare(schema: dict[str, Any], default: object, path: str) -> None:
+        assert schema["description"], path
+        if "properties" in schema and default:
+            assert isinstance(default, dict)
+            assert set(schema["properties"]) == set(default), path
+            for name, one in schema["properties"].items():
+                compare(one, default[name], f"{path}.{name}")
+
+    values = {name: one for name, one in SCHEMA["properties"].items() if name != "global"}
+    compare({"description": "all", "properties": values}, DEFAULTS, "")
+
+
+def test_the_readme_is_made_from_the_schema() -> None:
+    spec = importlib.util.spec_from_file_location("chart_readme", ROOT / "deploy/helm/readme.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (CHART / "README.md").read_text() == module.readme(), "run: python deploy/helm/readme.py"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"proxy": {"replicas": "two"}}, "proxy/replicas"),
+        ({"proxy": {"replica": 2}}, "replica"),
+        ({"encoderPools": [{"name": "a", "devices": "cpu"}]}, "devices"),
+        ({"encoderPools": [{"name": "Big_Pool"}]}, "encoderPools/0/name"),
+        ({"encoderPools": [{}]}, "name"),
+        ({"encoderPools": [{"name": "a", "device": "gpu"}]}, "device"),
+        ({"encoderPools": [{"name": "a", "autoscale": {"min": 1}}]}, "autoscale"),
+        ({"model": {"source": "hub"}}, "model/source"),
+        ({"store": {"maxMemory": "4 GB"}}, "maxMemory"),
+        ({"store": {"external": {"ports": [70000]}}}, "ports"),
+        ({"networkPolicy": {"prometheus": []}}, "prometheus"),
+        ({"pdb": {"pd": {"minAvailable": 1}}}, "pdb/pd"),
+        ({"logLevel": "trace"}, "logLevel"),
+        ({"tls": {"certManager": {"issuerRef": {"kind": "Issuer"}}}}, "name"),
+        ({"proxy": {"terminationGracePeriodSeconds": 5}}, "terminationGracePeriodSeconds"),
+    ],
+)
+def test_a_value_that_the_schema_does_not_allow_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(HelmError, match=words):
+        render(values)
+
+
+KEDA = {"engine": "keda"}
+SCALED = {"name": "a", "autoscale": {"max": 3}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"encoderPools": []}, "nothing could encode a picture; name a pool"),
+        ({"pdPools": []}, "nothing could decode; name a pool"),
+        ({"pdPools": [{"name": "a"}, {"name": "a"}]}, 'names the pool "a" twice'),
+        ({"encoderPools": [SCALED]}, "set the engine to keda or hpa"),
+        ({"encoderPools": [SCALED, {"name": "b"}], "autoscaling": KEDA}, "must be the only one of its kind"),
+        (
+            {"encoderPools": [SCALED], "colocatedPools": [{"name": "b"}], "autoscaling": KEDA},
+            "must be the only one of its kind",
+        ),
+        (
+            {"encoderPools": [{"name": "a", "autoscale": {"min": 4, "max": 3}}], "autoscaling": KEDA},
+            "min 4 is above max 3",
+        ),
+        (
+            {"pdPools": [{"name": "a", "autoscale": {"min": 0, "max": 3}}], "autoscaling": KEDA},
+            "set it to 1 or more",
+        ),
+        (
+            {
+                "encoderPools": [{"name": "a", "autoscale": {"min": 0, "max": 3}}],
+                "autoscaling": {"engine": "hpa"},
+            },
+            "set it to 1 or more",
+        ),
+        ({"proxy": {"preStopSeconds": 320}}, "at least 20 s must be left to drain"),
+        (
+            {"pdPools": [{"name": "a", "preStopSeconds": 290}]},
+            "pdPools.a: terminationGracePeriodSeconds is 300",
+        ),
+        ({"store": {"mode": "external"}}, "give store.external.url"),
+        (
+            {"store": {"mode": "external", "external": {"url": "redis://a:1", "urlSecret": {"name": "b"}}}},
+            "leave one of them out",
+        ),
+        ({"model": {"source": "image", "name": "m"}}, "give model.image.reference"),
+        ({"model": {"source": "download", "name": "m"}}, "give model.download.id"),
+        ({"model": {"source": "pvc"}}, "give the name that clients ask for"),
+        ({"tls": {"enabled": True}}, "give tls.certManager.issuerRef, or tls.existingSecret"),
+        (
+            {"proxy": {"frontDoorTls": {"certManager": {"issuerRef": {"name": "a"}}}}},
+            "the names that clients connect to",
+        ),
+        ({"gatewayApi": {"enabled": True}}, "the Gateway that the route belongs to"),
+        ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "scraped twice"),
+        ({"proxy": {"autoscale": {"max": 1}}}, "min is above max"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused_with_the_remedy(
+    values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(HelmError, match=words):
+        render(values)
+
+
+def test_several_pools_of_a_kind_may_be_scaled_by_their_own_metrics() -> None:
+    manifests = render(
+        {"encoderPools": [SCALED, {"name": "b", "autoscale": {"max": 2}}], "autoscaling": {"engine": "hpa"}}
+    )
+    targets = [
+        one["spec"]["scaleTargetRef"]["name"] for one in manifests if one["kind"] == "HorizontalPodAutoscaler"
+    ]
+    assert targets == ["triptych-encoder-a", "triptych-encoder-b"]
+
+
+def test_further_objects_are_templates() -> None:
+    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}
+    assert render({"extraObjects": [extra]}, name="blue")[-1] is not None
+    names = [one["metadata"]["name"] for one in render({"extraObjects": [extra]}, name="blue")]
+    assert "blue-x" in names
+
+
+def test_a_store_url_may_come_from_a_secret() -> None:
+    values = {"store": {"mode": "external", "external": {"urlSecret": {"name": "redis", "key": "uri"}}}}
+    for manifest in render(values):
+        if manifest["kind"] == "Deployment":
+            (container,) = manifest["spec"]["template"]["spec"]["containers"]
+            assert "--store" not in container["args"]
+            variables = {one["name"]: one for one in container["env"]}
+            reference = variables["TRIPTYCH_STORE"]["valueFrom"]["secretKeyRef"]
+            assert reference == {"name": "redis", "key": "uri"}
