@@ -16,8 +16,8 @@ CHART = Path(__file__).parent / "triptych"
 _HEAD = """\
 # The chart triptych
 
-Made by `python deploy/helm/readme.py` from `values.schema.json` and `values.yaml`. How to install, and what was
-checked: [docs/kubernetes.md](../../../docs/kubernetes.md).
+Made by `python deploy/helm/readme.py` from `values.schema.json` and `values.yaml`. How to install, and what
+was checked: [docs/kubernetes.md](../../../docs/kubernetes.md).
 
     helm install demo deploy/helm/triptych --values deploy/helm/triptych/examples/laptop-kind.yaml
 """

@@ -6,8 +6,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from jsonschema import Draft202012Validator
-from kubernetes_validate.utils import schema_contents
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from kubernetes_validate.utils import schema_contents  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
 from support.kubernetes.chart import Manifest

@@ -35,19 +35,7 @@ CONFIGS: dict[str, type[Config]] = {
 }
 SERVICES = tuple(CONFIGS)
 #: Flags that the chart knows before the code does; each with one value.
-PENDING = frozenset(
-    f"--{name}-file"
-    for name in (
-        "tls-cert",
-        "tls-key",
-        "tls-ca",
-        "http-cert",
-        "http-key",
-        "store-ca",
-        "store-cert",
-        "store-key",
-    )
-)
+PENDING = frozenset(f"--{name}-file" for name in ("tls-cert", "tls-key", "tls-ca", "http-cert", "http-key"))
 SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 
 
@@ -110,7 +98,7 @@ def check_secrets(config: Any, manifest: Manifest) -> None:
     assert not config.internal_token
     assert config.internal_token_file
     if config.store:
-        for url in config.store.replace("rediss:", "redis:").split(","):
+        for url in config.store.split(","):
             assert not parse_store_url(url).password
     check_drain_timeout(config.drain_timeout)
     pause = int(
