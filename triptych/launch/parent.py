@@ -38,8 +38,9 @@ def adopt_orphans() -> None:
 def end_on_sigterm(process: int) -> None:
     """Makes SIGTERM end `process`, this one, where it is a container's first.
 
-    Linux drops SIGTERM there while nothing handles it: a worker that is stopped while it loads its model would
-    load it, serve, and be killed when the grace period ends. Services that are ready handle SIGTERM themselves.
+    Linux drops SIGTERM there while nothing handles it: a worker that is stopped while it loads its model
+    would load it, serve, and be killed when the grace period ends. Services that are ready handle SIGTERM
+    themselves.
     """
     if process == 1:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
