@@ -8,12 +8,14 @@ MODEL  ?=
 TEST_PROCESSES ?= 2
 # Extra words for the torch install, e.g. PIP_TORCH_ARGS="--index-url <your mirror of CPU or CUDA wheels>".
 PIP_TORCH_ARGS ?=
+# Which images `make images` builds; how is by the variables that deploy/docker/build.sh names.
+IMAGES ?= proxy worker-cpu
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow tools lint proto bench install clean
+.PHONY: serve test test-unit test-slow tools images lint proto bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -45,6 +47,12 @@ tools: $(TOOLS)/bin/promtool
 $(TOOLS)/bin/promtool: tests/tools/unpack.sh
 	sh tests/tools/unpack.sh $(TOOLS)
 	touch $@
+
+# Container images by docker, podman or buildah; where packages come from is IMAGE_BUILD_ARGS' business.
+images: export IMAGE_BUILD_ARGS := $(IMAGE_BUILD_ARGS)
+images: export PIP_TORCH_ARGS := $(PIP_TORCH_ARGS)
+images:
+	sh deploy/docker/build.sh $(IMAGES)
 
 test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool
 	$(PYTEST) -m "not gpu" $(ARGS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from triptych.cli.app import app
 from triptych.errors import ConfigError
+from triptych.launch.parent import end_on_sigterm
 from triptych.launch.secrets.credentials import receive_secrets
 from triptych.log import logs_json
 
@@ -16,6 +18,7 @@ CONFIG_EXIT = 2
 
 def main() -> None:
     """Runs the command line; what cannot work ends in one sentence and exit code 2, without a traceback."""
+    end_on_sigterm(os.getpid())
     receive_secrets()
     try:
         app(prog_name="triptych")

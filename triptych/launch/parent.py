@@ -35,6 +35,17 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def end_on_sigterm(process: int) -> None:
+    """Makes SIGTERM end `process`, this one, where it is a container's first.
+
+    Linux drops SIGTERM there while nothing handles it: a worker that is stopped while it loads its model
+    would load it, serve, and be killed when the grace period ends. Services that are ready handle SIGTERM
+    themselves.
+    """
+    if process == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
+
 def main(command: list[str]) -> None:
     """Becomes `command`, which knows nothing of supervisors and ends with ours all the same."""
     die_with_parent()

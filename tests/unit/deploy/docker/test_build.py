@@ -1,0 +1,151 @@
+"""`make images`: which builder it takes, what it passes on, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from triptych import __version__
+
+ROOT = Path(__file__).parents[4]
+FOLDER = ROOT / "deploy" / "docker"
+#: What the scripts run beside builders.
+PROGRAMS = ("sh", "dirname", "sed", "git", "mktemp", "rm", "cat", "du", "cut")
+
+
+class Machine:
+    """A machine with few programs; builders on it note what they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bin, self._notes = folder / "bin", folder / "notes"
+        self._bin.mkdir()
+        for name in PROGRAMS:
+            found = shutil.which(name)
+            assert found, name
+            (self._bin / name).symlink_to(found)
+
+    def add(self, name: str, answer: str = "exit 0") -> None:
+        """Installs a program: it notes its words, then does `answer`."""
+        program = self._bin / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._notes}\n{answer}\n')
+        program.chmod(0o755)
+
+    def run(self, script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self._bin), "HOME": str(self._bin.parent), "TMPDIR": str(self._bin.parent)}
+        return subprocess.run(
+            ["sh", FOLDER / script, *words],
+            env=environment | variables, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+
+    def asked(self, start: str) -> list[str]:
+        """What builders were asked that begins so."""
+        return [line for line in self._notes.read_text().splitlines() if line.startswith(start)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_without_a_builder_it_says_so_with_the_remedy(machine):
+    done = machine.run("build.sh")
+    assert done.returncode == 2
+    assert "docker is not installed" in done.stderr and "buildah is not installed" in done.stderr
+    assert "apt-get install buildah crun" in done.stderr
+
+
+def test_a_docker_without_its_daemon_is_passed_over(machine):
+    machine.add("docker", "exit 1")
+    done = machine.run("build.sh")
+    assert done.returncode == 2 and "docker reaches no daemon" in done.stderr
+    machine.add("buildah")
+    assert machine.run("build.sh").returncode == 0
+    assert len(machine.asked("buildah bud")) == 2
+
+
+def test_a_builder_that_is_named_is_taken_or_refused(machine):
+    machine.add("docker")
+    machine.add("podman")
+    assert machine.run("build.sh", IMAGE_BUILDER="podman").returncode == 0
+    assert machine.asked("podman build --format docker") and not machine.asked("docker build")
+    refused = machine.run("build.sh", IMAGE_BUILDER="kaniko")
+    assert refused.returncode == 2 and "kaniko" in refused.stderr
+
+
+def test_an_image_that_does_not_exist_is_refused_by_name(machine):
+    machine.add("buildah")
+    done = machine.run("build.sh", "worker-tpu")
+    assert done.returncode == 2 and '"worker-tpu"' in done.stderr and "worker-cuda" in done.stderr
+
+
+def test_the_health_check_is_kept_and_a_base_that_is_here_is_not_fetched(machine):
+    machine.add("buildah", 'echo "$BUILDAH_ISOLATION"')
+    done = machine.run("build.sh", "proxy")
+    (asked,) = machine.asked("buildah bud")
+    assert "--format docker" in asked and "--pull=false" in asked
+    assert "chroot" in done.stdout.splitlines()  # no namespaces are needed
+
+
+def test_arguments_reach_the_builder_and_torch_s_only_those_that_have_it(machine):
+    machine.add("docker")
+    words = "--build-arg PIP_INDEX_URL=https://mirror.example/simple"
+    done = machine.run(
+        "build.sh",
+        IMAGE_BUILD_ARGS=words,
+        IMAGE_BASE="registry.example/python@sha256:1",
+        PIP_TORCH_ARGS="--index-url https://wheels.example",
+        IMAGE_PREFIX="registry.example/team/triptych-",
+        IMAGE_TAG="7",
+    )
+    assert done.returncode == 0, done.stderr
+    proxy, worker = machine.asked("docker build")
+    for asked, name in ((proxy, "proxy"), (worker, "worker-cpu")):
+        assert f"-f deploy/docker/{name}.Dockerfile -t registry.example/team/triptych-{name}:7 " in asked
+        assert "--build-arg BASE=registry.example/python@sha256:1 " in asked
+        assert f"--build-arg VERSION={__version__} " in asked
+        assert asked.endswith(f" {words} .")
+    assert "--build-arg PIP_TORCH_ARGS=--index-url https://wheels.example" in worker
+    assert "PIP_TORCH_ARGS" not in proxy
+
+
+def test_a_build_that_fails_names_the_usual_remedies(machine):
+    machine.add("docker", '[ "$1" = version ]')
+    done = machine.run("build.sh", "proxy")
+    assert done.returncode == 2
+    for remedy in ("IMAGE_BASE=", "deploy/docker/base.sh", "PIP_INDEX_URL", "deploy/docker/host_pip.py"):
+        assert remedy in done.stderr
+
+
+def test_make_passes_its_variables_on(machine):
+    make = shutil.which("make")
+    assert make, "make is missing"
+    machine.add("docker")
+    variables = ["IMAGES=proxy", "IMAGE_BUILD_ARGS=--no-cache", "IMAGE_TAG=7", "IMAGE_BUILDER=docker"]
+    path = os.environ | {"PATH": f"{machine._bin}:{os.environ['PATH']}"}
+    subprocess.run([make, "images", *variables], cwd=ROOT, env=path, check=True, timeout=30)
+    (asked,) = machine.asked("docker build")
+    assert "triptych-proxy:7" in asked and asked.endswith("--no-cache .")
+
+
+def test_a_base_is_made_under_the_name_that_the_dockerfiles_want(machine):
+    needs = machine.run("base.sh")
+    assert needs.returncode == 2 and "apt-get install mmdebstrap" in needs.stderr
+    machine.add("mmdebstrap", 'for word in "$@"; do case $word in */base.tar) echo x > $word ;; esac; done')
+    needs = machine.run("base.sh")
+    assert needs.returncode == 2 and "apt-get install buildah" in needs.stderr
+    machine.add("podman")
+    assert machine.run("base.sh", DEBIAN_SUITE="trixie").returncode == 0
+    (asked,) = machine.asked("podman import")
+    assert asked.endswith("docker.io/library/python:3.11-slim")
+    assert " trixie " in machine.asked("mmdebstrap")[-1]
+
+
+def test_a_mirror_that_does_not_answer_is_named(machine):
+    machine.add("mmdebstrap", "exit 1")
+    machine.add("podman")
+    done = machine.run("base.sh", DEBIAN_SOURCE="http://mirror.example/debian")
+    assert done.returncode == 2 and "no Debian from http://mirror.example/debian" in done.stderr

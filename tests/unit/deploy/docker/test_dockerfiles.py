@@ -1,0 +1,147 @@
+"""Dockerfiles against the code: what they name exists; they bring nothing of the building machine along."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from support.dockerfiles import NAMES, Dockerfile, read
+from triptych.cli import app
+from triptych.config import EncoderConfig, PDConfig, ProxyConfig
+from triptych.config.flags import flags_of
+
+ROOT = Path(__file__).parents[4]
+WORKERS = ("worker-cpu", "worker-cuda")
+
+
+@pytest.fixture(params=NAMES)
+def dockerfile(request: pytest.FixtureRequest) -> Dockerfile:
+    return read(request.param)
+
+
+def included() -> list[str]:
+    """What .dockerignore lets into the build's context."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[1] == "*"  # nothing that is not named
+    return [line[1:] for line in lines if line.startswith("!")]
+
+
+def test_every_stage_is_built_on_the_base_that_an_argument_names(dockerfile):
+    assert dockerfile.arguments == {"BASE": "docker.io/library/python:3.11-slim"}
+    assert [stage.base for stage in dockerfile.stages] == ["${BASE} AS build", "${BASE}"]
+
+
+def test_the_image_runs_as_a_user_that_kubernetes_can_tell_from_root(dockerfile):
+    assert dockerfile.final.all("USER") == ["65532:65532"]
+    words = [word for word, _ in dockerfile.final.instructions]
+    assert not {"RUN", "COPY", "ADD"} & set(words[words.index("USER") :])
+    assert dockerfile.final.variables()["HOME"] == dockerfile.final.only("WORKDIR") == "/tmp"
+
+
+def test_its_entry_point_and_command_are_the_product_s(dockerfile):
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert json.loads(dockerfile.final.only("ENTRYPOINT")) == list(scripts) == ["triptych"]
+    (command,) = json.loads(dockerfile.final.only("CMD"))
+    assert command == "--help" or command in app.commands
+    assert dockerfile.final.only("STOPSIGNAL") == "SIGTERM"
+
+
+def test_every_variable_of_ours_in_an_image_is_one_of_the_services(dockerfile):
+    configs = [ProxyConfig] if dockerfile.name == "proxy" else [EncoderConfig, PDConfig]
+    ours = {name for name in dockerfile.final.variables() if name.startswith("TRIPTYCH_")}
+    assert ours == {"TRIPTYCH_METRICS_PORT"}
+    for config in configs:
+        assert ours <= {flag.variable for flag in flags_of(config)}
+
+
+def test_the_ports_are_those_that_the_services_listen_on(dockerfile):
+    ports = dockerfile.final.only("EXPOSE").split()
+    metrics = dockerfile.final.variables()["TRIPTYCH_METRICS_PORT"]
+    if dockerfile.name == "proxy":
+        config = ProxyConfig()
+        assert ports == [str(config.port), str(config.grpc_port), metrics]
+    else:
+        assert ports == ["50051", metrics]  # as --advertise $(POD_IP):50051 has it
+
+
+def test_the_health_check_runs_a_program_that_the_image_has(dockerfile):
+    options, _, command = dockerfile.final.only("HEALTHCHECK").partition(" CMD ")
+    python, isolated, program = json.loads(command)
+    assert (python, isolated) == ("/opt/triptych/bin/python", "-I")
+    copied = "cp deploy/docker/healthcheck.py /opt/triptych/"
+    assert program == "/opt/triptych/healthcheck.py"
+    assert any(copied in rest for rest in dockerfile.stages[0].all("RUN"))
+    assert re.search(r"--timeout=5s", options)  # more than the three seconds that the program waits
+
+
+def test_every_package_is_pinned_and_no_cache_is_left(dockerfile):
+    installs = re.findall(r"install .*?(?=&&|$)", " \n".join(dockerfile.stages[0].all("RUN")), re.MULTILINE)
+    assert len(installs) == (3 if dockerfile.name in WORKERS else 2)
+    for install in installs:
+        assert "-c constraints.txt" in install or "--no-deps ." in install
+        assert "--no-cache-dir" in install
+    assert "==" not in dockerfile.text  # versions stand in constraints.txt alone
+
+
+def test_the_pinned_torch_is_one_that_the_workers_take():
+    from packaging.requirements import Requirement
+
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    (pinned,) = [line.partition("==")[2] for line in pins if line.startswith("torch==")]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = [Requirement(line) for line in extras["worker"] if line.startswith("torch")]
+    assert wanted.specifier.contains(pinned)
+    for name in WORKERS:
+        assert re.search(
+            r"-c constraints.txt \$\{PIP_TORCH_ARGS\} torch ", read(name).stages[0].all("RUN")[1]
+        )
+    assert not any("torch" in rest for stage in read("proxy").stages for _, rest in stage.instructions)
+
+
+def test_no_dockerfile_names_a_place_that_packages_come_from(dockerfile):
+    assert not re.search(r"https?://|ftp://|git\+|/etc/ssl|--mount|--trusted-host", dockerfile.text)
+    words = {word for stage in dockerfile.stages for word, _ in stage.instructions}
+    assert not words & {"ADD", "VOLUME", "ONBUILD", "SHELL"}
+    settings = [rest for stage in dockerfile.stages for rest in stage.all("ARG")]
+    assert set(settings) <= {"PIP_INDEX_URL", "PIP_TORCH_ARGS", "VERSION=unknown", "REVISION=unknown"}
+    assert set(dockerfile.final.all("ARG")) == {"VERSION=unknown", "REVISION=unknown"}  # kept in its history
+
+
+def test_what_is_copied_is_there_and_let_into_the_context(dockerfile):
+    allowed = included()
+    for rest in dockerfile.stages[0].all("COPY"):
+        *sources, _ = rest.split()
+        for source in sources:
+            assert (ROOT / source).exists()
+            assert source == "." or source in allowed
+    assert "deploy/docker/healthcheck.py" in allowed
+
+
+def test_the_context_has_every_package_and_nothing_secret():
+    allowed = included()
+    links = [path for path in (ROOT / "triptych").iterdir() if path.is_symlink()]
+    assert links
+    for link in links:
+        assert str(link.resolve().relative_to(ROOT)) in allowed
+    assert not {".git", ".venv", "tests", "deploy", "benchmarks", "docs"} & set(allowed)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"]} <= set(allowed)
+
+
+def test_the_worker_images_differ_in_cuda_alone():
+    cpu, cuda = (read(name) for name in WORKERS)
+    check = "torch.version.cuda"
+    first, second = (
+        [line for line in found.stages[0].instructions if check not in line[1]] for found in (cpu, cuda)
+    )
+    assert first == second
+    same = ("COPY", "USER", "WORKDIR", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD")
+    for word in same:
+        assert cpu.final.all(word) == cuda.final.all(word)
+    more = dict(cuda.final.variables().items() - cpu.final.variables().items())
+    assert set(more) == {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}
+    assert not cpu.final.all("RUN")
