@@ -16,13 +16,14 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_
 from triptych.encoder_worker.loading import activation_bytes, load, parameter_bytes
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
 from triptych.machine.worker_kind import worker_kind
-from triptych.metrics import EncoderMetrics
+from triptych.metrics import EncoderMetrics, show_expiry
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
 from triptych.types import WorkerInfo
@@ -64,9 +65,11 @@ async def _serve(
 ) -> None:
     auth = WorkerAuth(config.internal_token)
     server = make_server(auth, options=UNREAD_STREAMS)
-    address = bind(server, config)
+    certificates = internal_certificates(config)
+    address = bind(server, config, certificates)
     identity = worker_identity(config, model, address)
     metrics = EncoderMetrics(identity.model_name)
+    show_expiry(metrics.registry, internal=certificates)
     metrics.parameter_bytes.set(parameter_bytes(encoder))
     threads = tower_threads(config.threads, config.cpus)
     pacer = step_pacer(config.core_page, config.core_slot, threads)

@@ -11,7 +11,7 @@ from triptych.cpu.threads import decoder_threads, in_short_lived_thread
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
-from triptych.metrics import PDMetrics
+from triptych.metrics import PDMetrics, show_expiry
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
@@ -19,6 +19,7 @@ from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
 from triptych.watchdog import check_stall_timeout
@@ -49,8 +50,10 @@ async def _serve(
 ) -> None:
     auth = WorkerAuth(config.internal_token)
     server = make_server(auth)
-    address = bind(server, config)
+    certificates = internal_certificates(config)
+    address = bind(server, config, certificates)
     metrics = PDMetrics(model.name)
+    show_expiry(metrics.registry, internal=certificates)
     page.registry = metrics.registry
     pacer = _step_pacer(config, model)
     worker = PDWorker(config, model, metrics, pacer=pacer)

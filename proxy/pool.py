@@ -21,9 +21,9 @@ from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.errors import TriptychError
 from triptych.log import log_fields
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.rpc.channels import make_channel
-from triptych.rpc.client_auth import WorkerSession
+from triptych.rpc.connection import WorkerConnection
 from triptych.rpc.proofs import InternalKey
+from triptych.rpc.tls.certificates import Certificates
 from triptych.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
@@ -49,12 +49,10 @@ class RegistryView(Protocol):
 
 @dataclass(slots=True)
 class _Watch:
-    """Channel to a worker, and the task that checks it."""
+    """Connection to a worker, and the task that checks it."""
 
     worker: Worker
-    channel: aio.Channel
-    #: Proves that the worker is the registered one; None where no internal token is in use.
-    session: WorkerSession | None
+    connection: WorkerConnection
     #: Another process than before has registered, and has not been checked yet.
     restarted: bool = False
     task: asyncio.Task[None] | None = None
@@ -84,6 +82,7 @@ class WorkerPool(KnownWorkers):
         proxy_id: str,
         token: str = "",
         *,
+        certificates: Certificates | None = None,
         health_timeout: float = HEALTH_TIMEOUT,
     ) -> None:
         super().__init__()
@@ -93,6 +92,7 @@ class WorkerPool(KnownWorkers):
         self._proxy_id = proxy_id
         self._token = token
         self._key = InternalKey(token) if token else None
+        self._certificates = certificates
         #: Registrations without a right proof, each warned of once.
         self._forged: set[tuple[str, str, str]] = set()
         self._health_timeout = health_timeout
@@ -111,13 +111,17 @@ class WorkerPool(KnownWorkers):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(watch.channel.close() for watch in self._watches.values()))
+        await asyncio.gather(*(watch.connection.close() for watch in self._watches.values()))
         self._watches.clear()
         self.workers.clear()
 
     def channel(self, pool: str, address: str) -> aio.Channel:
-        """The channel to a known worker."""
-        return self._watches[pool, address].channel
+        """The channel to a known worker, for new calls."""
+        return self._watches[pool, address].connection.channel
+
+    def connection(self, pool: str, address: str) -> WorkerConnection:
+        """The connection to a known worker, whose channel is another one after certificates have changed."""
+        return self._watches[pool, address].connection
 
     async def _poll_forever(self) -> None:
         while True:
@@ -213,8 +217,7 @@ class WorkerPool(KnownWorkers):
             info.model,
             extra=log_fields(worker=info.address),
         )
-        session = WorkerSession(self._token, info) if self._token else None
-        watch = _Watch(Worker(info), make_channel(info.address, session), session)
+        watch = _Watch(Worker(info), WorkerConnection(info, self._token, self._certificates))
         self.workers[info.pool, info.address] = watch.worker
         self._watches[info.pool, info.address] = watch
         watch.task = asyncio.create_task(self._run(watch), name=f"watch {info.address}")
@@ -230,8 +233,7 @@ class WorkerPool(KnownWorkers):
             )
             worker.alive = worker.serving = watch.restarted = True
             watch.doubt.set()
-            if watch.session is not None:
-                watch.session.expect(info)
+            watch.connection.expect(info)
         worker.info = info
         return True
 
@@ -251,10 +253,10 @@ class WorkerPool(KnownWorkers):
         self.report_loss(worker)
 
     async def _run(self, watch: _Watch) -> None:
-        stub = health_pb2_grpc.HealthStub(watch.channel)
         while True:
             try:
-                await self._check(watch, stub)
+                await watch.connection.follow_certificates()
+                await self._check(watch)
             except Exception:
                 info = watch.worker.info
                 logger.exception(
@@ -265,15 +267,15 @@ class WorkerPool(KnownWorkers):
                 )
             await self._pause(watch)
 
-    async def _check(self, watch: _Watch, stub: health_pb2_grpc.HealthStub) -> None:
+    async def _check(self, watch: _Watch) -> None:
         """One health check, with a proof of the internal token; a change is reported."""
         worker = watch.worker
         incarnation = worker.info.incarnation
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
-        alive, serving = await self._ask(stub, wait_for_ready=restarted)
-        if alive and watch.session is not None and not await watch.session.prove():
+        alive, serving = await self._ask(watch.connection.channel, wait_for_ready=restarted)
+        if alive and not await watch.connection.prove():
             alive = serving = False
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
@@ -298,9 +300,8 @@ class WorkerPool(KnownWorkers):
             async with asyncio.timeout(health_interval(len(self.workers)) if well else HEALTH_INTERVAL):
                 await watch.doubt.wait()
 
-    async def _ask(
-        self, stub: health_pb2_grpc.HealthStub, *, wait_for_ready: bool = False
-    ) -> tuple[bool, bool]:
+    async def _ask(self, channel: aio.Channel, *, wait_for_ready: bool = False) -> tuple[bool, bool]:
+        stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest()
         try:
             reply = await stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)

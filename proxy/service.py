@@ -49,7 +49,9 @@ from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.scaling.service import start_scaling
 from triptych.proxy.transport import GrpcTransport
-from triptych.rpc.channels import make_server
+from triptych.rpc.channels import listen, make_server
+from triptych.rpc.tls.certificates import Certificates
+from triptych.rpc.tls.proxy_certificates import ProxyCertificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
 from triptych.watchdog import check_stall_timeout
@@ -74,13 +76,14 @@ async def run(config: ProxyConfig) -> None:
     check_scaling(config.scaling)
     set_malloc_options()
     keys = _key_ring(config)
+    certificates = ProxyCertificates.of(config)
     limits = limits_for(raise_file_limit())
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         page = _status_page(config, stack)
         store = await _connect(config.store)
         stack.push_async_callback(store.close)
-        serving = await _serve(config, store, keys, listener, limits, stack, page)
+        serving = await _serve(config, store, keys, listener, limits, certificates, stack, page)
         calm_gc()
         await _until_stopped(serving.http)
         await _drain(serving, config.drain_timeout)
@@ -119,6 +122,7 @@ class _Parts:
     authenticator: Authenticator | None
     bodies: BodyBudget
     limits: ConnectionLimits
+    certificates: ProxyCertificates
     stack: contextlib.AsyncExitStack
     page: StatusServer | None
 
@@ -138,19 +142,23 @@ async def _serve(
     keys: KeyRing,
     listener: socket.socket,
     limits: ConnectionLimits,
+    certificates: ProxyCertificates,
     stack: contextlib.AsyncExitStack,
     page: StatusServer | None,
 ) -> _Serving:
     """Starts everything; `stack` ends it in reverse order."""
     proxy_id = f"proxy-{uuid.uuid4().hex}"
     metrics = ProxyMetrics()
-    pool = WorkerPool(Registry(store), proxy_id, config.internal_token)
+    certificates.show_expiry(metrics.registry)
+    pool = WorkerPool(Registry(store), proxy_id, config.internal_token, certificates=certificates.internal)
     stack.push_async_callback(pool.stop)
     dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id)
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
     bodies = BodyBudget(config.body_memory, config.max_body)
-    parts = _Parts(config, store, metrics, pool, dispatcher, authenticator, bodies, limits, stack, page)
+    parts = _Parts(
+        config, store, metrics, pool, dispatcher, authenticator, bodies, limits, certificates, stack, page
+    )
     health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
@@ -158,7 +166,8 @@ async def _serve(
     await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack)
     http_task = await _serve_http(parts, listener)
     host, port = listener.getsockname()[:2]
-    logger.info("ready: proxy http://%s:%d grpc %s:%d", host, port, config.host, grpc_port)
+    scheme = "https" if certificates.front_door else "http"
+    logger.info("ready: proxy %s://%s:%d grpc %s:%d", scheme, host, port, config.host, grpc_port)
     if page is not None:
         readiness = PDReadiness(pool, page.status)
         page.registry = metrics.registry
@@ -195,7 +204,9 @@ async def _serve_grpc(parts: _Parts) -> tuple[Health, int]:
         max_choices=config.max_choices,
     )
     options = server_options(parts.bodies.message_bytes, parts.limits.grpc)
-    server, health, port = await _start_grpc(config, servicer, admission, options)
+    server, health, port = await _start_grpc(
+        config, servicer, admission, options, parts.certificates.front_door
+    )
     parts.stack.push_async_callback(server.stop, 1.0)
     return health, port
 
@@ -223,7 +234,7 @@ async def _serve_http(parts: _Parts, listener: socket.socket) -> asyncio.Task[No
     app = BodyBudgetMiddleware(app, parts.bodies)
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
-    http = HttpServer(app, listener, parts.limits)
+    http = HttpServer(app, listener, parts.limits, parts.certificates.front_door)
     task = await http.start()
     parts.stack.push_async_callback(http.stop, task)
     return task
@@ -303,13 +314,14 @@ async def _start_grpc(
     servicer: ProxyServicer,
     admission: GrpcAdmission,
     options: Sequence[tuple[str, Any]],
+    certificates: Certificates | None,
 ) -> tuple[aio.Server, Health, int]:
     server = make_server(interceptors=[admission], options=options)
     proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
     health = Health(server)
     await health.serving()
     try:
-        port = server.add_insecure_port(f"{config.host}:{config.grpc_port}")
+        port = listen(server, f"{config.host}:{config.grpc_port}", certificates, mutual=False)
     except RuntimeError as error:
         raise ConfigError(_port_error("--grpc-port", config.host, config.grpc_port, error)) from None
     await server.start()

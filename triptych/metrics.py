@@ -6,7 +6,7 @@ PD workers use vLLM's names, so that existing dashboards work; everything else i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -216,3 +216,27 @@ class ProxyMetrics:
                 f"triptych_{pool}_workers_desired", "workers that there should be", registry=self.registry
             )
         self.workers_desired[pool].set(workers)
+
+
+class Expiring(Protocol):
+    """Certificates, as a metric shows them."""
+
+    def not_after(self) -> float: ...
+
+
+def show_expiry(registry: CollectorRegistry, **certificates: Expiring | None) -> None:
+    """Adds when each certificate in use expires, in seconds since 1970; None: there is none.
+
+    The names are `internal`, between services, and `front_door`, of the proxy's HTTP and gRPC ports.
+    """
+    given = {name: one for name, one in certificates.items() if one is not None}
+    if not given:
+        return
+    gauge = Gauge(
+        "triptych_certificate_expiry_seconds",
+        "when the certificate in use expires, in seconds since 1970",
+        ["certificate"],
+        registry=registry,
+    )
+    for name, one in given.items():
+        gauge.labels(name).set_function(one.not_after)

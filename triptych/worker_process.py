@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable, Sequence
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.config import WorkerConfig, check_advertise
+from triptych.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
 from triptych.engine_beat import EngineBeat
 from triptych.errors import ConfigError
+from triptych.rpc.channels import listen
+from triptych.rpc.tls.certificates import Certificates
 from triptych.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 
 def stop_signal() -> asyncio.Event:
@@ -25,15 +30,18 @@ def stop_signal() -> asyncio.Event:
     return stop
 
 
-def bind(server: aio.Server, config: WorkerConfig) -> str:
-    """Binds the worker's port and returns the address at which it is reached."""
+def bind(server: aio.Server, config: WorkerConfig, certificates: Certificates | None = None) -> str:
+    """Binds the worker's port, with TLS where it has certificates; the address at which it is reached."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
-        port = server.add_insecure_port(f"{host}:{config.port}")
+        port = listen(server, f"{host}:{config.port}", certificates, mutual=True)
     except RuntimeError as error:
         raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
     address = config.advertise or f"{host}:{port}"
     check_advertise(address)
+    check_worker_encryption(config.host, config)
+    if certificates is None and not is_loopback(config.host):
+        logger.warning("--insecure: prompts, media and answers come to %s in clear text", address)
     return address
 
 

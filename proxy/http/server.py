@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
+from triptych.proxy.http.tls import TlsDoor
+from triptych.rpc.tls.certificates import Certificates
 
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
 KEEP_ALIVE_SECONDS = 20
@@ -20,7 +22,13 @@ LINGER_SECONDS = 0.5
 class HttpServer(uvicorn.Server):
     """uvicorn on a socket of ours; the signals are the service's."""
 
-    def __init__(self, app: object, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self,
+        app: object,
+        listener: socket.socket,
+        limits: ConnectionLimits | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
         limits = limits or ConnectionLimits()
         config = uvicorn.Config(
             app,  # type: ignore[arg-type]
@@ -35,6 +43,8 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._listener = listener
+        self._limits = limits
+        self._door = None if certificates is None else TlsDoor(certificates, self._connection, self._full)
         self._sweeper = Sweeper(self.server_state, limits)
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -55,10 +65,32 @@ class HttpServer(uvicorn.Server):
             server.close()
         await asyncio.sleep(LINGER_SECONDS)
         self.should_exit = True
+        if self._door is not None:
+            await self._door.close()
         await asyncio.gather(task, return_exceptions=True)
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door is None:
+            await super().startup(sockets)
+            return
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(self._door, sock=self._listener, backlog=self.config.backlog)
+        ]
+        self.started = True
+
+    def _connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state={}
+        )
+        return made
+
+    def _full(self, handshakes: int) -> bool:
+        """Whether connections and handshakes are as many as may be open."""
+        return len(self.server_state.connections) + handshakes >= self._limits.most + self._limits.spare
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,7 +15,7 @@ from grpc import aio
 from triptych.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.stall_watch import StallWatch
-from triptych.proxy.pd.wire import connect, deliver
+from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, ProcessEnd, RequestEvents
 from triptych.rpc.channels import INCARNATION_HEADER
@@ -52,7 +52,7 @@ class PDLink:
     def __init__(
         self,
         address: str,
-        channel: aio.Channel,
+        channel: Callable[[], aio.Channel],
         proxy_id: str,
         events: RequestEvents,
         owner: LinkOwner,
@@ -62,7 +62,9 @@ class PDLink:
         self.attached = False
         self.set_aside = False
         self._stall = StallWatch(stall_timeout)
-        self._stub = connect(channel)
+        self._channel = channel
+        self._used = channel()
+        self._connected = connect(self._used)
         self._proxy_id = proxy_id
         self._events = events
         self._owner = owner
@@ -77,6 +79,13 @@ class PDLink:
         #: The worker has ended the stream itself, as one that drains.
         self._left = False
         self._task = asyncio.create_task(self._run(), name=f"attach {address}")
+
+    @property
+    def _stub(self) -> PDStub:
+        """Over the channel for new calls, which is another one after certificates have changed."""
+        if (channel := self._channel()) is not self._used:
+            self._used, self._connected = channel, connect(channel)
+        return self._connected
 
     @property
     def in_flight(self) -> int:
@@ -342,4 +351,5 @@ def open_link(
     owner: LinkOwner,
 ) -> PDLink:
     """The link to a PD worker, over the pool's channel to it."""
-    return PDLink(address, pool.channel("pd", address), proxy_id, events, owner, stall_timeout)
+    connection = pool.connection("pd", address)
+    return PDLink(address, lambda: connection.channel, proxy_id, events, owner, stall_timeout)

@@ -20,7 +20,7 @@ from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.engine_beat import EngineBeat
-from triptych.metrics import EncoderMetrics, PDMetrics
+from triptych.metrics import EncoderMetrics, PDMetrics, show_expiry
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
@@ -30,6 +30,7 @@ from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
 from triptych.types import WorkerInfo
@@ -84,8 +85,10 @@ async def _serve(
 ) -> None:
     auth = WorkerAuth(config.pd.internal_token)
     server = make_server(auth, options=encoder_service.UNREAD_STREAMS)
-    address = bind(server, config.pd)
+    certificates = internal_certificates(config.pd)
+    address = bind(server, config.pd, certificates)
     replica = Replica(config, model, store, address)
+    show_expiry(replica.registry, internal=certificates)
     page.registry = replica.registry
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server)
     pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)

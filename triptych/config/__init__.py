@@ -22,6 +22,13 @@ from triptych.config.memory import (
 from triptych.config.proxy import ProxyConfig
 from triptych.config.scaling import ScalingConfig, check_scaling
 from triptych.config.service import ServiceConfig, check_drain_timeout
+from triptych.config.tls import (
+    TlsFiles,
+    check_front_encryption,
+    check_worker_encryption,
+    front_door_tls,
+    internal_tls,
+)
 from triptych.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
 from triptych.config.worker_range import WorkerRange, parse_workers
 
@@ -41,6 +48,7 @@ __all__ = [
     "ScalingConfig",
     "ServeConfig",
     "ServiceConfig",
+    "TlsFiles",
     "VIEW_SHARE",
     "WorkerConfig",
     "WorkerRange",
@@ -48,9 +56,13 @@ __all__ = [
     "check_bind",
     "check_drain_timeout",
     "check_front_door",
+    "check_front_encryption",
     "check_scaled",
     "check_scaling",
+    "check_worker_encryption",
     "format_size",
+    "front_door_tls",
+    "internal_tls",
     "is_loopback",
     "parse_size",
     "parse_workers",

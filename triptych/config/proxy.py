@@ -17,6 +17,8 @@ class ProxyConfig(ServiceConfig):
     host: str = flag("127.0.0.1", "address to bind HTTP and gRPC to")
     port: int = flag(8000, "HTTP port")
     grpc_port: int = flag(8001, "gRPC port")
+    http_cert_file: str = flag("", "certificate (PEM, with its intermediates) of the HTTP and gRPC ports")
+    http_key_file: str = flag("", "the private key of --http-cert-file (PEM, without a password)")
     max_images: int = flag(16, "images in one request")
     max_choices: int = flag(16, "answers (n) to one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)

@@ -31,6 +31,11 @@ class ServiceConfig(Config):
         "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
     )
     internal_token_file: str = flag("", "file that holds the internal token, in place of the flag")
+    tls_cert_file: str = flag("", "this service's certificate (PEM) for gRPC between services; mutual TLS")
+    tls_key_file: str = flag("", "the private key of --tls-cert-file (PEM, without a password)")
+    tls_ca_file: str = flag("", "CA certificates (PEM) that those of the other services come from")
+    tls_name: str = flag("triptych.internal", "DNS name in the certificates of all services")
+    insecure: bool = flag(False, "serve other machines without TLS, where a mesh or gateway encrypts")
     stall_timeout: float = flag(
         60.0,
         "seconds that an engine may stand still in one layer of a step; then its worker's process ends, and "

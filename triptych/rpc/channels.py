@@ -8,6 +8,9 @@ from grpc import aio
 
 from triptych.rpc.client_auth import WorkerSession
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.rpc.tls.certificates import Certificates
+from triptych.rpc.tls.credentials import channel_credentials, channel_options, server_credentials
+from triptych.rpc.tls.material import TlsMaterial
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
 MAX_MESSAGE_BYTES = 80 << 20
@@ -31,6 +34,10 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Two servers on one port would share its calls in silence.
     ("grpc.so_reuseport", 0),
+    # Clients that connect and say nothing.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # A channel that a newer one has replaced ends some time after its last call.
+    ("grpc.client_idle_timeout_ms", 300_000),
 ]
 
 
@@ -51,10 +58,27 @@ def make_server(
     return server
 
 
-def make_channel(address: str, session: WorkerSession | None = None) -> aio.Channel:
+def listen(server: aio.Server, place: str, certificates: Certificates | None = None, *, mutual: bool) -> int:
+    """Binds the server to `host:port`, with TLS where it has certificates; the port.
+
+    With `mutual` clients need a certificate of the CA, too. RuntimeError where the port is taken.
+    """
+    if certificates is None:
+        return server.add_insecure_port(place)
+    return server.add_secure_port(place, server_credentials(certificates, mutual=mutual))
+
+
+def make_channel(
+    address: str, session: WorkerSession | None = None, tls: TlsMaterial | None = None
+) -> aio.Channel:
     """A channel to a worker at `host:port` or `unix:path`, whose calls carry the proofs of `session`."""
-    if session is None:
-        return aio.insecure_channel(address, options=_OPTIONS)
-    channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=session.interceptors())
-    session.bind(channel)
+    interceptors = None if session is None else session.interceptors()
+    if tls is None:
+        channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
+    else:
+        options = [*_OPTIONS, *channel_options(tls)]
+        credentials = channel_credentials(tls)
+        channel = aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+    if session is not None:
+        session.bind(channel)
     return channel

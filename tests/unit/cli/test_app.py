@@ -84,6 +84,18 @@ def test_an_unreachable_url_is_a_clear_error():
     assert "Traceback" not in result.stderr
 
 
+def test_services_open_to_the_network_need_tls_or_a_flag_that_allows_clear_text(tmp_path):
+    open_to_all = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
+    proxy = triptych("proxy", *open_to_all, "--no-auth")
+    assert_refused(proxy, "without TLS", "--http-cert-file and --http-key-file", "--insecure")
+    worker = ("--internal-token", "x" * 16, "--advertise", "10.0.0.7:50051")
+    assert_refused(triptych("pd", *open_to_all, *worker), "--tls-cert-file, --tls-key-file", "--insecure")
+    half = triptych("proxy", *open_to_all, "--no-auth", "--http-cert-file", str(tmp_path / "tls.crt"))
+    assert_refused(half, "--http-cert-file needs --http-key-file too")
+    none = ("--http-cert-file", str(tmp_path / "tls.crt"), "--http-key-file", str(tmp_path / "tls.key"))
+    assert_refused(triptych("proxy", *open_to_all, "--no-auth", *none), "--http-cert-file", "cannot be read")
+
+
 def test_a_proxy_open_to_the_network_needs_api_keys_or_a_flag_that_allows_it_without(tmp_path):
     store = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
     assert_refused(triptych("proxy", *store), "--api-key-file", "--no-auth", "127.0.0.1")

@@ -22,6 +22,7 @@ from triptych.config import (
     WorkerConfig,
     check_advertise,
     check_bind,
+    check_worker_encryption,
     read_internal_token,
 )
 from triptych.errors import ConfigError
@@ -111,6 +112,7 @@ def _with_model(config: W) -> W:
         check_advertise(config.advertise)
     elif config.host in ("0.0.0.0", "::"):
         raise ConfigError(f"--host {config.host} needs --advertise with an address that proxies can reach")
+    check_worker_encryption(config.host, config)
     path = resolve_model(config.model)
     return replace(config, model=str(path), served_model_name=config.served_model_name or model_name(path))
 

@@ -116,7 +116,7 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
         await grpc_server.start()
         async with make_channel(f"127.0.0.1:{port}") as channel:
             heard = Heard()
-            link = PDLink(f"127.0.0.1:{port}", channel, PROXY, heard, heard)  # type: ignore[arg-type]
+            link = PDLink(f"127.0.0.1:{port}", lambda: channel, PROXY, heard, heard)  # type: ignore[arg-type]
             await until(lambda: link.attached, "the first stream")
             yield Pair(streams, link, heard, cancelled, engine)
             await link.close()

@@ -1,0 +1,83 @@
+"""Certificate files are tried out before they are served with: what clients would refuse is refused here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from support.certificates import NAME, CertificateFolder, issue, pem_of
+from triptych.errors import ConfigError
+from triptych.rpc.tls.material import read_material
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def test_a_certificate_and_when_it_expires_are_read(tmp_path: Path, authority: trustme.CA) -> None:
+    folder = CertificateFolder(tmp_path).write(issue(authority, days=10), pem_of(authority))
+    found = read_material(folder.internal)
+    assert found.cert == folder.cert.read_bytes() and found.ca == pem_of(authority)
+    assert found.not_after == pytest.approx(time.time() + 10 * 86400, abs=60)
+    assert "PRIVATE" not in repr(found)
+
+
+def test_a_front_door_needs_no_ca(tmp_path: Path, authority: trustme.CA) -> None:
+    folder = CertificateFolder(tmp_path).write(issue(authority, "models.example.com", days=5))
+    assert read_material(folder.front_door).not_after > time.time()
+
+
+def test_a_certificate_of_an_intermediate_ca_comes_with_its_chain(tmp_path: Path) -> None:
+    root = trustme.CA()
+    folder = CertificateFolder(tmp_path).write(issue(root.create_child_ca()), pem_of(root))
+    assert read_material(folder.internal).cert.count(b"BEGIN CERTIFICATE") == 2
+
+
+FAULTS: dict[str, tuple[Callable[[trustme.CA], tuple[bytes, bytes, bytes]], str]] = {
+    "of another CA": (lambda a: (*issue(trustme.CA()), pem_of(a)), "--tls-cert-file .*issuer certificate"),
+    "expired": (lambda a: (*issue(a, days=-0.5), pem_of(a)), "--tls-cert-file .*expired"),
+    "not valid yet": (lambda a: (*issue(a, age=-1.0), pem_of(a)), "--tls-cert-file .*not yet valid"),
+    "of another name": (lambda a: (*issue(a, "other.internal"), pem_of(a)), f"--tls-cert-file .*{NAME}"),
+    "with another's key": (lambda a: (issue(a)[0], issue(a)[1], pem_of(a)), "--tls-key-file .*mismatch"),
+    "half written": (lambda a: (issue(a)[0][:300], issue(a)[1], pem_of(a)), "--tls-cert-file"),
+    "with an empty key": (lambda a: (issue(a)[0], b"", pem_of(a)), "--tls-key-file"),
+    "with a CA that is none": (lambda a: (*issue(a), b"no certificate"), "--tls-ca-file"),
+    "with a CA of other bytes": (lambda a: (*issue(a), b"\xff\xfe"), "--tls-ca-file"),
+    "with an empty CA": (lambda a: (*issue(a), b""), "--tls-ca-file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_certificate_that_clients_would_refuse_is_refused(
+    tmp_path: Path, authority: trustme.CA, fault: str
+) -> None:
+    make, words = FAULTS[fault]
+    cert, key, ca = make(authority)
+    folder = CertificateFolder(tmp_path).write((cert, key), ca)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_material(folder.internal)
+    assert "PRIVATE" not in str(caught.value)
+
+
+def test_a_key_with_a_password_is_refused_without_a_question(tmp_path: Path, authority: trustme.CA) -> None:
+    from cryptography.hazmat.primitives import serialization as forms
+
+    cert, key = issue(authority)
+    closed = forms.load_pem_private_key(key, None).private_bytes(
+        forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.BestAvailableEncryption(b"hush")
+    )
+    folder = CertificateFolder(tmp_path).write((cert, closed), pem_of(authority))
+    with pytest.raises(ConfigError, match="without a password"):
+        read_material(folder.internal)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path, authority: trustme.CA) -> None:
+    folder = CertificateFolder(tmp_path).write(issue(authority), pem_of(authority))
+    folder.ca.unlink()
+    with pytest.raises(ConfigError, match="--tls-ca-file .*ca.crt cannot be read: No such file"):
+        read_material(folder.internal)

@@ -1,0 +1,1 @@
+"""TLS of gRPC and HTTP: certificates from files, read again when those change."""

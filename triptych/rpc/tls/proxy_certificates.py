@@ -1,0 +1,37 @@
+"""The certificates of a proxy: those of its calls to workers, and those of its front door."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from triptych.config import ProxyConfig, check_front_encryption, front_door_tls, is_loopback
+from triptych.metrics import show_expiry
+from triptych.rpc.tls.certificates import Certificates, internal_certificates
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyCertificates:
+    """Certificates of calls to workers, and of the HTTP and gRPC ports; None where there is no TLS."""
+
+    internal: Certificates | None
+    front_door: Certificates | None
+
+    @classmethod
+    def of(cls, config: ProxyConfig) -> ProxyCertificates:
+        """As the flags say. ConfigError for unusable files, and for clear text that nobody asked for."""
+        check_front_encryption(config)
+        files = front_door_tls(config)
+        if files is None and not is_loopback(config.host):
+            keys = "API keys, " if config.api_key or config.api_key_file else ""
+            logger.warning("--insecure: %sprompts and answers come to %s in clear text", keys, config.host)
+        front_door = None if files is None else Certificates(files)
+        return cls(internal_certificates(config), front_door)
+
+    def show_expiry(self, registry: CollectorRegistry) -> None:
+        """Adds the metric of when they expire."""
+        show_expiry(registry, internal=self.internal, front_door=self.front_door)
