@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest
+
 from triptych.hashing import rendezvous
 
 #: Share of a worker's sequences by which a prefix match may outweigh load.
