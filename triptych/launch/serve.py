@@ -1,0 +1,99 @@
+"""`triptych serve`: from a config to a supervised cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from triptych.config import (
+    ServeConfig,
+    WorkerRange,
+    check_front_door,
+    check_scaled,
+    read_internal_token,
+)
+from triptych.errors import ConfigError
+from triptych.launch.greeting import greeting
+from triptych.launch.model_path import model_name, resolve_demo, resolve_model
+from triptych.launch.plan.cluster import plan_cluster
+from triptych.launch.plan.cores import share_cores
+from triptych.launch.plan.devices import Share
+from triptych.launch.plan.placement import check_memory, place_on_gpus
+from triptych.launch.secrets.credentials import forget_variables, store_url, without_store_files
+from triptych.launch.supervisor import Supervisor, check_port
+from triptych.log import setup_logging
+from triptych.machine.resources import usable_cpus
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+
+
+def serve_cluster(config: ServeConfig) -> None:
+    """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
+    setup_logging("serve", config.proxy.log_level, config.proxy.log_format)
+    forget_variables()
+    config, shares = share_machine(_checked(config))
+    run_dir = Path(config.run_dir or tempfile.mkdtemp(prefix="triptych-")).absolute()
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        plan = plan_cluster(config, run_dir, shares)
+        code = asyncio.run(Supervisor(plan, lambda: _say(greeting(config))).run())
+    finally:
+        if not config.run_dir:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    if code:
+        sys.exit(code)
+
+
+def _checked(config: ServeConfig) -> ServeConfig:
+    """The config with its secrets, its model's folder and name; ConfigError for what cannot be served."""
+    check_scaled(config)
+    store = store_url(config.store, config.proxy)
+    proxy = with_token(config).proxy
+    check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
+    path = resolve_model(resolve_demo(config.demo, config.model))
+    check_supported(path, wanted_by_flags(config.pd))
+    check_port(proxy.host, proxy.port, "--port")
+    check_port(proxy.host, proxy.grpc_port, "--grpc-port")
+    name = config.pd.served_model_name or model_name(path)
+    return replace(
+        config,
+        model=str(path),
+        store=store,
+        store_memory=config.store_memory if store == "auto" else 0,
+        encoder=replace(config.encoder, served_model_name=name),
+        pd=replace(config.pd, served_model_name=name),
+        proxy=without_store_files(proxy),
+    )
+
+
+def with_token(config: ServeConfig) -> ServeConfig:
+    """The config with a token: without one, other users of this machine could reach the workers."""
+    given = read_internal_token(config.proxy.internal_token, config.proxy.internal_token_file)
+    token = given or secrets.token_urlsafe(32)
+    return replace(config, proxy=replace(config.proxy, internal_token=token, internal_token_file=""))
+
+
+def share_machine(config: ServeConfig) -> tuple[ServeConfig, dict[str, Share]]:
+    """The config with a number of encoders that fits, and the shares of workers by name.
+
+    ConfigError where not even one encoder fits.
+    """
+    cores = usable_cpus()
+    chosen = share_cores(config, cores)
+    try:
+        shares = check_memory(chosen)
+    except ConfigError:
+        if config.encoders.most or chosen.encoders.most == 1:
+            raise
+        chosen = share_cores(replace(config, encoders=WorkerRange.fixed(1)), cores)
+        shares = check_memory(chosen)
+    return chosen, shares | place_on_gpus(chosen)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -30,9 +30,7 @@ def cluster_node(folder: Path, binary: str = "", **options: str) -> StoreServer:
 class ClusterServers:
     """`primaries` nodes with slots, in equal parts, and for each of them `replicas` replicas."""
 
-    def __init__(
-        self, folder: Path, primaries: int = 3, replicas: int = 0, binary: str = "", **options: str
-    ):
+    def __init__(self, folder: Path, primaries: int = 3, replicas: int = 0, binary: str = "", **options: str):
         nodes = [
             cluster_node(folder / f"node-{index}", binary, **options)
             for index in range(primaries * (1 + replicas))
