@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
+from triptych.hashing import rendezvous
+
 #: Share of a worker's sequences by which a prefix match may outweigh load.
 PREFIX_SLACK = 0.25
 
@@ -27,11 +29,6 @@ class PDLoad:
     address: str
     in_flight: int
     max_num_seqs: int
-
-
-def rendezvous(key: str, address: str) -> int:
-    """The weight of `address` for `key`: the highest one wins, whatever other workers come or go."""
-    return int(xxh3_64_intdigest(f"{key}|{address}".encode()))
 
 
 def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -> str | None:

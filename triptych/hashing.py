@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgpack
 from blake3 import blake3
+from xxhash import xxh3_64_intdigest
 
 from triptych.errors import InvalidRequest
 
@@ -23,6 +24,11 @@ def framed_digest(fields: Iterable[tuple[str, bytes | memoryview]]) -> str:
         digest.update(len(name).to_bytes(4, "little") + name + len(value).to_bytes(8, "little"))
         digest.update(value)
     return digest.hexdigest()
+
+
+def rendezvous(key: str, address: str) -> int:
+    """The weight of `address` for `key`: the highest one wins, whatever other addresses come or go."""
+    return int(xxh3_64_intdigest(f"{key}|{address}".encode()))
 
 
 def canonical(options: Mapping[str, object]) -> bytes:

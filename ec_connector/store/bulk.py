@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
+_NOT_SERVING = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN")
+#: Characters of an error reply that are repeated.
+_SHOWN = 80
 #: Bytes per second below which a transfer counts as stalled.
-_SLOWEST = 20e6
+SLOWEST = 20e6
 
 
 class BulkError(Exception):
@@ -25,6 +28,31 @@ class BulkLost(BulkError):
 
 class BulkRefused(BulkError):
     """The server answered with an error or a redirect."""
+
+
+class BulkRedirected(BulkRefused):
+    """Another server of the cluster has the key's slot: MOVED, or ASK, which is for this command alone."""
+
+    def __init__(self, slot: int, host: str, port: int, *, ask: bool) -> None:
+        super().__init__(f"the slot {slot} is at {host}:{port}")
+        self.slot, self.host, self.port, self.ask = slot, host, port, ask
+
+
+class BulkNotServing(BulkRefused):
+    """The server cannot answer now, it or another one may soon: it loads, or has lost its role or slots."""
+
+
+def refusal(line: bytes) -> BulkRefused:
+    """The error for the line of an error reply, without its first character."""
+    text = line.decode(errors="replace")
+    kind, _, rest = text.partition(" ")
+    slot, _, place = rest.partition(" ")
+    host, _, port = place.rpartition(":")
+    if kind in ("MOVED", "ASK") and slot.isdecimal() and port.isdecimal():
+        return BulkRedirected(int(slot), host, int(port), ask=kind == "ASK")
+    if kind in _NOT_SERVING:
+        return BulkNotServing(f"the store answered {text[:_SHOWN]}")
+    return BulkRefused(f"the store answered {text[:_SHOWN]}")
 
 
 class ValueTooLarge(BulkError):
@@ -60,7 +88,7 @@ class BulkPool(Generic[C]):
 
         BulkError, OSError or TimeoutError when it fails.
         """
-        async with self._slots, asyncio.timeout(self._timeout + nbytes / _SLOWEST):
+        async with self._slots, asyncio.timeout(self._timeout + nbytes / SLOWEST):
             try:
                 async with self._connection() as connection:
                     return await exchange(connection)
@@ -93,6 +121,11 @@ class BulkPool(Generic[C]):
         return None
 
     def close(self) -> None:
+        """Closes the idle connections now, and those in use after their exchange."""
         self._closed = True
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Closes the idle connections: the next transfers open others."""
         while self._idle:
             self._idle.pop().close()

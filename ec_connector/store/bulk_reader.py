@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from triptych.ec_connector.store.address import StoreAddress, command
-from triptych.ec_connector.store.bulk import BulkError, BulkLost, BulkRefused
+from triptych.ec_connector.store.bulk import BulkError, BulkLost, BulkRefused, refusal
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 from triptych.ec_connector.store.sockets import open_socket
 
@@ -78,6 +78,10 @@ class BulkReader(asyncio.BufferedProtocol):
             self.close()
             raise BulkRefused("GET was answered by a status")
         return reply
+
+    async def asking(self) -> None:
+        """Sends ASKING: the next command may be about a slot that is being moved to this server."""
+        await self._exchange(command("ASKING"), None)
 
     async def _exchange(self, frame: bytes, into: Into | None) -> Received | bytes | None:
         if self._transport is None or not self.usable:
@@ -162,6 +166,8 @@ class BulkReader(asyncio.BufferedProtocol):
             self._succeed(None)
         elif kind == b"+" and not rest:
             self._succeed(text)
+        elif kind == b"-":
+            self._fail(refusal(text))
         else:
             self._fail(BulkRefused(f"the store answered {line[:80].decode(errors='replace')}"))
         return False

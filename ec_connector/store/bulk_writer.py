@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.ec_connector.store.address import StoreAddress, command
-from triptych.ec_connector.store.bulk import BulkLost, BulkRefused
+from triptych.ec_connector.store.bulk import BulkLost, BulkRefused, refusal
 from triptych.ec_connector.store.codec import Buffer
 from triptych.ec_connector.store.sockets import Wire, open_wire
 
@@ -49,13 +49,17 @@ class BulkWriter:
         self.close()
         raise BulkRefused(f"the store answered {reply[:80].decode(errors='replace')}")
 
+    async def asking(self) -> None:
+        """Sends ASKING: the next command may be about a slot that is being moved to this server."""
+        await self._exchange([memoryview(command("ASKING"))])
+
     async def _exchange(self, buffers: list[memoryview]) -> bytes:
         self._busy = True
         try:
             await self._wire.send([buffer for buffer in buffers if len(buffer)])
             reply = await self._read_line()
             if reply.startswith(b"-"):
-                raise BulkRefused(f"the store answered {reply[1:81].decode(errors='replace')}")
+                raise refusal(reply[1:])
         except OSError as error:
             self.close()
             raise BulkLost(f"the connection broke: {error}", untouched=True) from error

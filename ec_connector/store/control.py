@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +25,39 @@ class StoreUnavailable(TriptychError):
     """The store does not answer, or refuses the command."""
 
 
-class StoreFull(StoreUnavailable):
+class StoreRefused(StoreUnavailable):
+    """The store answers, and refuses the command."""
+
+
+class StoreFull(StoreRefused):
     """The store is full and has nothing that it may evict."""
 
 
-class Control:
-    """The client for small commands to one server. Replies are bytes."""
+class Commands(ABC):
+    """A client for small commands to the store. Replies are bytes."""
+
+    @abstractmethod
+    async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
+        """The replies to several commands, in one round trip to each server that is concerned.
+
+        StoreUnavailable when one has none in time, or it is an error.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes the connections."""
+
+    async def execute(self, *words: EncodableT) -> Any:
+        """One command's reply. StoreUnavailable when there is none in time, or it is an error."""
+        return (await self.execute_all([words]))[0]
+
+    async def script(self, text: str, keys: Sequence[str], *args: EncodableT) -> Any:
+        """One script's reply; the server caches compiled scripts."""
+        return await self.execute("EVAL", text, len(keys), *keys, *args)
+
+
+class Control(Commands):
+    """The client for small commands to one server."""
 
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self._label = address.label
@@ -56,16 +84,24 @@ class Control:
         pool = BlockingConnectionPool(max_connections=_CONNECTIONS, timeout=timeout, **options)
         self._redis: Redis = Redis.from_pool(pool)
 
-    async def execute(self, *words: EncodableT) -> Any:
-        """One command's reply. StoreUnavailable when there is none in time, or it is an error."""
-        return (await self.execute_all([words]))[0]
-
-    async def script(self, text: str, keys: Sequence[str], *args: EncodableT) -> Any:
-        """One script's reply; the server caches compiled scripts."""
-        return await self.execute("EVAL", text, len(keys), *keys, *args)
-
     async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
-        """The replies to several commands, in one round trip."""
+        replies = await self.replies(commands)
+        if any("READONLY" in str(reply) for reply in replies if isinstance(reply, ResponseError)):
+            # The server has become a replica, and its name may be another's now: resolved again at a connect.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            replies = await self.replies(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise self.refusal(reply)
+        return replies
+
+    def refusal(self, error: Exception) -> StoreRefused:
+        """The error for a command's error reply."""
+        kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreRefused
+        return kind(f"store {self._label} refused a command: {with_remedy(self._hide(error))}")
+
+    async def replies(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
+        """As `execute_all`, but with a ResponseError in the place of an error reply."""
         pipeline = self._redis.pipeline(transaction=False)
         for words in commands:
             pipeline.execute_command(*words)
@@ -73,11 +109,10 @@ class Control:
         cancels = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(self._timeout):
-                replies = list(await pipeline.execute())
+                replies = list(await pipeline.execute(raise_on_error=False))
         # Raised without the cause: a server without AUTH repeats the password in its error.
         except ResponseError as error:
-            kind = StoreFull if isinstance(error, OutOfMemoryError) else StoreUnavailable
-            raise kind(f"store {self._label} refused a command: {with_remedy(self._hide(error))}") from None
+            raise self.refusal(error) from None
         except (RedisError, OSError, TimeoutError, ConfigError) as error:
             said = self._hide(error) or f"no answer in {self._timeout:g} s"
             reason = with_remedy(said) if self._answered else with_first_remedy(said, self._tls)

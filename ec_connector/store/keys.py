@@ -25,6 +25,8 @@ VERSION = "{registry}:version"
 PROXIES = "{registry}:proxies"
 #: A random word. No TTL: it goes only with everything else, so another word means a flush or restart.
 EPOCH = "{registry}:epoch"
+#: The list of shards that the newest process was started with: others place items differently. No TTL.
+SHARDS = "{registry}:shards"
 
 #: The newest scaling decision for each pool, a hash. No TTL, as with registrations.
 DECISIONS = "{scaling}:decisions"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.ec_connector.store.scatter import Received
@@ -36,8 +37,26 @@ LoadResult = Loaded | Missing
 
 @dataclass(frozen=True, slots=True)
 class StoreMemory:
-    """The server's byte budget and eviction policy; `max_bytes` 0: no limit is set."""
+    """The byte budget and eviction policy of a server or a store; `max_bytes` 0: no limit is set."""
 
     max_bytes: int
     used_bytes: int
     policy: str
+
+
+#: The eviction policy that keeps leases and registrations, which have no TTL.
+POLICY = "volatile-lru"
+
+
+def combined(parts: Sequence[tuple[StoreMemory, float]]) -> StoreMemory:
+    """The memory of servers that each hold this part of all keys.
+
+    The budget is what fits before the first server is full: the sum, where each one's is by its part.
+    """
+    memories = [memory for memory, _ in parts]
+    limited = bool(memories) and all(memory.max_bytes for memory in memories)
+    return StoreMemory(
+        max_bytes=int(min(memory.max_bytes / part for memory, part in parts)) if limited else 0,
+        used_bytes=sum(memory.used_bytes for memory in memories),
+        policy=next((memory.policy for memory in memories if memory.policy != POLICY), POLICY),
+    )

@@ -19,6 +19,7 @@ from triptych.ec_connector.store import codec, keys
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
+from triptych.ec_connector.store.topology.location import parse_store
 
 PLAN = make_plan(rows=64, width=128)
 BODY = make_body(PLAN)
@@ -248,8 +249,8 @@ async def test_a_server_that_answers_a_get_otherwise_is_a_miss_and_its_connectio
         writer.close()
 
     server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
-    other = EmbeddingStore(type(store.address)(path=str(tmp_path / "s.sock")), timeout=5)
-    other.control = store.control
+    other = EmbeddingStore(parse_store(f"unix://{tmp_path / 's.sock'}"), timeout=5)
+    other.shards[0].control = store.control
     try:
         assert isinstance(await other.load(PLAN, fresh_buffer), Missing)
         await asyncio.wait_for(closed.wait(), 5)
@@ -270,7 +271,7 @@ async def test_a_connection_that_ends_inside_a_value_is_an_absence_and_the_next_
         writer.close()
 
     server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
-    other = EmbeddingStore(type(store.address)(path=str(tmp_path / "s.sock")), timeout=5)
+    other = EmbeddingStore(parse_store(f"unix://{tmp_path / 's.sock'}"), timeout=5)
     try:
         with pytest.raises(StoreUnavailable, match="broke"):
             await other.load(plan, fresh_buffer)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.address import redacted
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.topology.location import redacted
 
 FILE = "cluster.json"
 _ANSWER_SECONDS = 2.0

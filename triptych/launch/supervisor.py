@@ -14,9 +14,9 @@ from typing import Any
 
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store.address import redacted
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.topology.location import redacted
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import Child
 from triptych.launch.fork.client import ForkServer

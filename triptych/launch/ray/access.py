@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from triptych.config import ServeConfig, check_front_door, read_internal_token
-from triptych.ec_connector.store.address import parse_store_url
+from triptych.ec_connector.store.topology.location import has_password, is_on_this_machine
 from triptych.errors import ConfigError
 
 
@@ -20,13 +20,13 @@ def check_secrets(config: ServeConfig) -> None:
         raise ConfigError(
             _refusal("--api-key", "--api-key-file", "holds hashed keys (`triptych key NAME` makes one)")
         )
-    if config.store != "auto" and parse_store_url(config.store).password:
+    if config.store != "auto" and has_password(config.store):
         raise ConfigError(_refusal("a password in --store", "--store-password-file", "holds it"))
 
 
 def check_shared(config: ServeConfig) -> None:
     """ConfigError for what the nodes of an existing Ray would not share."""
-    if config.store == "auto" or config.store.startswith("unix:"):
+    if config.store == "auto" or is_on_this_machine(config.store):
         raise ConfigError(
             f"--store {config.store}: only this machine would reach it; run Valkey or Redis where all nodes "
             "do and name it, --store redis://10.0.0.5:6379/0"

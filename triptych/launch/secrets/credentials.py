@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from triptych.config import ProxyConfig, ServiceConfig
 from triptych.config.flags import flags_of
-from triptych.ec_connector.store.address import parse_store_url, with_password, with_tls_files
 from triptych.ec_connector.store.tls import StoreTls
+from triptych.ec_connector.store.topology.location import parse_store, with_password, with_tls_files
 from triptych.errors import ConfigError
 from triptych.launch.secrets.handed_down import receive
 from triptych.launch.secrets.hidden import hide
@@ -43,7 +43,7 @@ def store_url(store: str, given: ServiceConfig) -> str:
         if option := next((flag for flag in _FILES if getattr(given, flag)), ""):
             raise ConfigError(f"--{option.replace('_', '-')} is for a store of yours: name it by --store")
         return store
-    parse_store_url(store)
+    parse_store(store)
     url = with_tls_files(store, StoreTls(given.store_ca_file, given.store_cert_file, given.store_key_file))
     return with_password(url, _password(given.store_password_file)) if given.store_password_file else url
 

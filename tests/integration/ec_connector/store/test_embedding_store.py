@@ -12,11 +12,11 @@ from support.engine.transfers import mute_server
 from triptych.ec_connector.registry.leases import Lease, Leases
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store import codec, keys
-from triptych.ec_connector.store.address import parse_store_url
 from triptych.ec_connector.store.control import StoreFull, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
 from triptych.ec_connector.store.scatter import ScatterBuffer
+from triptych.ec_connector.store.topology.location import parse_store
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import WorkerInfo
@@ -188,7 +188,7 @@ async def test_a_store_that_hangs_is_unavailable_at_its_timeout(tmp_path: Path) 
     with mute_server(tmp_path) as url:
         with pytest.raises(StoreUnavailable, match="not reachable"):
             await EmbeddingStore.connect(url, timeout=0.2)
-        store = EmbeddingStore(parse_store_url(url), 0.2)
+        store = EmbeddingStore(parse_store(url), 0.2)
         plan = make_plan()
         assert not await store.ping()
         with pytest.raises(StoreUnavailable, match="hangs"):

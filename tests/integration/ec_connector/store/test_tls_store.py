@@ -17,11 +17,12 @@ from support.processes.cluster import free_port
 from support.processes.relay import Relay
 from triptych.ec_connector.registry.leases import Lease, Leases
 from triptych.ec_connector.store import codec
-from triptych.ec_connector.store.address import parse_store_url, with_tls_files
+from triptych.ec_connector.store.address import with_tls_files
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, SaveResult
 from triptych.ec_connector.store.tls import StoreTls
+from triptych.ec_connector.store.topology.location import parse_store
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ async def test_bulk_transfers_verify_no_less_than_small_commands(
 ) -> None:
     server, files = refusing(authority, tmp_path, why)
     with tls_in_front(store_url, server) as (_, address):
-        store = EmbeddingStore(parse_store_url(with_tls_files(address, files)), timeout=5)
+        store = EmbeddingStore(parse_store(with_tls_files(address, files)), timeout=5)
         plan = make_plan("bulk tls")
         with pytest.raises(StoreUnavailable, match=REFUSED[why] if why.startswith("its") else "rediss://"):
             if transfer == "load":

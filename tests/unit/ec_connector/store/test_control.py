@@ -20,7 +20,7 @@ class _LosesCancellations:
     def execute_command(self, *words: Any) -> None:
         pass
 
-    async def execute(self) -> list[bytes]:
+    async def execute(self, raise_on_error: bool) -> list[bytes]:
         self.begun.set()
         try:
             await asyncio.Event().wait()

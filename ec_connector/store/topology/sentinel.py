@@ -1,0 +1,167 @@
+"""A shard that is a primary with replicas, which Sentinels watch and replace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from redis.typing import EncodableT
+
+from triptych.ec_connector.store.address import StoreAddress
+from triptych.ec_connector.store.bulk import BulkError, BulkNotServing, BulkRefused, ValueTooLarge
+from triptych.ec_connector.store.bulk_reader import BulkReader
+from triptych.ec_connector.store.bulk_writer import BulkWriter
+from triptych.ec_connector.store.control import Commands, Control, StoreFull, StoreUnavailable
+from triptych.ec_connector.store.topology.location import StoreLocation
+from triptych.ec_connector.store.topology.server import Server
+from triptych.ec_connector.store.topology.topology import ServerPart, Topology
+
+T = TypeVar("T")
+
+#: Seconds between two questions to the Sentinels while all is well: a connection to a server that is no
+#: longer the primary may stay open.
+_ASK_SECONDS = 2.0
+#: Most seconds for one Sentinel's answer: the next one is asked then.
+_ANSWER_SECONDS = 1.0
+
+
+class SentinelPrimary(Topology):
+    """The primary that Sentinels name; another one after a failover."""
+
+    def __init__(self, location: StoreLocation, timeout: float) -> None:
+        self.label = location.label
+        self.control = _PrimaryControl(self)
+        self._first = location.servers[0]
+        self._service = location.service
+        self._timeout = timeout
+        self._sentinels = _Sentinels(location.servers, location.service, min(timeout, _ANSWER_SECONDS))
+        self._server: Server | None = None
+        self._asked = float("-inf")
+        self._asking = asyncio.Lock()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def connect(self) -> None:
+        await self.control.execute("PING")
+
+    async def current(self) -> Server:
+        """The primary as last named; StoreUnavailable when no Sentinel has named one yet."""
+        if self._server is None:
+            return await self.ask(None)
+        if time.monotonic() - self._asked > _ASK_SECONDS and not self._background:
+            task = asyncio.create_task(self._ask_again(self._server), name="sentinels")
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+        return self._server
+
+    async def _ask_again(self, server: Server) -> None:
+        try:
+            await self.ask(server)
+        except StoreUnavailable:
+            self._asked = time.monotonic()
+
+    async def ask(self, failed: Server | None) -> Server:
+        """The primary that the Sentinels name now, unless another than `failed` has become it meanwhile."""
+        async with self._asking:
+            if self._server is not None and self._server is not failed:
+                return self._server
+            host, port = await self._sentinels.primary()
+            self._asked = time.monotonic()
+            address = replace(self._first, host=host, port=port)
+            if self._server is None or self._server.address != address:
+                before, self._server = self._server, Server(address, self._timeout)
+                if before is not None:
+                    await before.close()
+            return self._server
+
+    async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
+        return await self._on_primary(lambda server: server.read(nbytes, use))
+
+    async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
+        return await self._on_primary(lambda server: server.write(nbytes, use))
+
+    async def _on_primary(self, transfer: Callable[[Server], Awaitable[T]]) -> T:
+        server = await self.current()
+        try:
+            return await transfer(server)
+        except (BulkError, OSError, TimeoutError) as error:
+            if _is_answer(error):
+                raise
+            after = await self.ask(server)
+            if after is server:
+                raise
+        return await transfer(after)
+
+    def servers(self) -> Sequence[ServerPart]:
+        return [] if self._server is None else [ServerPart(self._server, 1.0)]
+
+    @property
+    def generation(self) -> str:
+        return "" if self._server is None else self._server.address.label
+
+    async def close(self) -> None:
+        for task in self._background.copy():
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._server is not None:
+            await self._server.close()
+        await self._sentinels.close()
+
+
+def _is_answer(error: Exception) -> bool:
+    """Whether the server has answered, as one that serves."""
+    return isinstance(error, BulkRefused | ValueTooLarge) and not isinstance(error, BulkNotServing)
+
+
+class _PrimaryControl(Commands):
+    """Small commands to the primary."""
+
+    def __init__(self, topology: SentinelPrimary) -> None:
+        self._topology = topology
+
+    async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
+        server = await self._topology.current()
+        try:
+            return await server.control.execute_all(commands)
+        except StoreFull:
+            raise
+        except StoreUnavailable:
+            after = await self._topology.ask(server)
+            if after is server:
+                raise
+        return await after.control.execute_all(commands)
+
+    async def close(self) -> None:
+        """Nothing: the topology closes its connections."""
+
+
+class _Sentinels:
+    """The Sentinels, which may want the store's credentials or none."""
+
+    def __init__(self, addresses: Sequence[StoreAddress], service: str, timeout: float) -> None:
+        self._service = service
+        plain = [replace(address, username="", password="", db=0) for address in addresses]
+        known = [replace(address, db=0) for address in addresses if address.password]
+        self._controls = [Control(address, timeout) for address in (*plain, *known)]
+
+    async def primary(self) -> tuple[str, int]:
+        """Host and port; StoreUnavailable when no Sentinel that answers knows the primary."""
+        reasons = []
+        for control in list(self._controls):
+            try:
+                found = await control.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+            except StoreUnavailable as error:
+                reasons.append(str(error))
+                continue
+            if found:
+                # One that has answered is the first to be asked the next time.
+                self._controls.sort(key=lambda each: each is not control)
+                return found[0].decode(), int(found[1])
+            reasons.append(f"a Sentinel knows no primary named {self._service}")
+        raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(reasons)}")
+
+    async def close(self) -> None:
+        for control in self._controls:
+            await control.close()

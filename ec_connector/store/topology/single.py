@@ -1,0 +1,57 @@
+"""A shard that is one server, such as a managed Redis whose name may move to another host."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from triptych.ec_connector.store.address import StoreAddress
+from triptych.ec_connector.store.bulk import BulkNotServing
+from triptych.ec_connector.store.bulk_reader import BulkReader
+from triptych.ec_connector.store.bulk_writer import BulkWriter
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.topology.server import Server
+from triptych.ec_connector.store.topology.topology import ServerPart, Topology
+from triptych.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class SingleServer(Topology):
+    """One server, whose name is resolved at every connect."""
+
+    def __init__(self, address: StoreAddress, timeout: float) -> None:
+        self.label = address.label
+        self._server = Server(address, timeout)
+        self.control = self._server.control
+
+    async def connect(self) -> None:
+        await self.control.execute("PING")
+        try:
+            info = await self._server.info("cluster")
+        except StoreUnavailable:
+            return
+        if info.get("cluster_enabled") == "1":
+            raise ConfigError(
+                f"--store {self.label} is a node of a Redis Cluster: write redis+cluster://host:port"
+            )
+
+    async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
+        return await self._twice(lambda: self._server.read(nbytes, use))
+
+    async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
+        return await self._twice(lambda: self._server.write(nbytes, use))
+
+    async def _twice(self, transfer: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await transfer()
+        except BulkNotServing:
+            # A replica now: its name may be another's, which a fresh connection finds.
+            self._server.drop_idle()
+            return await transfer()
+
+    def servers(self) -> Sequence[ServerPart]:
+        return [ServerPart(self._server, 1.0)]
+
+    async def close(self) -> None:
+        await self._server.close()

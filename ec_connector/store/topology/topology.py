@@ -1,0 +1,59 @@
+"""The interface of a shard's topology: small commands, bulk transfers by key, and the servers behind them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from triptych.ec_connector.store.bulk_reader import BulkReader
+from triptych.ec_connector.store.bulk_writer import BulkWriter
+from triptych.ec_connector.store.control import Commands
+from triptych.ec_connector.store.topology.server import Server
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPart:
+    """A server that holds values, and the part of all keys that are placed on it."""
+
+    server: Server
+    part: float
+
+
+class Topology(ABC):
+    """One shard of the store, for one event loop. `label` names it without credentials."""
+
+    label: str
+    #: Small commands, each sent to the server that holds its first key.
+    control: Commands
+
+    @abstractmethod
+    async def connect(self) -> None:
+        """Finds the servers. StoreUnavailable when none answers, ConfigError for servers of another kind."""
+
+    @abstractmethod
+    async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
+        """One exchange of up to `nbytes` with the server that holds the key.
+
+        BulkError, OSError or TimeoutError when it fails; a BulkRefused is the server's answer to it.
+        """
+
+    @abstractmethod
+    async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
+        """As `read`, for a value that is written."""
+
+    @abstractmethod
+    def servers(self) -> Sequence[ServerPart]:
+        """The servers that values are written to, as now known."""
+
+    @property
+    def generation(self) -> str:
+        """A word that changes when another server takes over keys of this shard, as at a failover."""
+        return ""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes all connections."""
