@@ -15,6 +15,7 @@ from support.options import parse
 from triptych import __version__
 from triptych.config import EncoderConfig, PDConfig, ProxyConfig, check_advertise, check_front_door
 from triptych.config.flags import Config
+from triptych.config.tls import check_front_encryption, check_worker_encryption
 from triptych.ec_connector.store.address import parse_store_url
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
@@ -107,10 +108,12 @@ def test_the_code_takes_every_command(service: str) -> None:
     assert parse_store_url(config.store).host == "store"
     assert config.internal_token_file == "/run/secrets/internal-token"
     if service == "proxy":
+        check_front_encryption(config)
         check_front_door(config.host, api_key="", api_key_file="", auth=config.auth)
         published = [int(port.rsplit(":", 1)[1]) for port in SERVICES[service]["ports"]]
         assert published == [config.port, config.grpc_port]
     else:
+        check_worker_encryption(config.host, config)
         check_advertise(config.advertise)
         assert config.advertise == f"{service}:{config.port}"
 

@@ -27,6 +27,10 @@
 {{- end }}
 {{- include "triptych.tlsFlags" . }}
 {{- include "triptych.storeTlsFlags" . }}
+{{- $encrypted := ternary (include "triptych.frontDoorSecret" .) $values.tls.enabled (eq .component "proxy") }}
+{{- if not $encrypted }}
+- --insecure
+{{- end }}
 {{- end }}
 
 {{/* What a drain may take: the grace period but for the pause before SIGTERM, and 15 s to end in. */}}

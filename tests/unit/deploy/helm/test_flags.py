@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 
-from support.kubernetes.chart import CASES, ROOT, Manifest, case, render
+from support.kubernetes.chart import CASES, CHART, ROOT, Manifest, case, render
 from support.kubernetes.manifests import component, containers, main_container, pod, workloads
 from support.options import parse
 from triptych.config import (
@@ -25,7 +26,8 @@ from triptych.config import (
     check_scaling,
 )
 from triptych.config.flags import Config, flags_of
-from triptych.ec_connector.store.address import parse_store_url
+from triptych.config.tls import check_front_encryption, check_worker_encryption
+from triptych.ec_connector.store.topology.location import has_password, parse_store
 
 CONFIGS: dict[str, type[Config]] = {
     "proxy": ProxyConfig,
@@ -34,8 +36,6 @@ CONFIGS: dict[str, type[Config]] = {
     "colocated": ColocatedConfig,
 }
 SERVICES = tuple(CONFIGS)
-#: Flags that the chart knows before the code does; each with one value.
-PENDING = frozenset(f"--{name}-file" for name in ("tls-cert", "tls-key", "tls-ca", "http-cert", "http-key"))
 SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 
 
@@ -58,9 +58,6 @@ def words(manifest: Manifest) -> list[str]:
 def config_of(manifest: Manifest) -> Any:
     """The config that the container's command line gives; click.UsageError for one that the code refuses."""
     command, *rest = words(manifest)
-    pending = PENDING - {flag.option for flag in flags_of(CONFIGS[command])}
-    gone = {at for at, word in enumerate(rest) if word in pending}
-    rest = [word for at, word in enumerate(rest) if at not in gone and at - 1 not in gone]
     return parse(CONFIGS[command], command, *rest)
 
 
@@ -73,11 +70,13 @@ def check_command(manifest: Manifest) -> None:
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     if component(manifest) == "proxy":
         check_proxy(config, ports)
+        check_secrets(config, manifest)
     else:
         worker = config.pd if component(manifest) == "colocated" else config
         assert (worker.host, worker.port) == ("0.0.0.0", ports.pop("grpc"))
         assert worker.advertise == f"10.1.2.3:{worker.port}"
         check_advertise(worker.advertise)
+        check_worker_encryption(worker.host, worker)
         assert worker.metrics_port == ports.pop("metrics")
         check_secrets(worker, manifest)
         assert ports == {}
@@ -85,6 +84,7 @@ def check_command(manifest: Manifest) -> None:
 
 def check_proxy(config: ProxyConfig, ports: dict[str, int]) -> None:
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
+    check_front_encryption(config)
     check_scaling(config.scaling)
     assert config.port == ports.pop("http")
     assert config.grpc_port == ports.pop("grpc")
@@ -98,8 +98,8 @@ def check_secrets(config: Any, manifest: Manifest) -> None:
     assert not config.internal_token
     assert config.internal_token_file
     if config.store:
-        for url in config.store.split(","):
-            assert not parse_store_url(url).password
+        assert parse_store(config.store)
+        assert not has_password(config.store)
     check_drain_timeout(config.drain_timeout)
     pause = int(
         main_container(manifest).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
@@ -115,6 +115,14 @@ def test_the_code_takes_every_command_line(name: str) -> None:
         check_command(manifest)
 
 
+def test_the_images_are_those_that_make_images_builds() -> None:
+    build = (ROOT / "deploy/docker/build.sh").read_text()
+    (prefix,) = re.findall(r"name=\$\{IMAGE_PREFIX-([a-z-]*)\}\$target", build)
+    targets = {path.stem for path in (ROOT / "deploy/docker").glob("*.Dockerfile")}
+    images = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
+    assert {images[kind] for kind in ("proxy", "cpu", "cuda")} == {f"{prefix}{target}" for target in targets}
+
+
 def test_a_flag_that_the_code_does_not_know_is_found() -> None:
     manifest = copy.deepcopy(services(render())[0])
     arguments = main_container(manifest)["args"]
@@ -128,6 +136,21 @@ def test_a_port_that_no_flag_serves_is_found() -> None:
     main_container(manifest)["ports"][0]["containerPort"] = 8080
     with pytest.raises(AssertionError):
         check_command(manifest)
+
+
+def test_a_service_says_that_it_is_insecure_only_where_it_is() -> None:
+    door = {"proxy": {"frontDoorTls": {"existingSecret": "public"}}}
+    inside = {"tls": {"enabled": True, "existingSecret": "internal"}}
+    for values, insecure in (
+        ({}, {"proxy", "encoder", "pd"}),
+        (inside, {"proxy"}),
+        (door, {"encoder", "pd"}),
+        (door | inside, set()),
+    ):
+        found = services(render(values))
+        for manifest in found:
+            check_command(manifest)
+        assert {component(one) for one in found if "--insecure" in words(one)} == insecure
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -188,6 +211,12 @@ def test_a_proxy_is_not_restarted_because_pd_workers_load_for_long() -> None:
     """It is ready with the first PD worker only, and alive before."""
     proxy = next(one for one in services(render()) if component(one) == "proxy")
     assert main_container(proxy)["startupProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_shards_of_the_store_are_named_to_every_service_in_one_order() -> None:
+    found = services(render({"store": {"shards": 3}}))
+    names = {tuple(one.name for one in parse_store(config_of(manifest).store)) for manifest in found}
+    assert names == {tuple(f"triptych-store-{shard}.default.svc:6379/0" for shard in range(3))}
 
 
 def test_proxies_and_keda_agree_on_the_limits() -> None:

@@ -201,9 +201,9 @@ def test_an_image_takes_the_registry_that_stands_in_for_its_own() -> None:
     )
     found = {component(one): main_container(one)["image"] for one in workloads(manifests)}
     assert found == {
-        "proxy": "mirror.example:5000/x/triptych/proxy:7",
+        "proxy": "mirror.example:5000/x/triptych-proxy:7",
         "encoder": "mirror.example:5000/x/other/worker@sha256:" + "0" * 64,
-        "pd": "mirror.example:5000/x/triptych/worker-cpu:7",
+        "pd": "mirror.example:5000/x/triptych-worker-cpu:7",
         "store": "mirror.example:5000/x/valkey/valkey:9.1",
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -12,6 +11,14 @@ from helm_python.errors import HelmError
 from jsonschema import ValidationError
 
 from support.kubernetes.chart import CASES, CHART, case, example, notes, render
+from support.kubernetes.manifests import (
+    SecretKey,
+    called,
+    main_container,
+    of_kind,
+    secrets_made,
+    secrets_read,
+)
 from support.kubernetes.validation import validate
 from triptych import __version__
 
@@ -100,14 +107,17 @@ def test_a_typo_in_a_custom_resource_is_found(kind: str, field: str, value: obje
 
 
 def test_a_release_may_have_any_name_and_namespace() -> None:
-    for manifest in render(EVERYTHING, name="blue", namespace="models"):
+    manifests = render(EVERYTHING, name="blue", namespace="models")
+    for manifest in manifests:
         assert manifest["metadata"]["name"].startswith("blue")
         assert manifest["metadata"]["namespace"] == "models"
-        assert "triptych-" not in json.dumps(manifest).replace("helm.sh/chart", "").replace(
-            f"triptych-{__version__}", ""
-        ).replace("triptych-proxy@", "").replace("triptych-encoder@", "").replace("triptych-pd@", "").replace(
-            "user triptych-", ""
-        )
+    assert set(secrets_read(manifests)) - set(secrets_made(manifests)) == {SecretKey("hf", "token")}
+    for scaled in of_kind(manifests, "ScaledObject"):
+        assert called(manifests, "Deployment", scaled["spec"]["scaleTargetRef"]["name"])
+        address = scaled["spec"]["triggers"][0]["metadata"]["scalerAddress"]
+        assert address == "blue-proxy-internal.models.svc:6000"
+    arguments = main_container(called(manifests, "Deployment", "blue-proxy"))["args"]
+    assert "blue-store-2.models.svc" in arguments[arguments.index("--store") + 1]
 
 
 def test_a_long_name_stays_within_kubernetes_limits() -> None:
