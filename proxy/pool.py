@@ -22,7 +22,7 @@ from triptych.errors import TriptychError
 from triptych.log import log_fields
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.rpc.connection import WorkerConnection
-from triptych.rpc.proofs import InternalKey
+from triptych.rpc.proofs import InternalKeys
 from triptych.rpc.tls.certificates import Certificates
 from triptych.types import WorkerInfo
 
@@ -91,7 +91,7 @@ class WorkerPool(KnownWorkers):
         self._mark = ""
         self._proxy_id = proxy_id
         self._token = token
-        self._key = InternalKey(token) if token else None
+        self._keys = InternalKeys(token) if token else None
         self._certificates = certificates
         #: Registrations without a right proof, each warned of once.
         self._forged: set[tuple[str, str, str]] = set()
@@ -194,7 +194,7 @@ class WorkerPool(KnownWorkers):
     def _is_ours(self, info: WorkerInfo) -> bool:
         """Whether a process that knows the internal token wrote this registration; others are ignored."""
         known = self.workers.get((info.pool, info.address))
-        if self._key is None or (known is not None and known.info == info) or self._key.has_signed(info):
+        if self._keys is None or (known is not None and known.info == info) or self._keys.has_signed(info):
             return True
         forged = (info.pool[:64], info.address[:64], info.incarnation[:64])
         if forged not in self._forged:

@@ -8,6 +8,8 @@ from triptych.errors import ConfigError
 
 #: Shortest internal token.
 MIN_TOKEN_CHARS = 16
+#: Tokens in force at once: the old and the new one.
+MOST_TOKENS = 2
 
 
 def is_loopback(host: str) -> bool:
@@ -27,18 +29,25 @@ def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) 
 
 
 def read_internal_token(token: str, path: str) -> str:
-    """The cluster's token, from the flag or from the file. ConfigError when the file cannot be used."""
+    """The cluster's token, from the flag or from the file. ConfigError when the file cannot be used.
+
+    A file may hold several in lines: proofs are made with the first one, all of them are accepted.
+    """
     if not path:
         return _long_enough(token, "--internal-token")
     if token:
         raise ConfigError("--internal-token and --internal-token-file are both set: leave one of them out")
     try:
-        content = Path(path).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise ConfigError(f"--internal-token-file {path} cannot be read") from None
-    if not content or not content.isascii() or not content.isprintable():
-        raise ConfigError(f"--internal-token-file {path} must hold one line of printable ASCII characters")
-    return _long_enough(content, f"--internal-token-file {path}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not 1 <= len(lines) <= MOST_TOKENS or not all(line.isascii() and line.isprintable() for line in lines):
+        raise ConfigError(
+            f"--internal-token-file {path} must hold one line of printable ASCII characters; "
+            f"{MOST_TOKENS} lines while the token is rotated"
+        )
+    return "\n".join(_long_enough(line, f"--internal-token-file {path}") for line in lines)
 
 
 def _long_enough(token: str, flag: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
@@ -12,7 +11,7 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
-from triptych.rpc.proofs import SIZE, InternalKey, client_nonce, identity_of
+from triptych.rpc.proofs import SIZE, InternalKeys, client_nonce, identity_of
 from triptych.rpc.server_auth import (
     AUTHENTICATE_PATH,
     CHALLENGE_HEADER,
@@ -39,7 +38,7 @@ class WorkerSession:
     """
 
     def __init__(self, token: str, info: WorkerInfo, clock: Callable[[], float] = time.monotonic) -> None:
-        self._key = InternalKey(token)
+        self._keys = InternalKeys(token)
         self._clock = clock
         self._channel: aio.Channel | None = None
         self._address = info.address
@@ -114,9 +113,10 @@ class WorkerSession:
                 raise
             raise _unavailable("the channel is closed") from None
         worker, proof = reply[:SIZE], reply[SIZE:]
-        if not hmac.compare_digest(self._key.worker_proof(identity, nonce, worker), proof):
+        key = self._keys.key_of_worker(identity, nonce, worker, proof)
+        if key is None:
             raise self._impostor("its proof is wrong")
-        return b"".join((identity, nonce, worker, self._key.client_proof(identity, nonce, worker)))
+        return b"".join((identity, nonce, worker, key.client_proof(identity, nonce, worker)))
 
     def _impostor(self, why: str) -> aio.AioRpcError:
         words = f"the process at {self._address} does not prove to be the worker that is registered there"

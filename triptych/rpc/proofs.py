@@ -82,3 +82,40 @@ class InternalKey:
     def _proof(self, kind: bytes, *parts: bytes) -> bytes:
         # One label never begins another, and all parts but a registration's have one size.
         return hmac.digest(self._key, b"\0".join([b"triptych 1 " + kind, b"".join(parts)]), _DIGEST)
+
+
+class InternalKeys:
+    """The keys of the internal token, of which there are several while it is rotated.
+
+    `tokens` are lines: with the first one's key proofs are made, all of them verify.
+    """
+
+    def __init__(self, tokens: str) -> None:
+        self._keys = tuple(InternalKey(token) for token in tokens.split("\n"))
+
+    def signed(self, info: WorkerInfo) -> WorkerInfo:
+        """The registration with its proof."""
+        return self._keys[0].signed(info)
+
+    def has_signed(self, info: WorkerInfo) -> bool:
+        """Whether the writer of this registration, as it is, knows one of the tokens."""
+        return any(key.has_signed(info) for key in self._keys)
+
+    def worker_proof(self, identity: bytes, client: bytes, worker: bytes) -> bytes:
+        """A worker's proof, over its identity and the nonces of both sides."""
+        return self._keys[0].worker_proof(identity, client, worker)
+
+    def key_of_worker(
+        self, identity: bytes, client: bytes, worker: bytes, proof: bytes
+    ) -> InternalKey | None:
+        """The key that made this worker's proof, which the client's own is then made with; None: none did."""
+        for key in self._keys:
+            if hmac.compare_digest(key.worker_proof(identity, client, worker), proof):
+                return key
+        return None
+
+    def admits(self, identity: bytes, client: bytes, worker: bytes, proof: bytes) -> bool:
+        """Whether this client's proof was made with one of the keys."""
+        return any(
+            hmac.compare_digest(key.client_proof(identity, client, worker), proof) for key in self._keys
+        )

@@ -7,7 +7,6 @@ sessions: all that it needs to verify a call is in the call. See `triptych.rpc.p
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
@@ -15,7 +14,7 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
-from triptych.rpc.proofs import SIZE, InternalKey, age_of, identity_of, worker_nonce
+from triptych.rpc.proofs import SIZE, InternalKeys, age_of, identity_of, worker_nonce
 from triptych.types import WorkerInfo
 
 Q = TypeVar("Q")
@@ -41,20 +40,20 @@ class WorkerAuth(aio.ServerInterceptor):
     """
 
     def __init__(self, token: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self._key = InternalKey(token) if token else None
+        self._keys = InternalKeys(token) if token else None
         self._clock = clock
         self._identities: set[bytes] = set()
 
     def add_worker(self, info: WorkerInfo) -> WorkerInfo:
         """Accepts calls meant for this worker from now on; its registration, signed."""
-        if self._key is None:
+        if self._keys is None:
             return info
         self._identities.add(identity_of(info))
-        return self._key.signed(info)
+        return self._keys.signed(info)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The service that answers challenges; none without a token."""
-        if self._key is None:
+        if self._keys is None:
             return ()
         # No message is read: a client without a proof cannot fill our memory.
         answer: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._authenticate)
@@ -65,11 +64,11 @@ class WorkerAuth(aio.ServerInterceptor):
     ) -> bytes:
         challenge = _metadata(context.invocation_metadata(), CHALLENGE_HEADER)
         identity, nonce = challenge[:SIZE], challenge[SIZE:]
-        if self._key is None or len(nonce) != SIZE or identity not in self._identities:
+        if self._keys is None or len(nonce) != SIZE or identity not in self._identities:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the challenge is for another worker")
-        assert self._key is not None
+        assert self._keys is not None
         own = worker_nonce(self._clock())
-        return own + self._key.worker_proof(identity, nonce, own)
+        return own + self._keys.worker_proof(identity, nonce, own)
 
     async def intercept_service(
         self,
@@ -84,12 +83,12 @@ class WorkerAuth(aio.ServerInterceptor):
         return _refusal()
 
     def _admits(self, session: bytes) -> bool:
-        if self._key is None:
+        if self._keys is None:
             return True
         if len(session) != 4 * SIZE:
             return False
         identity, client, worker, proof = (session[n : n + SIZE] for n in range(0, 4 * SIZE, SIZE))
-        if not hmac.compare_digest(self._key.client_proof(identity, client, worker), proof):
+        if not self._keys.admits(identity, client, worker, proof):
             return False
         return identity in self._identities and age_of(worker, self._clock()) <= SESSION_SECONDS
 

@@ -37,3 +37,13 @@ def test_the_token_may_come_from_a_file(tmp_path):
         with pytest.raises(ConfigError, match="16 characters") as caught:
             read_internal_token(*given)
         assert "hush" not in str(caught.value)
+
+
+def test_a_token_file_has_one_token_or_two_while_it_is_rotated(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("the-new-token-of-all\n\nthe-old-token-of-all\n")
+    assert read_internal_token("", str(path)) == "the-new-token-of-all\nthe-old-token-of-all"
+    for content in ("one-token-of-three\n" * 3, "the-new-token-of-all\nshort", "\n"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="--internal-token-file"):
+            read_internal_token("", str(path))

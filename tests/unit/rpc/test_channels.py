@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
 from triptych.rpc.client_auth import WorkerSession
-from triptych.rpc.proofs import SIZE, InternalKey, client_nonce, identity_of, worker_nonce
+from triptych.rpc.proofs import SIZE, InternalKey, InternalKeys, client_nonce, identity_of, worker_nonce
 from triptych.rpc.server_auth import SESSION_HEADER, SESSION_SECONDS, WorkerAuth
 from triptych.types import WorkerInfo
 
@@ -120,6 +120,33 @@ async def test_a_client_with_another_token_can_call_no_worker(worker, token):
     async with make_channel(worker.address, WorkerSession(token, worker.info)) as channel:
         assert await _codes(channel) == ["UNAVAILABLE"] * 3
     assert worker.pd.sessions == []
+
+
+@pytest.mark.parametrize(
+    ("of_worker", "of_client"),
+    [
+        # The steps of a rotation, each with processes that have not taken it yet.
+        ("old", "old\nnew"),
+        ("old\nnew", "old"),
+        ("old\nnew", "new\nold"),
+        ("new\nold", "old\nnew"),
+        ("new\nold", "new"),
+        ("new", "new\nold"),
+    ],
+)
+async def test_workers_and_proxies_agree_at_each_step_of_a_tokens_rotation(of_worker, of_client):
+    async with _Worker(token=of_worker) as worker:
+        assert InternalKeys(of_client).has_signed(worker.info)
+        session = WorkerSession(of_client, worker.info)
+        async with make_channel(worker.address, session) as channel:
+            assert await _codes(channel) == ["OK"] * 3
+
+
+async def test_a_token_that_was_rotated_out_opens_nothing():
+    async with _Worker(token="new") as worker:
+        assert not InternalKeys("old").has_signed(worker.info)
+        async with make_channel(worker.address, WorkerSession("old", worker.info)) as channel:
+            assert await _codes(channel) == ["UNAVAILABLE"] * 3
 
 
 async def test_health_needs_no_proof(worker):
