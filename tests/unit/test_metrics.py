@@ -1,4 +1,4 @@
-"""The pages of all processes: no creation times, the process's own metrics, and a bounded number of series."""
+"""The metrics of all processes: no creation times, the process itself, and a bounded number of series."""
 
 from __future__ import annotations
 
