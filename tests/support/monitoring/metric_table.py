@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from triptych.metrics import EncoderMetrics, PDMetrics, ProxyMetrics
+from triptych.metrics import EncoderMetrics, PDMetrics, ProxyMetrics, show_expiry
 
 #: Units by the end of a name, longest first.
 _UNITS = (
@@ -48,12 +48,22 @@ class DocumentedMetric:
         return tuple(self.name + end for end in ends)
 
 
+class _Expiring:
+    """Certificates in use."""
+
+    def not_after(self) -> float:
+        return 0.0
+
+
 def registries() -> dict[str, CollectorRegistry]:
     """The registry of each kind of process, as it is once pools are scaled and certificates are in use."""
     proxy = ProxyMetrics()
     for pool in ("encoder", "pd"):
         proxy.show_desired(pool, 1)
-    return {"proxy": proxy.registry, "encoder": EncoderMetrics("m").registry, "PD": PDMetrics("m").registry}
+    found = {"encoder": EncoderMetrics("m").registry, "PD": PDMetrics("m").registry, "proxy": proxy.registry}
+    for registry in found.values():
+        show_expiry(registry, internal=_Expiring())
+    return found
 
 
 def metrics_of(registry: CollectorRegistry) -> Iterator[DocumentedMetric]:
