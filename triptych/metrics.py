@@ -21,7 +21,7 @@ from prometheus_client import (
 from triptych import __version__
 
 # They would double the series of counters and histograms, and no query of ours needs them.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 #: Kinds of workers that have a series of their own; a registration may name any kind.
 MAX_KINDS = 64
