@@ -62,8 +62,11 @@ class Dispatcher:
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
-        self._router = PDRouter(pool, proxy_id, transport, self, clock)
+        self._router = PDRouter(
+            pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
+        )
         self._shortage = EncoderShortage(pool, self._requests, self, clock)
+        metrics.in_flight_limit.set(max_queue)
         pool.subscribe(self)
         self._router.sync()
 
@@ -115,7 +118,7 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        choices = self._open(self.admission.admit(call, len(self._requests)))
+        choices = self._open(self._admit(call))
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         try:
             await self.admission.prepare(choices)
@@ -139,6 +142,13 @@ class Dispatcher:
             self._close(choices)
             if session is not None:
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
+
+    def _admit(self, call: ChatCall) -> ChatCall:
+        try:
+            return self.admission.admit(call, len(self._requests))
+        except RequestError as error:
+            self._metrics.requests.labels(str(error.status)).inc()
+            raise
 
     def _open(self, call: ChatCall) -> Choices:
         self._counter += 1

@@ -25,7 +25,6 @@ from triptych.config import (
     check_scaling,
     is_loopback,
 )
-from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
@@ -47,7 +46,9 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
+from triptych.proxy.scaling.upkeep import Upkeep
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.tls.certificates import Certificates
@@ -60,12 +61,9 @@ from triptych.worker_process import Health, ProcessWatch
 logger = logging.getLogger(__name__)
 
 STORE_SECONDS = 30.0
-COLLECT_SECONDS = 60.0
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _ARENAS = 2
-#: Share of the store that one proxy may fill when the store has no byte budget of its own.
-DEFAULT_STORE_BYTES = 1 << 30
 
 
 async def run(config: ProxyConfig) -> None:
@@ -156,6 +154,8 @@ async def _serve(
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
     bodies = BodyBudget(config.body_memory, config.max_body)
+    metrics.body_bytes.set_function(lambda: bodies.nbytes)
+    metrics.body_limit.set(bodies.limit)
     parts = _Parts(
         config, store, metrics, pool, dispatcher, authenticator, bodies, limits, certificates, stack, page
     )
@@ -212,7 +212,8 @@ async def _serve_grpc(parts: _Parts) -> tuple[Health, int]:
 
 
 async def _start_upkeep(parts: _Parts) -> None:
-    upkeep = Upkeep(parts.config, parts.store, parts.pool, parts.dispatcher)
+    shown = PoolMetrics(parts.pool, parts.metrics)
+    upkeep = Upkeep(parts.config, parts.store, parts.pool, parts.dispatcher, shown.store)
     await upkeep.look()
     upkeep.start()
     parts.stack.push_async_callback(upkeep.stop)
@@ -250,18 +251,6 @@ def set_malloc_options() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, MIB)
         libc.mallopt(_M_ARENA_MAX, _ARENAS)
-
-
-async def release_memory() -> None:
-    """Collects cycles and returns free memory to the system, once in a while.
-
-    Between two rare collections a cycle or two of every broken stream pile up, and each pile leaves the heap
-    with holes: without this a proxy grows for hours, though it holds no more.
-    """
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        # In a thread: it looks at every arena, and needs no interpreter lock.
-        await asyncio.to_thread(ctypes.CDLL(None).malloc_trim, 0)
 
 
 def calm_gc() -> None:
@@ -349,50 +338,3 @@ async def _drain(serving: _Serving, seconds: float) -> None:
     logger.info("draining %d requests", dispatcher.in_flight)
     while dispatcher.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)
-
-
-class Upkeep:
-    """What is looked at now and then: the share of published bytes, and what the dead have left."""
-
-    def __init__(
-        self, config: ProxyConfig, store: EmbeddingStore, pool: WorkerPool, dispatcher: Dispatcher
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._pool = pool
-        self._dispatcher = dispatcher
-        self._registry = Registry(store)
-        self._leases = Leases(store)
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name="upkeep")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def look(self) -> None:
-        """Half of the store's memory, divided by the live proxies, is this proxy's share."""
-        try:
-            nbytes = self._config.store_memory or (await self._store.memory()).max_bytes
-        except StoreUnavailable:
-            return
-        share = (nbytes or DEFAULT_STORE_BYTES) // 2 // self._pool.proxies
-        self._dispatcher.set_share(share)
-
-    async def collect(self) -> None:
-        """Deletes registrations and leases ten minutes past their deadline, and releases memory."""
-        await release_memory()
-        with contextlib.suppress(StoreUnavailable):
-            await self._registry.collect_dead()
-            await self._leases.collect_dead()
-
-    async def _forever(self) -> None:
-        rounds = int(COLLECT_SECONDS / 5)
-        while True:
-            for _ in range(rounds):
-                await asyncio.sleep(5.0)
-                await self.look()
-            await self.collect()

@@ -8,7 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from triptych import __version__
+
+# They would double the series of counters and histograms, and no query of ours needs them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+#: Kinds of workers that have a series of their own; a registration may name any kind.
+MAX_KINDS = 64
+#: The kind of all others.
+OTHER_KIND = "other"
 
 _SECONDS = (
     0.001,
@@ -30,6 +48,14 @@ _SECONDS = (
     300,
 )
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with the process's own metrics: its version, memory, CPU time, files and start."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    Info("triptych_build", "version of this process", registry=registry).info({"version": __version__})
+    return registry
 
 
 class _Makers(NamedTuple):
@@ -67,7 +93,7 @@ class PDMetrics:
         registry: CollectorRegistry | None = None,
         parameter_bytes: Gauge | None = None,
     ) -> None:
-        self.registry = registry or CollectorRegistry()
+        self.registry = registry or new_registry()
         gauge, counter, histogram = _makers(self.registry, model_name)
         self.requests_running = gauge("vllm:num_requests_running", "requests in the running batch")
         self.requests_waiting = gauge("vllm:num_requests_waiting", "requests waiting for room or embeddings")
@@ -127,7 +153,7 @@ class EncoderMetrics:
     """The metrics of one encoder worker."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
+        self.registry = registry or new_registry()
         gauge, counter, histogram = _makers(self.registry, model_name)
         self.queue_items = gauge("triptych_encoder_queue_items", "items waiting for the tower")
         self.planned_items = gauge("triptych_encoder_planned_items", "items planned and not yet run")
@@ -155,7 +181,7 @@ class ProxyMetrics:
     """The metrics of one proxy."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
+        self.registry = registry or new_registry()
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=self.registry)
@@ -169,6 +195,14 @@ class ProxyMetrics:
         self.requests = counter("triptych_requests", "requests ended", "status")
         self.refusals = counter("triptych_refusals", "requests refused for their API key", "reason")
         self.in_flight = gauge("triptych_requests_in_flight", "requests that have not ended")
+        self.in_flight_limit = gauge(
+            "triptych_requests_in_flight_limit", "requests in flight from which on new ones get 429"
+        )
+        self.body_bytes = gauge("triptych_body_bytes", "bytes of request bodies held")
+        self.body_limit = gauge("triptych_body_limit_bytes", "bytes of bodies from which on there is a 429")
+        self.poison = counter(
+            "triptych_poison", "requests and items given up: workers have ended at them", "kind"
+        )
         self.encoder_jobs = counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
         self.items = counter("triptych_items", "items of requests, by where they were found", "result")
         self.resumes = counter("triptych_resumes", "requests taken up by another attempt", "reason")
@@ -177,6 +211,20 @@ class ProxyMetrics:
             "triptych_published_bytes", "bytes published in the store and not yet loaded"
         )
         self.workers = gauge("triptych_workers", "live workers", "pool")
+        self.workers_stalled = gauge(
+            "triptych_workers_stalled", "registered workers whose engine stands still", "pool"
+        )
+        self.workers_limit = gauge("triptych_workers_limit", "most workers of a scaled pool", "pool")
+        self.worker_losses = counter(
+            "triptych_worker_losses", "registered workers that have stopped answering", "pool"
+        )
+        self.worker_restarts = counter(
+            "triptych_worker_restarts", "workers that another process has replaced at its address", "pool"
+        )
+        self.store_up = gauge("triptych_store_up", "1 while the store answers, else 0")
+        self.store_used_bytes = gauge("triptych_store_used_bytes", "memory that the store uses")
+        self.store_max_bytes = gauge("triptych_store_max_bytes", "the store's maxmemory; 0: no limit")
+        self.store_evictions = counter("triptych_store_evictions", "keys that the store has evicted")
         self.mismatched_encoders = gauge(
             "triptych_mismatched_encoders", "encoders whose embeddings no PD worker takes", "reason"
         )
@@ -195,6 +243,7 @@ class ProxyMetrics:
             "encoder work that arrives in a second, all proxies",
             "average",
         )
+        self._kinds: set[str] = set()
         #: By pool; a pool that is not scaled has none.
         self.workers_desired: dict[str, Gauge] = {}
         self.scale_decisions = counter(
@@ -208,6 +257,13 @@ class ProxyMetrics:
             "triptych_time_to_first_token_seconds", "from the request's first byte to its first token"
         )
         self.duration = histogram("triptych_request_seconds", "from the request's first byte to its end")
+
+    def kind(self, kind: str) -> str:
+        """The label of a kind of worker: itself for the first that come, one for all others."""
+        if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
+            return OTHER_KIND
+        self._kinds.add(kind)
+        return kind[:100]
 
     def show_desired(self, pool: str, workers: int) -> None:
         """The number of workers that a scaled pool should have."""

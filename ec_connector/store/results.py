@@ -42,6 +42,8 @@ class StoreMemory:
     max_bytes: int
     used_bytes: int
     policy: str
+    #: Keys evicted since the servers started.
+    evicted_keys: int = 0
 
 
 #: The eviction policy that keeps leases and registrations, which have no TTL.
@@ -58,5 +60,6 @@ def combined(parts: Sequence[tuple[StoreMemory, float]]) -> StoreMemory:
     return StoreMemory(
         max_bytes=int(min(memory.max_bytes / part for memory, part in parts)) if limited else 0,
         used_bytes=sum(memory.used_bytes for memory in memories),
+        evicted_keys=sum(memory.evicted_keys for memory in memories),
         policy=next((memory.policy for memory in memories if memory.policy != POLICY), POLICY),
     )

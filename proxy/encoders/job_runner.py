@@ -265,7 +265,8 @@ class JobRunner:
         self._recent.add(job.mm_hash, end, self._clock())
         if not end.already_stored:
             self.model.learn(tower_patches(end.plan), end.work_seconds or end.encode_seconds, job.kind)
-            self._metrics.encode_cost.labels(job.kind).set(self.model.work(None, job.kind))
+            cost = self._metrics.encode_cost.labels(self._metrics.kind(job.kind))
+            cost.set(self.model.work(None, job.kind))
         for request_id in list(job.waiters):
             self._events.ready(request_id, job.mm_hash, end)
 
@@ -300,6 +301,7 @@ class JobRunner:
             job.losses,
             extra=log_fields(mm_hash=job.mm_hash, worker=address),
         )
+        self._metrics.poison.labels("item").inc()
         self._give_up(job, _poison)
 
     def _retry(self, job: EncoderJob, try_id: str, why: str, owner: str = "", token: str = "") -> None:

@@ -46,7 +46,10 @@ class PDRouter:
         transport: Transport,
         events: RequestEvents,
         clock: Callable[[], float],
+        *,
+        on_poison: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_poison = on_poison
         self._pool = pool
         self._proxy_id = proxy_id
         self._transport = transport
@@ -246,6 +249,7 @@ class PDRouter:
 
     def _fail_poison(self, request: InFlightRequest) -> None:
         """The request was alone when a PD worker ended, and present twice before: it is not tried again."""
+        self._on_poison()
         error_id = secrets.token_hex(8)
         logger.error(
             "request %s ended %d PD workers, error id %s",

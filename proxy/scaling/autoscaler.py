@@ -96,6 +96,8 @@ class Autoscaler:
 
     def start(self) -> None:
         self._workers.subscribe(self)
+        for name, watched in self._watched.items():
+            self._metrics.workers_limit.labels(name).set(watched.pool.rules.most)
         self._task = asyncio.create_task(self._forever(), name="autoscaler")
 
     async def stop(self) -> None:
@@ -122,7 +124,7 @@ class Autoscaler:
         for name, watched in self._watched.items():
             watched.starts.look(self._kinds(name), now)
             for kind, seconds in watched.starts.seconds.items():
-                self._metrics.cold_start.labels(name, kind).set(seconds)
+                self._metrics.cold_start.labels(name, self._metrics.kind(kind)).set(seconds)
 
     def worker_lost(self, worker: Worker) -> None:
         """A worker has gone or has stalled: the next look sees it."""

@@ -6,8 +6,6 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-from prometheus_client import CollectorRegistry
-
 from triptych.colocated.device_lock import DeviceLock
 from triptych.config import ColocatedConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
@@ -20,7 +18,7 @@ from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
 from triptych.encoder_worker import worker as encoder_worker
 from triptych.engine_beat import EngineBeat
-from triptych.metrics import EncoderMetrics, PDMetrics, show_expiry
+from triptych.metrics import EncoderMetrics, PDMetrics, new_registry, show_expiry
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
@@ -130,7 +128,7 @@ class Replica:
         self._address = address
         self._identity = encoder_worker.worker_identity(config.encoder, model.encoder_model, address)
         self._row_width = model.encoder.width
-        self.registry = CollectorRegistry()
+        self.registry = new_registry()
         metrics = EncoderMetrics(model.decoder.name, self.registry)
         saving, loading = _transfers(config, self._identity, model.decoder.identity)
         device = DeviceLock()

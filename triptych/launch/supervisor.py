@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -23,6 +22,8 @@ from triptych.launch.fork.client import ForkServer
 from triptych.launch.plan.cluster import ClusterPlan
 from triptych.launch.scaling.controller import PoolController
 from triptych.launch.scaling.local_workers import GRACE_SECONDS, LocalWorkers
+from triptych.launch.scrape_targets import FILE as TARGETS_FILE
+from triptych.launch.scrape_targets import keep_targets
 
 logger = logging.getLogger("launch")
 
@@ -69,7 +70,8 @@ class Supervisor:
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         """What is done beside the watches, until the end."""
-        return [self._watch_store(), self._announce(), *([self._scale()] if self._plan.scaled else [])]
+        scaling = [self._scale()] if self._plan.scaled else []
+        return [self._watch_store(), self._announce(), self._keep_targets(), *scaling]
 
     async def _end(self) -> None:
         logger.info("stopping")
@@ -82,8 +84,8 @@ class Supervisor:
         await self._workers.close()
         if self._plan.store is not None:
             self._plan.store.stop()
-        with contextlib.suppress(FileNotFoundError):
-            (self._plan.run_dir / "cluster.json").unlink()
+        for name in ("cluster.json", TARGETS_FILE):
+            (self._plan.run_dir / name).unlink(missing_ok=True)
         logger.info("stopped")
 
     async def _announce(self) -> None:
@@ -99,6 +101,14 @@ class Supervisor:
         store = await self._connect()
         try:
             await PoolController(ScalingBoard(store), self._plan.scaled, self._workers).run()
+        finally:
+            await store.close()
+
+    async def _keep_targets(self) -> None:
+        """Keeps the file of addresses that Prometheus asks."""
+        store = await self._connect()
+        try:
+            await keep_targets(Registry(store), self._plan.run_dir, self._plan.proxy_metrics)
         finally:
             await store.close()
 

@@ -78,6 +78,9 @@ class _StatusHandler(MetricsHandler):
         path = urlsplit(self.path).path
         if path == "/metrics":
             self.registry = self.server.registry
+            # The client library's OpenMetrics has `vllm_` in place of `vllm:`.
+            del self.headers["Accept"]
+            self.headers["Accept"] = "text/plain;version=0.0.4"
             super().do_GET()
         elif path == "/health":
             self._send(self.server.status.health_probe())

@@ -51,11 +51,12 @@ class Server:
 
     async def memory(self) -> StoreMemory:
         """The server's byte budget. StoreUnavailable when it does not report it."""
-        info = await self.info("memory")
+        info, stats = await self.info("memory"), await self.info("stats")
         return StoreMemory(
             max_bytes=int(info.get("maxmemory", 0)),
             used_bytes=int(info.get("used_memory", 0)),
             policy=info.get("maxmemory_policy", ""),
+            evicted_keys=int(stats.get("evicted_keys", 0)),
         )
 
     async def close(self) -> None:

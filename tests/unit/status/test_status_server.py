@@ -86,3 +86,22 @@ def test_a_client_that_goes_away_leaves_no_trace_in_the_log(
             sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     assert get("127.0.0.1", page.server_port, "/health")[0] == 200
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+        "text/plain;version=1.0.0;escaping=underscores,*/*;q=0.1",
+        "*/*",
+    ],
+)
+def test_no_scraper_gets_vllms_names_with_another_colon(page: StatusServer, accept: str) -> None:
+    page.registry = CollectorRegistry()
+    Gauge("vllm:num_requests_running", "requests", registry=page.registry).set(3)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{page.server_port}/metrics", headers={"Accept": accept}
+    )
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        assert "vllm:num_requests_running 3.0" in reply.read().decode()
+        assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")

@@ -30,7 +30,8 @@ W = TypeVar("W", bound=WorkerConfig)
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """The processes to start. `workers` has names and commands; `proxy_address` is that of HTTP.
+    """The processes to start. `workers` has names and commands; `proxy_address` is that of HTTP,
+    `proxy_metrics` that of the proxy's /metrics.
 
     `pools` are the fewest workers of each pool. Where a pool is `scaled` the others of its workers, up to
     the most that it may have, start when there is work for them.
@@ -49,6 +50,7 @@ class ClusterPlan:
     store: EmbeddedStore | None
     fork_server: tuple[str, ...] = ()
     scaled: Mapping[str, WorkerRange] = field(default_factory=dict)
+    proxy_metrics: str = ""
 
 
 def plan_cluster(
@@ -67,6 +69,7 @@ def plan_cluster(
         worker_secrets=secrets_of(replace(proxy, api_key="")),
         proxy=_command("proxy", proxy),
         proxy_secrets=secrets_of(proxy),
+        proxy_metrics=_metrics_address(proxy),
         proxy_address=(proxy.host if proxy.host != "0.0.0.0" else "127.0.0.1", proxy.port),
         pools={pool: workers.least for pool, workers in config.pools.items()},
         scaled={pool: workers for pool, workers in config.pools.items() if workers.scaled},
@@ -75,6 +78,13 @@ def plan_cluster(
         store=store,
         fork_server=_fork_server(config) if ForkServer.possible(config.pd.device) else (),
     )
+
+
+def _metrics_address(proxy: ProxyConfig) -> str:
+    host = (proxy.metrics_host if proxy.metrics_port else "") or proxy.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{proxy.metrics_port or proxy.port}"
 
 
 def _proxy_config(config: ServeConfig, store: str) -> ProxyConfig:

@@ -9,7 +9,7 @@ from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
-from triptych.proxy.service import Upkeep
+from triptych.proxy.scaling.upkeep import Upkeep
 
 MEMORY = 100 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from triptych.proxy.service import release_memory
+from triptych.proxy.scaling.upkeep import release_memory
 
 
 class Node:

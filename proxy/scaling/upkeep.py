@@ -1,0 +1,92 @@
+"""What a proxy does now and then: its share of the store, what dead processes have left, and its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+from collections.abc import Callable
+
+from triptych.config import ProxyConfig
+from triptych.ec_connector.registry.leases import Leases
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import StoreMemory
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.pool import WorkerPool
+
+COLLECT_SECONDS = 60.0
+#: Share of the store that one proxy may fill when the store has no byte budget of its own.
+DEFAULT_STORE_BYTES = 1 << 30
+
+
+async def release_memory() -> None:
+    """Collects cycles and returns free memory to the system, once in a while.
+
+    Between two rare collections a cycle or two of every broken stream pile up, and each pile leaves the heap
+    with holes: without this a proxy grows for hours, though it holds no more.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        # In a thread: it looks at every arena, and needs no interpreter lock.
+        await asyncio.to_thread(ctypes.CDLL(None).malloc_trim, 0)
+
+
+class Upkeep:
+    """What is looked at now and then: the share of published bytes, and what the dead have left."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        store: EmbeddingStore,
+        pool: WorkerPool,
+        dispatcher: Dispatcher,
+        show_store: Callable[[StoreMemory], None] = lambda memory: None,
+    ) -> None:
+        self._show_store = show_store
+        self._config = config
+        self._store = store
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._registry = Registry(store)
+        self._leases = Leases(store)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._forever(), name="upkeep")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Half of the store's memory, divided by the live proxies, is this proxy's share."""
+        nbytes = self._config.store_memory
+        try:
+            memory = await self._store.memory()
+        except StoreUnavailable:
+            if not nbytes:
+                return
+        else:
+            self._show_store(memory)
+            nbytes = nbytes or memory.max_bytes
+        share = (nbytes or DEFAULT_STORE_BYTES) // 2 // self._pool.proxies
+        self._dispatcher.set_share(share)
+
+    async def collect(self) -> None:
+        """Deletes registrations and leases ten minutes past their deadline, and releases memory."""
+        await release_memory()
+        with contextlib.suppress(StoreUnavailable):
+            await self._registry.collect_dead()
+            await self._leases.collect_dead()
+
+    async def _forever(self) -> None:
+        rounds = int(COLLECT_SECONDS / 5)
+        while True:
+            for _ in range(rounds):
+                await asyncio.sleep(5.0)
+                await self.look()
+            await self.collect()
