@@ -91,12 +91,12 @@ spec:
           emptyDir: {medium: Memory, sizeLimit: {{ $p.shmSize }}}
 {{- end }}
 
-{{/* A worker's resources, with its GPUs unless they name some already. */}}
+{{/* A worker's resources, with a GPU unless they name some already. */}}
 {{- define "triptych.workerResources" -}}
 {{- $resources := deepCopy .spec.resources -}}
 {{- if hasPrefix "cuda" .spec.device -}}
 {{- $limits := default dict $resources.limits -}}
-{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (.spec.gpus | toString) }}{{ end -}}
+{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource "1" }}{{ end -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
 {{- toYaml $resources -}}

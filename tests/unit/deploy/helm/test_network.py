@@ -137,6 +137,14 @@ def test_a_media_server_inside_is_reached_by_an_egress_rule() -> None:
     assert not allowed(policies(manifests), found["encoder"], Peer(address="10.1.2.3"), 443)
 
 
+def test_two_releases_in_one_namespace_do_not_reach_each_other() -> None:
+    blue, green = render(name="blue"), render(name="green")
+    rules = [*policies(blue), *policies(green)]
+    for role, port in (("encoder", 50051), ("pd", 50051), ("store", 6379)):
+        assert allowed(rules, pods(blue)["proxy"], pods(blue)[role], port)
+        assert not allowed(rules, pods(blue)["proxy"], pods(green)[role], port)
+
+
 def test_a_policy_that_is_missing_is_found() -> None:
     manifests = copy.deepcopy(render())
     manifests.remove(called(manifests, "NetworkPolicy", "triptych-encoder"))
