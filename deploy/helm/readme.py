@@ -47,7 +47,7 @@ def _rows(schema: Mapping[str, Any], defaults: Mapping[str, Any], path: str) -> 
     """The rows of an object's values, those of its objects' after dots."""
     for name, one in schema["properties"].items():
         inner = f"{path}.{name}"
-        if "properties" in one and "autoscale" not in name:
+        if "properties" in one and defaults.get(name):
             yield from _rows(one, defaults[name], inner)
         else:
             yield _row(inner, one, defaults.get(name))

@@ -1,10 +1,10 @@
 {{/* Where the checkpoint is. */}}
 
-{{/* The folder of the checkpoint in the container; none for the demo model. */}}
+{{/* The folder of the checkpoint in the container; none for the demo model. A pool may have one of its own. */}}
 {{- define "triptych.modelPath" -}}
 {{- $model := .root.Values.model -}}
 {{- if ne $model.source "demo" -}}
-{{- $path := $model.path -}}
+{{- $path := default $model.path (dig "model" "path" "" .spec) -}}
 {{- if and (eq $model.source "download") (not $path) }}{{ $path = include "triptych.downloadFolder" . }}{{ end -}}
 /model{{ with $path }}/{{ trimAll "/" . }}{{ end }}
 {{- end -}}
@@ -19,7 +19,10 @@
 {{/* What names the weights in cache keys: model.revision, or a downloaded commit. Branches move, so they are no name. */}}
 {{- define "triptych.modelRevision" -}}
 {{- $model := .root.Values.model -}}
-{{- if $model.revision -}}
+{{- $own := default dict .spec.model -}}
+{{- if $own -}}
+{{- default "" $own.revision -}}
+{{- else if $model.revision -}}
 {{- $model.revision -}}
 {{- else if and (eq $model.source "download") (regexMatch "^[0-9a-f]{40}$" $model.download.revision) -}}
 {{- $model.download.revision -}}
@@ -35,7 +38,7 @@
 {{- if eq $model.source "image" }}
 - name: model
   image:
-    reference: {{ $model.image.reference }}
+    reference: {{ default $model.image.reference (dig "model" "image" "" .spec) }}
     pullPolicy: {{ $model.image.pullPolicy }}
 {{- else if ne $model.source "demo" }}
 - name: model

@@ -203,6 +203,40 @@ def test_workers_wait_for_the_model_that_the_job_downloads() -> None:
         assert arguments[arguments.index("--model-revision") + 1] in folder
 
 
+def test_a_pool_of_a_new_version_stands_beside_that_of_the_old_one() -> None:
+    new = {"name": "new", "model": {"path": "v2", "revision": "two"}}
+    values = {
+        "model": {
+            "source": "pvc",
+            "name": "m",
+            "path": "v1",
+            "revision": "one",
+            "pvc": {"existingClaim": "c"},
+        },
+        "encoderPools": [{"name": "old"}, new],
+        "pdPools": [{"name": "old"}, new],
+    }
+    manifests = render(values)
+    for role in ("encoder", "pd"):
+        for pool, folder, revision in (("old", "/model/v1", "one"), ("new", "/model/v2", "two")):
+            arguments = main_container(called(manifests, "Deployment", f"triptych-{role}-{pool}"))["args"]
+            assert arguments[1] == folder
+            assert arguments[arguments.index("--model-revision") + 1] == revision
+            assert arguments[arguments.index("--served-model-name") + 1] == "m"
+
+
+def test_a_pool_with_weights_of_its_own_never_has_the_name_of_the_others() -> None:
+    values = {
+        "model": {"source": "image", "name": "m", "revision": "one", "image": {"reference": "a:1"}},
+        "pdPools": [{"name": "new", "model": {"image": "a:2"}}],
+    }
+    manifests = render(values)
+    deployment = called(manifests, "Deployment", "triptych-pd-new")
+    assert "--model-revision" not in main_container(deployment)["args"]
+    (volume,) = [one for one in pod(deployment)["volumes"] if one["name"] == "model"]
+    assert volume["image"]["reference"] == "a:2"
+
+
 def test_a_branch_names_no_weights() -> None:
     values = {"model": {"source": "download", "name": "m", "download": {"id": "a/b", "revision": "main"}}}
     for manifest in of_kind(render(values), "Deployment"):
