@@ -44,7 +44,9 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._listener = listener
         self._limits = limits
-        self._door = None if certificates is None else TlsDoor(certificates, self._connection, self._full)
+        self._door = None
+        if certificates is not None:
+            self._door = TlsDoor(certificates, self._connection, self._full, limits.head_seconds)
         self._sweeper = Sweeper(self.server_state, limits)
         self._sweeping: asyncio.Task[None] | None = None
 

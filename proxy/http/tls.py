@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from triptych.rpc.tls.certificates import Certificates
 
-#: Seconds that a client gets for the handshake, and for its part of the connection's end.
-HANDSHAKE_SECONDS = 10.0
+#: Seconds that a client gets for its part of the connection's end.
 _SHUTDOWN_SECONDS = 5.0
 
 
@@ -24,7 +23,7 @@ class TlsDoor:
         certificates: Certificates,
         make: Callable[[], asyncio.Protocol],
         full: Callable[[int], bool],
-        handshake_seconds: float = HANDSHAKE_SECONDS,
+        handshake_seconds: float,
     ) -> None:
         self._certificates = certificates
         self._make = make
