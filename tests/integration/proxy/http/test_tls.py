@@ -154,18 +154,18 @@ async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(
         writer.close()
 
 
-async def test_a_request_that_comes_with_the_handshakes_end_is_answered(
+async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(
     store: EmbeddingStore, front: Front
 ) -> None:
-    """Its bytes are there before there is a protocol to read them."""
     async with served(store, front) as cluster:
         for _ in range(20):
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             side = front.trust.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-            reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-            writer.write(outgoing.read())
+            plain = socket.create_connection(("127.0.0.1", cluster.port))
+            plain.sendall(outgoing.read())
+            reader, writer = await asyncio.open_connection(sock=plain)
             while True:
                 incoming.write(await reader.read(1 << 16))
                 try:
@@ -214,7 +214,7 @@ async def test_handshakes_under_way_count_as_connections(store: EmbeddingStore, 
         silent = [socket.create_connection(("127.0.0.1", cluster.port)) for _ in range(6)]
         door = cluster.http._door
         assert door is not None
-        await until(lambda: len(door._handshakes) == 6, "six handshakes under way")
+        await until(lambda: door.handshakes == 6, "six handshakes under way")
         reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
         async with asyncio.timeout(10.0):
             with contextlib.suppress(ConnectionError):
@@ -222,7 +222,7 @@ async def test_handshakes_under_way_count_as_connections(store: EmbeddingStore, 
         writer.close()
         for one in silent:
             one.close()
-        await until(lambda: not door._handshakes, "the end of the handshakes")
+        await until(lambda: not door.handshakes, "the end of the handshakes")
         assert await cluster.stream(HELLO, max_tokens=2) == whole_text(2)
 
 
