@@ -148,7 +148,8 @@ async def _serve(
     proxy_id = f"proxy-{uuid.uuid4().hex}"
     metrics = ProxyMetrics()
     certificates.show_expiry(metrics.registry)
-    pool = WorkerPool(Registry(store), proxy_id, config.internal_token, certificates=certificates.internal)
+    internal = certificates.internal
+    pool = WorkerPool(Registry(store), proxy_id, config.internal_token, certificates=internal)
     stack.push_async_callback(pool.stop)
     dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id)
     stack.push_async_callback(dispatcher.close)
@@ -163,7 +164,7 @@ async def _serve(
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
     await _start_upkeep(parts)
-    await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack)
+    await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack, internal)
     http_task = await _serve_http(parts, listener)
     host, port = listener.getsockname()[:2]
     scheme = "https" if certificates.front_door else "http"

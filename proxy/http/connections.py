@@ -29,6 +29,7 @@ class ConnectionLimits:
     """Seconds and bytes. `most`: connections that are served; `spare`: further ones that get a 503;
     `grpc`: those of gRPC clients."""
 
+    #: For a request's head; as long again for a TLS handshake before it.
     head_seconds: float = 10.0
     #: Of a request's line and headers, beyond the first piece that the socket gives.
     head_bytes: int = 64 << 10

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
-from triptych.proxy.http.tls import TlsDoor
+from triptych.proxy.http.tls import TlsListener
 from triptych.rpc.tls.certificates import Certificates
 
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
@@ -44,7 +44,11 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._listener = listener
         self._limits = limits
-        self._door = None if certificates is None else TlsDoor(certificates, self._connection, self._full)
+        self._door = None
+        if certificates is not None:
+            self._door = TlsListener(
+                listener, certificates, self._connection, self._full, limits.head_seconds
+            )
         self._sweeper = Sweeper(self.server_state, limits)
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -65,8 +69,6 @@ class HttpServer(uvicorn.Server):
             server.close()
         await asyncio.sleep(LINGER_SECONDS)
         self.should_exit = True
-        if self._door is not None:
-            await self._door.close()
         await asyncio.gather(task, return_exceptions=True)
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -76,10 +78,8 @@ class HttpServer(uvicorn.Server):
         if self._door is None:
             await super().startup(sockets)
             return
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(self._door, sock=self._listener, backlog=self.config.backlog)
-        ]
+        self._door.start(self.config.backlog)
+        self.servers = [self._door]  # type: ignore[list-item]  # it is closed and waited for as those are
         self.started = True
 
     def _connection(self) -> asyncio.Protocol:

@@ -1,7 +1,8 @@
 """KEDA's external-push scaler: a gRPC service that answers with the autoscaler's decision.
 
 It has a port of its own, without keys and without the internal token, since KEDA sends neither: who reaches
-it can read two small numbers and nothing else. Any proxy answers for the cluster, as decisions are shared.
+it can read two small numbers and nothing else. With certificates it serves by TLS, and asks its clients for
+none: KEDA's are its own. Any proxy answers for the cluster, as decisions are shared.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from grpc import aio
 from triptych.errors import ConfigError
 from triptych.protos import externalscaler_pb2 as messages
 from triptych.protos import externalscaler_pb2_grpc
-from triptych.rpc.channels import make_server
+from triptych.rpc.channels import listen, make_server
+from triptych.rpc.tls.certificates import Certificates
 from triptych.scaling import ScalingDecision
 
 logger = logging.getLogger(__name__)
@@ -154,7 +156,8 @@ async def _pool_of(request: messages.ScaledObjectRef, context: Context) -> str:
 class ScalerServer:
     """The gRPC server of KEDA's scaler. `port` is the one that it listens on once started."""
 
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self, decisions: Decisions, certificates: Certificates | None = None) -> None:
+        self._certificates = certificates
         self._scaler = KedaScaler(decisions)
         self._server = make_server(options=_OPTIONS)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, self._server)
@@ -164,7 +167,7 @@ class ScalerServer:
         """Listens; ConfigError where the port is taken."""
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(place)
+            self.port = listen(self._server, place, self._certificates, mutual=False)
         except RuntimeError:
             raise ConfigError(
                 f"cannot listen on {place}: --scaler-port picks another port, --scaler-host another address"

@@ -13,6 +13,7 @@ from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.keda import ScalerServer
 from triptych.proxy.scaling.pools import make_pools
 from triptych.proxy.workers import KnownWorkers
+from triptych.rpc.tls.certificates import Certificates
 
 
 async def start_scaling(
@@ -23,6 +24,7 @@ async def start_scaling(
     metrics: ProxyMetrics,
     proxy_id: str,
     stack: contextlib.AsyncExitStack,
+    certificates: Certificates | None = None,
 ) -> Autoscaler | None:
     """Starts the autoscaler, which `stack` ends; None where no pool is scaled."""
     pools = make_pools(config, workers, dispatcher.jobs, lambda: dispatcher.pd_load)
@@ -31,7 +33,7 @@ async def start_scaling(
     autoscaler = Autoscaler(ScalingBoard(store), pools, workers, metrics, proxy_id)
     dispatcher.jobs.on_arrival = workers.on_unbound = autoscaler.item_waits
     if config.scaler_port:
-        scaler = ScalerServer(autoscaler)
+        scaler = ScalerServer(autoscaler, certificates)
         stack.push_async_callback(scaler.stop)
         await scaler.start(config.scaler_host, config.scaler_port)
     autoscaler.start()

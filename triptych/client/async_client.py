@@ -50,9 +50,15 @@ class AsyncClient:
     """`Client` for asyncio: the same methods, awaited; `stream` is iterated with `async for`."""
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, api_key: str = "", timeout: float = 300.0, retries: int = 2
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str = "",
+        timeout: float = 300.0,
+        retries: int = 2,
+        ca_file: str = "",
     ) -> None:
-        self._endpoint = Endpoint(url, api_key, timeout)
+        self._endpoint = Endpoint(url, api_key, timeout, ca_file)
         self._retries = retries
         self._http = httpx2.AsyncClient(**self._endpoint.options)
 

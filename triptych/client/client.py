@@ -50,16 +50,23 @@ class Client:
     """A blocking client of one cluster. All methods raise triptych.errors.
 
     `timeout` is the longest silence, in seconds. A request is sent again, up to `retries` times, while the
-    cluster is full or cannot be reached.
+    cluster is full or cannot be reached. `ca_file` holds the CA certificates (PEM) of an https:// cluster,
+    where the system does not know them.
 
     `messages` is a question, with `files` beside it, or OpenAI's list of messages. `options` are fields of
     the request by their OpenAI names, such as `max_tokens`. An empty `model` means the only one served.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, api_key: str = "", timeout: float = 300.0, retries: int = 2
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str = "",
+        timeout: float = 300.0,
+        retries: int = 2,
+        ca_file: str = "",
     ) -> None:
-        self._endpoint = Endpoint(url, api_key, timeout)
+        self._endpoint = Endpoint(url, api_key, timeout, ca_file)
         self._retries = retries
         self._http = httpx2.Client(**self._endpoint.options)
 

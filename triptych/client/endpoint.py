@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import httpx2
@@ -19,7 +20,7 @@ Body = JsonObject | AudioForm | None
 class Endpoint:
     """A cluster's URL with the settings of the connections to it; `timeout` is the longest silence."""
 
-    def __init__(self, url: str, api_key: str, timeout: float) -> None:
+    def __init__(self, url: str, api_key: str, timeout: float, ca_file: str = "") -> None:
         if not url.lower().startswith(("http://", "https://")):
             raise InvalidRequest(f"{url!r} is no address of a cluster: write http://host:port", param="url")
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -28,13 +29,28 @@ class Endpoint:
             "base_url": self.url,
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
             "timeout": httpx2.Timeout(timeout, connect=_CONNECT_SECONDS),
+            **({"verify": _trusting(ca_file)} if ca_file else {}),
         }
 
     def error_of(self, error: httpx2.TransportError) -> RequestError:
         """The error of a failed connection. A timeout is not tried again: the request may be running."""
         if isinstance(error, httpx2.ReadTimeout):
             return DeadlineExceeded(f"{self.url} has been silent for too long: set a longer timeout")
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return InvalidRequest(
+                f"the certificate of {self.url} is not trusted ({error}): name its CA by ca_file (--ca-file)",
+                param="ca_file",
+            )
         return Unavailable(f"no server answers at {self.url} ({error or type(error).__name__})")
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    """Trust in the CAs of this file alone."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl's errors are OSErrors
+        reason = error.strerror or "no PEM certificate"
+        raise InvalidRequest(f"{ca_file} holds no CA certificates: {reason}", param="ca_file") from None
 
 
 def content_of(body: Body) -> dict[str, Any]:

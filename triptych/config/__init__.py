@@ -28,6 +28,7 @@ from triptych.config.tls import (
     check_worker_encryption,
     front_door_tls,
     internal_tls,
+    with_tls_of,
 )
 from triptych.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
 from triptych.config.worker_range import WorkerRange, parse_workers
@@ -67,4 +68,5 @@ __all__ = [
     "parse_size",
     "parse_workers",
     "read_internal_token",
+    "with_tls_of",
 ]

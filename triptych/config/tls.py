@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from triptych.config.access import is_loopback
 from triptych.config.proxy import ProxyConfig
 from triptych.config.service import ServiceConfig
 from triptych.errors import ConfigError
+
+S = TypeVar("S", bound=ServiceConfig)
 
 _INTERNAL = ("--tls-cert-file", "--tls-key-file", "--tls-ca-file")
 _FRONT_DOOR = ("--http-cert-file", "--http-key-file")
@@ -46,6 +49,18 @@ def front_door_tls(config: ProxyConfig) -> TlsFiles | None:
     """The files of the proxy's HTTP and gRPC ports; None where those are not encrypted."""
     paths = (config.http_cert_file, config.http_key_file)
     return TlsFiles(*paths, flags=_FRONT_DOOR) if _all_given(_FRONT_DOOR, paths) else None
+
+
+def with_tls_of(config: S, other: ServiceConfig) -> S:
+    """The config with the TLS between services that another one of the cluster has."""
+    return replace(
+        config,
+        tls_cert_file=other.tls_cert_file,
+        tls_key_file=other.tls_key_file,
+        tls_ca_file=other.tls_ca_file,
+        tls_name=other.tls_name,
+        insecure=other.insecure,
+    )
 
 
 def _all_given(flags: tuple[str, ...], paths: tuple[str, ...]) -> bool:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from triptych.config import ServeConfig
+from triptych.config import ServeConfig, front_door_tls
 from triptych.launch.model_path import AUDIO_DEMO_MODEL, DEMO_MODEL
 
 _SPEECH = frozenset({"whisper"})
@@ -17,13 +17,20 @@ _PICTURES = frozenset({"vision-encoder-decoder"})
 def greeting(config: ServeConfig) -> str:
     """The text for a cluster of this config."""
     proxy, name, path = config.proxy, config.pd.served_model_name, Path(config.model)
-    url = f"http://{proxy.host}:{proxy.port}"
+    tls = front_door_tls(proxy) is not None
+    url = f"{'https' if tls else 'http'}://{proxy.host}:{proxy.port}"
     lines = [
         "",
         f"Triptych answers for {name!r} at {url} (gRPC {proxy.host}:{proxy.grpc_port}).",
         "",
         *_example(path, str(Path(sys.executable).with_name("triptych")), url),
     ]
+    if tls:
+        lines += [
+            "",
+            "Say a host name of its certificate in place of the address. Where the system does not know the",
+            "certificate's CA, give curl --cacert FILE, and triptych ask --ca-file FILE.",
+        ]
     if proxy.api_key or proxy.api_key_file:
         lines += [
             "",

@@ -29,6 +29,7 @@ from triptych.launch.supervisor import Supervisor, check_port
 from triptych.log import setup_logging
 from triptych.machine.resources import usable_cpus
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+from triptych.rpc.tls.proxy_certificates import check_certificates
 
 
 def serve_cluster(config: ServeConfig) -> None:
@@ -54,6 +55,7 @@ def _checked(config: ServeConfig) -> ServeConfig:
     store = store_url(config.store, config.proxy)
     proxy = with_token(config).proxy
     check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
+    check_certificates(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
     check_supported(path, wanted_by_flags(config.pd))
     check_port(proxy.host, proxy.port, "--port")

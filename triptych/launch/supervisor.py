@@ -18,6 +18,7 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.topology.location import redacted
 from triptych.errors import ConfigError, TriptychError
 from triptych.launch.children import Child
+from triptych.launch.cluster_state import answers_ready
 from triptych.launch.fork.client import ForkServer
 from triptych.launch.plan.cluster import ClusterPlan
 from triptych.launch.scaling.controller import PoolController
@@ -131,7 +132,7 @@ class Supervisor:
                 )
                 waited = counts
             complete = all(counts.get(pool, 0) >= count for pool, count in self._plan.pools.items())
-            if complete and await _answers_ready(*self._plan.proxy_address):
+            if complete and await answers_ready(*self._plan.proxy_address, tls=self._plan.proxy_tls):
                 return
             await asyncio.sleep(0.2)
 
@@ -183,21 +184,6 @@ class Supervisor:
                     await asyncio.to_thread(store.start)
                 except TriptychError as error:
                     logger.error("%s", error)
-
-
-async def _answers_ready(host: str, port: int) -> bool:
-    """Whether the proxy's GET /ready says 200."""
-    try:
-        async with asyncio.timeout(2):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(f"GET /ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            await writer.drain()
-            line = await reader.readline()
-            writer.close()
-            await writer.wait_closed()
-    except (OSError, TimeoutError):
-        return False
-    return line.split()[1:2] == [b"200"]
 
 
 def check_port(host: str, port: int, flag: str) -> None:

@@ -36,9 +36,10 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
     # Clients that connect and say nothing.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # A channel that a newer one has replaced ends some time after its last call.
-    ("grpc.client_idle_timeout_ms", 300_000),
 ]
+
+#: A channel whose certificates have changed is replaced, and ends so long after its last call.
+_IDLE_MS = 300_000
 
 
 def make_server(
@@ -76,7 +77,7 @@ def make_channel(
     if tls is None:
         channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
     else:
-        options = [*_OPTIONS, *channel_options(tls)]
+        options = [*_OPTIONS, ("grpc.client_idle_timeout_ms", _IDLE_MS), *channel_options(tls)]
         credentials = channel_credentials(tls)
         channel = aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
     if session is not None:

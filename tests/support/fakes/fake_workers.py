@@ -10,8 +10,9 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.hashing import mm_hash
-from triptych.rpc.channels import make_server
+from triptych.rpc.channels import listen, make_server
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.rpc.tls.certificates import Certificates
 from triptych.types import WorkerInfo
 
 TOKEN = "internal-token-of-the-fakes"
@@ -99,6 +100,8 @@ class FakeWorker:
         #: The internal token that it asks for and signs its registration with.
         self.token = TOKEN
         self.door = WorkerAuth()
+        #: None: it speaks no TLS.
+        self.certificates: Certificates | None = None
         #: Called when it has been started, as a worker registers whenever it is.
         self.register: Callable[[WorkerInfo], Awaitable[None]] | None = None
 
@@ -138,7 +141,7 @@ class FakeWorker:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
         self.add_to(self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = listen(self.server, f"127.0.0.1:{self.port}", self.certificates, mutual=True)
         await self.server.start()
         if self.register is not None:
             await self.register(self.info)

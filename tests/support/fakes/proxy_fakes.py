@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from typing import Any
 
+from httpx2 import AsyncClient
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
@@ -36,7 +38,8 @@ from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import bind
 from triptych.proxy.transport import GrpcTransport
-from triptych.rpc.channels import make_server
+from triptych.rpc.channels import listen, make_server
+from triptych.rpc.tls.certificates import Certificates
 from triptych.types import WorkerInfo
 
 
@@ -77,8 +80,14 @@ class FakeCluster:
     async def _start(self) -> FakeCluster:
         options = dict(self._options)
         token = options.pop("token", TOKEN)
+        internal: Certificates | None = options.pop("internal", None)
+        front_door: Certificates | None = options.pop("front_door", None)
+        worker_certificates = options.pop("worker_certificates", None)
+        #: How the client verifies the front door.
+        self._trust: ssl.SSLContext | None = options.pop("trust", None)
         for worker in (*self.encoders, *self.pd_workers):
             worker.token = token
+            worker.certificates = worker_certificates
             worker.modality = self._modality
             worker.encoder_decoder = self._encoder_decoder
             worker.register = self._register
@@ -93,7 +102,11 @@ class FakeCluster:
         max_calls = options.pop("max_calls", 512)
         authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
-            registry, "proxy-test", token, health_timeout=options.pop("health_timeout", 5.0)
+            registry,
+            "proxy-test",
+            token,
+            certificates=internal,
+            health_timeout=options.pop("health_timeout", 5.0),
         )
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
@@ -115,7 +128,7 @@ class FakeCluster:
         app = BodyBudgetMiddleware(app, self.bodies)
         if authenticator is not None:
             app = AuthMiddleware(app, authenticator)
-        self.http = HttpServer(app, listener, limits)
+        self.http = HttpServer(app, listener, limits, front_door)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
         admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls)
@@ -124,12 +137,16 @@ class FakeCluster:
         )
         servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
-        self.grpc_port = self.grpc_server.add_insecure_port("127.0.0.1:0")
+        self.grpc_port = listen(self.grpc_server, "127.0.0.1:0", front_door, mutual=False)
         await self.grpc_server.start()
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
         self.client = AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0, timeout=40.0
+            base_url=f"{'https' if front_door else 'http'}://127.0.0.1:{self.port}/v1",
+            api_key="-",
+            max_retries=0,
+            timeout=40.0,
+            http_client=self._trust and AsyncClient(verify=self._trust, timeout=40.0),
         )
         return self
 

@@ -217,7 +217,8 @@ def start_cluster(
             command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=os.environ | environment
         )
     token = {name: value for name, value in environment.items() if name == variable}
-    urls = (f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
+    scheme = "https" if "--http-cert-file" in words else "http"
+    urls = (f"{scheme}://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
     cluster = Cluster(*urls, run_dir, log, process, token=token)
 
     def ready() -> bool:

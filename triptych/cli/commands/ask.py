@@ -30,6 +30,7 @@ class ServerOptions(CommandOptions):
 
     url: str = flag("http://127.0.0.1:8000", "where the cluster answers", variable="TRIPTYCH_URL")
     api_key: str = flag("", "key to send", variable="TRIPTYCH_API_KEY")
+    ca_file: str = flag("", "CA certificates (PEM) of an https:// address", variable="TRIPTYCH_CA_FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,8 @@ def _connected(options: ServerOptions, timeout: float) -> Iterator[Client]:
 
     try:
         # The variable may hold all the keys of a server.
-        with Client(
-            options.url, api_key=options.api_key.partition(",")[0].strip(), timeout=timeout
-        ) as client:
+        key = options.api_key.partition(",")[0].strip()
+        with Client(options.url, api_key=key, timeout=timeout, ca_file=options.ca_file) as client:
             yield client
     except RequestError as error:
         advice = ": start a cluster with `triptych serve`" if isinstance(error, Unavailable) else ""

@@ -17,6 +17,8 @@ from triptych.config import (
     ServeConfig,
     WorkerConfig,
     WorkerRange,
+    front_door_tls,
+    with_tls_of,
 )
 from triptych.config.flags import Config, arguments, secrets_of
 from triptych.launch.embedded_store import EmbeddedStore
@@ -44,6 +46,8 @@ class ClusterPlan:
     proxy: tuple[str, ...]
     proxy_secrets: dict[str, str] = field(repr=False)
     proxy_address: tuple[str, int]
+    #: Whether that is HTTPS.
+    proxy_tls: bool = field(default=False, kw_only=True)
     pools: dict[str, int]
     run_dir: Path
     store_url: str = field(repr=False)
@@ -70,6 +74,7 @@ def plan_cluster(
         proxy=_command("proxy", proxy),
         proxy_secrets=secrets_of(proxy),
         proxy_metrics=_metrics_address(proxy),
+        proxy_tls=front_door_tls(proxy) is not None,
         proxy_address=(proxy.host if proxy.host != "0.0.0.0" else "127.0.0.1", proxy.port),
         pools={pool: workers.least for pool, workers in config.pools.items()},
         scaled={pool: workers for pool, workers in config.pools.items() if workers.scaled},
@@ -134,7 +139,7 @@ def _worker_configs(
     )
     workers: dict[str, WorkerConfig | ColocatedConfig] = {}
     for slot, (name, kind) in enumerate(counts.kinds.items()):
-        place = _Place(config.proxy.log_level, config.proxy.log_format, cpus[slot], shares.get(name))
+        place = _Place(config.proxy, cpus[slot], shares.get(name))
         if kind == "colocated":
             workers[name] = ColocatedConfig(
                 place.of(config.encoder),
@@ -149,16 +154,17 @@ def _worker_configs(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The cores, device and memory of one worker."""
+    """The cores, device and memory of one worker, and what it has in common with the proxy."""
 
-    log_level: str
-    log_format: str
+    proxy: ProxyConfig
     cpus: str
     share: Share | None
 
     def of(self, config: W) -> W:
         """The config of a worker in this place."""
-        config = replace(config, log_level=self.log_level, log_format=self.log_format, cpus=self.cpus)
+        config = with_tls_of(config, self.proxy)
+        log_level, log_format = self.proxy.log_level, self.proxy.log_format
+        config = replace(config, log_level=log_level, log_format=log_format, cpus=self.cpus)
         if self.share is None:
             return config
         return replace(config, device=self.share.device, device_memory=self.share.nbytes)

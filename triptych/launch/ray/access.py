@@ -6,9 +6,10 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.config import ServeConfig, check_front_door, read_internal_token
+from triptych.config import ServeConfig, check_front_door, internal_tls, read_internal_token
 from triptych.ec_connector.store.topology.location import has_password, is_on_this_machine
 from triptych.errors import ConfigError
+from triptych.rpc.tls.proxy_certificates import check_certificates
 
 
 def check_secrets(config: ServeConfig) -> None:
@@ -36,6 +37,11 @@ def check_shared(config: ServeConfig) -> None:
             "--launcher ray --address needs --internal-token-file: `openssl rand -hex 32 > FILE` on one "
             "node, then the same file, readable by you alone, at the same path on every node"
         )
+    if internal_tls(config.proxy) is None and not config.proxy.insecure:
+        raise ConfigError(
+            "--launcher ray --address: services talk from node to node: give --tls-cert-file, --tls-key-file "
+            "and --tls-ca-file, the same paths on every node, or say --insecure where the network encrypts"
+        )
 
 
 def with_files(config: ServeConfig) -> ServeConfig:
@@ -49,6 +55,11 @@ def with_files(config: ServeConfig) -> ServeConfig:
         store_cert_file=_absolute(config.proxy.store_cert_file),
         store_key_file=_absolute(config.proxy.store_key_file),
         api_key_file=_absolute(config.proxy.api_key_file),
+        tls_cert_file=_absolute(config.proxy.tls_cert_file),
+        tls_key_file=_absolute(config.proxy.tls_key_file),
+        tls_ca_file=_absolute(config.proxy.tls_ca_file),
+        http_cert_file=_absolute(config.proxy.http_cert_file),
+        http_key_file=_absolute(config.proxy.http_key_file),
         spool_folder=_absolute(config.proxy.spool_folder),
         allowed_media_folder=_absolute(config.proxy.allowed_media_folder),
     )
@@ -56,6 +67,7 @@ def with_files(config: ServeConfig) -> ServeConfig:
     if proxy.api_key_file and not Path(proxy.api_key_file).is_file():
         raise ConfigError(f"--api-key-file {proxy.api_key_file} cannot be read")
     check_front_door(proxy.host, api_key="", api_key_file=proxy.api_key_file, auth=proxy.auth)
+    check_certificates(proxy)
     return replace(config, proxy=proxy)
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.config import ServeConfig, is_loopback
+from triptych.config import ServeConfig, front_door_tls, is_loopback
 from triptych.ec_connector.registry.scaling import ScalingBoard
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
@@ -154,7 +154,8 @@ class ServeLoop:
         if any(counts.get(pool, 0) < size.least for pool, size in self._config.pools.items()):
             return False
         proxies = [self._proxy_address(name) for name in self._pools["proxy"].names(self._config.ray.proxies)]
-        return all([address and await answers_ready(*address) for address in proxies])
+        tls = front_door_tls(self._config.proxy) is not None
+        return all([address and await answers_ready(*address, tls=tls) for address in proxies])
 
     def _proxy_address(self, name: str) -> tuple[str, int] | None:
         """Where this machine reaches a proxy; None while it has no place."""

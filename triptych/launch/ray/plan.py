@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from triptych.config import ColocatedConfig, ServeConfig, WorkerConfig, WorkerRange, is_loopback
+from triptych.config import ColocatedConfig, ServeConfig, WorkerConfig, WorkerRange, is_loopback, with_tls_of
 from triptych.config.flags import Config, arguments
 from triptych.errors import ConfigError
 from triptych.launch.plan.cluster import scaling_config
@@ -150,7 +150,7 @@ def _worker(config: ServeConfig, kind: str, resources: PoolResources, store: str
     def placed(worker: W, threads: int) -> W:
         measured = resources.memory if worker.device == "cpu" else 0
         return replace(
-            worker,
+            with_tls_of(worker, config.proxy),
             threads=threads or max(1, int(resources.num_cpus)),
             device_memory=worker.device_memory or measured,
             internal_token_file=config.proxy.internal_token_file,

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from triptych.config import ProxyConfig, check_front_encryption, front_door_tls, is_loopback
+from triptych.config import (
+    ProxyConfig,
+    check_front_encryption,
+    front_door_tls,
+    internal_tls,
+    is_loopback,
+)
 from triptych.metrics import show_expiry
 from triptych.rpc.tls.certificates import Certificates, internal_certificates
+from triptych.rpc.tls.material import read_material
 
 logger = logging.getLogger(__name__)
 
@@ -35,3 +42,11 @@ class ProxyCertificates:
     def show_expiry(self, registry: CollectorRegistry) -> None:
         """Adds the metric of when they expire."""
         show_expiry(registry, internal=self.internal, front_door=self.front_door)
+
+
+def check_certificates(proxy: ProxyConfig) -> None:
+    """ConfigError for TLS files that cannot be used, or a front door in clear text that nobody asked for."""
+    check_front_encryption(proxy)
+    for files in (internal_tls(proxy), front_door_tls(proxy)):
+        if files is not None:
+            read_material(files)

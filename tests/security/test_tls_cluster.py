@@ -1,0 +1,297 @@
+"""A real cluster with TLS at every port: members and clients are served, all others are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from httpx2 import Client as HttpClient
+from openai import OpenAI
+
+from support.certificates import NAME, CertificateFolder, issue, pem_of
+from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, scrape, wait_for
+from triptych.client import Client
+from triptych.demo import examples
+from triptych.launch.model_path import DEMO_MODEL
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Encrypted:
+    """The cluster, its files, and the CAs that they come from now."""
+
+    cluster: Cluster
+    services: CertificateFolder
+    front: CertificateFolder
+    authority: trustme.CA
+    scaler: tuple[str, int]
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.front.ca))
+
+    @property
+    def ports(self) -> dict[str, tuple[str, int]]:
+        """Host and port of every TLS port."""
+        found = {worker.pool: worker.address for worker in self.cluster.workers()}
+        found |= {"http": self.cluster.url.removeprefix("https://"), "grpc": self.cluster.grpc_address}
+        return {name: (host, int(port)) for name, (host, _, port) in _parted(found)}
+
+    def answers(self) -> bool:
+        """Whether a question about a picture is answered, over a connection of its own."""
+        with Client(self.cluster.url, ca_file=str(self.front.ca), retries=0) as client:
+            text = client.ask(examples.EXAMPLE_QUESTION, [examples.EXAMPLE_IMAGE], temperature=0)
+        return text == examples.EXPECTED_ANSWER
+
+    def renew(self, authority: trustme.CA, *trusted: trustme.CA, days: float) -> None:
+        """New files for all processes, which read them within a second or so."""
+        self.front.write(issue(authority, "127.0.0.1", days=days), pem_of(*trusted))
+        self.services.write(issue(authority, NAME, "localhost", days=days), pem_of(*trusted))
+
+    def has(self, days: float) -> bool:
+        """Whether every process's certificates are good for so many days."""
+        until, name = time.time() + days * 86400, "triptych_certificate_expiry_seconds"
+        pages = [page[name] for pool in ("encoder", "pd") for page in self.cluster.metrics(pool)]
+        pages.append(self.cluster.metrics("proxy")[0][name] / 2)  # of two certificates
+        return all(abs(found - until) < 3600 for found in pages)
+
+
+def _parted(addresses: dict[str, str]) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    return ((name, address.rpartition(":")) for name, address in addresses.items())
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
+    folder = tmp_path_factory.mktemp("encrypted")
+    authority = trustme.CA()
+    services = CertificateFolder(folder / "services").write(
+        issue(authority, NAME, "localhost"), pem_of(authority)
+    )
+    front = CertificateFolder(folder / "front").write(issue(authority, "127.0.0.1"), pem_of(authority))
+    metrics_port, scaler_port = free_port(), free_port()
+    words = ("--metrics-port", str(metrics_port), "--encoders", "1..2", "--scaler-port", str(scaler_port))
+    with running_cluster(DEMO_MODEL, folder / "run", *services.flags, *front.front_flags, *words) as cluster:
+        cluster.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
+        yield Encrypted(cluster, services, front, authority, ("127.0.0.1", scaler_port))
+
+
+def test_clients_that_trust_the_ca_are_answered(encrypted: Encrypted) -> None:
+    assert encrypted.answers()
+    with urllib.request.urlopen(f"{encrypted.cluster.url}/ready", context=encrypted.trust) as reply:
+        assert reply.status == 200
+    with OpenAI(
+        base_url=f"{encrypted.cluster.url}/v1", api_key="-", http_client=HttpClient(verify=encrypted.trust)
+    ) as client:
+        (model,) = client.models.list().data
+        question = [{"role": "user", "content": "hello"}]
+        chunks = client.chat.completions.create(
+            model=model.id,
+            messages=question,
+            stream=True,
+            max_tokens=3,  # type: ignore[arg-type]
+        )
+        assert len([chunk for chunk in chunks if chunk.choices]) >= 3
+    asked = subprocess.run(
+        [sys.executable, "-m", "triptych.cli", "ask", examples.EXAMPLE_QUESTION]
+        + ["--url", encrypted.cluster.url, "--ca-file", str(encrypted.front.ca)]
+        + ["--image", str(examples.EXAMPLE_IMAGE)],
+        text=True, capture_output=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert asked.stdout.strip() == examples.EXPECTED_ANSWER
+
+
+def test_a_client_that_does_not_know_the_ca_is_told_what_to_give(encrypted: Encrypted) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-m", "triptych.cli", "ask", "?", "--url", encrypted.cluster.url],
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert asked.returncode == 1
+    assert "--ca-file" in asked.stderr and "Traceback" not in asked.stderr
+
+
+def test_every_process_shows_when_its_certificates_expire(encrypted: Encrypted) -> None:
+    name = "triptych_certificate_expiry_seconds"
+    month = time.time() + 30 * 86400
+    for pool in ("encoder", "pd"):
+        for page in encrypted.cluster.metrics(pool):
+            assert page[name] == pytest.approx(month, abs=3600)
+    page = urllib.request.urlopen(encrypted.cluster.metrics_url, timeout=10).read().decode()
+    shown = [line.split("{")[1].split("}")[0] for line in page.splitlines() if line.startswith(name + "{")]
+    assert sorted(shown) == ['certificate="front_door"', 'certificate="internal"']
+    assert scrape(encrypted.cluster.metrics_url)[name] > month
+
+
+def test_kedas_port_is_encrypted_and_asks_for_no_certificate(encrypted: Encrypted) -> None:
+    context = ssl.create_default_context(cafile=str(encrypted.services.ca))
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(encrypted.scaler, 10.0) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        assert secured.selected_alpn_protocol() == "h2"
+
+
+def client_context(
+    pair: tuple[bytes, bytes] | None = None, folder: Path = Path(), alpn: str = "h2"
+) -> ssl.SSLContext:
+    """A client's that verifies nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([alpn])
+    if pair is not None:
+        made = CertificateFolder(folder).write(pair)
+        context.load_cert_chain(made.cert, made.key)
+    return context
+
+
+def old_context() -> ssl.SSLContext:
+    """A client's that knows nothing newer than TLS 1.1."""
+    context = client_context()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
+
+
+#: What a gRPC client says first, and a SETTINGS frame.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+def is_served(place: tuple[str, int], context: ssl.SSLContext | None) -> bool:
+    """Whether the port speaks HTTP with this client; False when it cuts it off."""
+    with contextlib.suppress(OSError), socket.create_connection(place, 20.0) as plain:
+        side = plain if context is None else context.wrap_socket(plain)
+        with side:
+            side.sendall(PREFACE)
+            return side.recv(1 << 12).startswith((b"\x00\x00", b"HTTP"))
+    return False
+
+
+ATTACKS: dict[str, Callable[[Encrypted, Path], ssl.SSLContext | None]] = {
+    "clear text": lambda target, folder: None,
+    "no certificate": lambda target, folder: client_context(),
+    "a certificate of another CA": lambda target, folder: client_context(issue(trustme.CA()), folder),
+    "an expired certificate": lambda target, folder: client_context(
+        issue(target.authority, days=-0.1), folder
+    ),
+    "TLS 1.1": lambda target, folder: old_context(),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_workers_refuse_all_that_are_no_members(encrypted: Encrypted, tmp_path: Path, attack: str) -> None:
+    context = ATTACKS[attack](encrypted, tmp_path)
+    member = client_context(issue(encrypted.authority), tmp_path / "member")
+    for pool in ("encoder", "pd"):
+        assert not is_served(encrypted.ports[pool], context)
+        assert is_served(encrypted.ports[pool], member)
+    assert encrypted.answers()
+
+
+@pytest.mark.parametrize("attack", ["clear text", "TLS 1.1"])
+def test_the_front_door_refuses_old_and_plain_clients(
+    encrypted: Encrypted, tmp_path: Path, attack: str
+) -> None:
+    context = ATTACKS[attack](encrypted, tmp_path)
+    for door in ("http", "grpc"):
+        assert not is_served(encrypted.ports[door], context)
+        assert is_served(encrypted.ports[door], client_context(alpn="h2" if door == "grpc" else "http/1.1"))
+    assert encrypted.answers()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["http", "grpc", "pd"])
+def test_a_thousand_handshakes_that_stop_halfway_are_cut_off_and_others_are_served(
+    encrypted: Encrypted, tmp_path: Path, port: str
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    member = client_context(issue(encrypted.authority), tmp_path / "member")
+    silent = []
+    try:
+        for _ in range(1000):
+            one = socket.create_connection(encrypted.ports[port], 20.0)
+            one.sendall(b"\x16\x03\x01\x02\x00\x01")
+            silent.append(one)
+        assert encrypted.answers()
+        if port == "pd":
+            assert is_served(encrypted.ports["pd"], member)
+        for one in silent:
+            one.settimeout(30.0)
+            with contextlib.suppress(ConnectionError):
+                while one.recv(1 << 12):  # an alert may come first
+                    pass
+        assert encrypted.answers()
+    finally:
+        for one in silent:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Load:
+    """Threads that ask without a pause; each answer has to be right."""
+
+    def __init__(self, target: Encrypted, count: int = 3) -> None:
+        self.answers = 0
+        self._target = target
+        self._stopped = False
+        self._threads = ThreadPoolExecutor(count)
+        self._clients = [self._threads.submit(self._ask) for _ in range(count)]
+
+    def _ask(self) -> None:
+        while not self._stopped:
+            assert self._target.answers()
+            self.answers += 1
+
+    def more(self) -> None:
+        """Waits for answers to requests that begin after this moment."""
+        seen = self.answers
+
+        def came() -> bool:
+            for client in self._clients:
+                if client.done():
+                    client.result()
+            return self.answers > seen + 6
+
+        wait_for("more answers", came)
+
+    def stop(self) -> None:
+        self._stopped = True
+        for client in self._clients:
+            client.result(PATIENCE)
+        self._threads.shutdown()
+
+
+@pytest.mark.slow
+def test_certificates_and_their_ca_are_replaced_under_load_and_every_answer_is_right(
+    encrypted: Encrypted, tmp_path: Path
+) -> None:
+    old, new = encrypted.authority, trustme.CA()
+    load = Load(encrypted)
+    load.more()
+    for days, issuer, trusted in ((31, old, (old, new)), (32, new, (old, new)), (33, new, (new,))):
+        encrypted.renew(issuer, *trusted, days=days)
+        wait_for(f"certificates of {days} days everywhere", lambda days=days: encrypted.has(days))
+        load.more()
+    load.stop()
+    encrypted.authority = new
+    place = encrypted.ports["pd"]
+    assert not is_served(place, client_context(issue(old), tmp_path / "old"))
+    assert is_served(place, client_context(issue(new), tmp_path / "new"))
+    log = encrypted.cluster.log.read_text()
+    assert "stays as it was" not in log and "goes on elsewhere" not in log
