@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, run one after another as one script, with the product's own processes."""
+"""The commands of docs/operations.md as one script, with real processes."""
 
 from __future__ import annotations
 
