@@ -27,7 +27,7 @@ def accepts(port: int) -> bool:
 @pytest.fixture
 async def passwords_and_port(tmp_path: Path) -> AsyncIterator[tuple[dict[str, str], int]]:
     """The store's passwords by role, and the port of a server that runs as its container would."""
-    manifests = render()
+    manifests = render({"colocatedPools": [{"name": "both"}]})
     secret = called(manifests, "Secret", "triptych-store")["stringData"]
     (tmp_path / "users.acl").write_text(secret["users.acl"])
     container = main_container(called(manifests, "StatefulSet", "triptych-store"))
@@ -40,7 +40,7 @@ async def passwords_and_port(tmp_path: Path) -> AsyncIterator[tuple[dict[str, st
     words = [here.get(word, word) for word in container["args"]]
     with subprocess.Popen([str(find_server_binary()), *words, "--bind", "127.0.0.1"]) as server:
         try:
-            yield {role: secret[role] for role in ("proxy", "encoder", "pd")}, port
+            yield {role: secret[role] for role in ("proxy", "encoder", "pd", "colocated")}, port
         finally:
             server.terminate()
 
@@ -64,3 +64,15 @@ async def test_each_role_logs_in_with_its_password_and_nobody_without(
     async with Redis(port=port, username="triptych-pd", password=passwords["encoder"]) as impostor:
         with pytest.raises(AuthenticationError):
             await impostor.ping()
+
+
+async def test_a_replica_writes_embeddings_as_an_encoder_and_reads_them_as_a_pd_worker(
+    passwords_and_port: tuple[dict[str, str], int],
+) -> None:
+    passwords, port = passwords_and_port
+    await until(lambda: accepts(port), "the server to start")
+    async with Redis(port=port, username="triptych-colocated", password=passwords["colocated"]) as client:
+        assert await client.set("ec:x", "bytes")
+        assert await client.get("ec:x") == b"bytes"
+        with pytest.raises(NoPermissionError):
+            await client.flushall()

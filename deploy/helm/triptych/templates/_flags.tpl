@@ -45,7 +45,7 @@
 
 {{- define "triptych.storeKey" -}}
 {{- if .root.Values.store.acl -}}
-{{- ternary "encoder" .component (eq .component "colocated") -}}
+{{- .component -}}
 {{- else -}}
 password
 {{- end -}}

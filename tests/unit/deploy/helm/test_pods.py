@@ -97,7 +97,7 @@ def test_no_password_stands_in_a_command_or_variable(name: str) -> None:
 def test_the_users_of_the_store_have_hashes_alone() -> None:
     data = called(render(), "Secret", "triptych-store")["stringData"]
     assert "HASH" not in data["users.acl"]
-    assert len(re.findall(r"#[0-9a-f]{64}", data["users.acl"])) == 3
+    assert len(re.findall(r"#[0-9a-f]{64} ", data["users.acl"])) == 3
     assert not [role for role in ("proxy", "encoder", "pd") if data[role] in data["users.acl"]]
 
 

@@ -112,8 +112,7 @@ def test_the_store_that_services_connect_to_is_a_service(name: str) -> None:
             user, _, place = rest.rpartition("@")
             host, _, port = place.partition("/")[0].partition(":")
             assert scheme in ("redis", "rediss")
-            role = "encoder" if component(manifest) == "colocated" else component(manifest)
-            assert user == f"triptych-{role}"
+            assert user == f"triptych-{component(manifest)}"
             service = called(manifests, "Service", host.split(".")[0])
             assert host == f"{service['metadata']['name']}.default.svc"
             assert int(port) in [one["port"] for one in service["spec"]["ports"]]
