@@ -17,7 +17,8 @@ FOLDER = Path(__file__).parent
 CHART = FOLDER.parent / "helm" / "triptych"
 _HEAD = "# Made by `python deploy/kustomize/render.py` from the chart. Change it in an overlay.\n"
 _NAMESPACE = "namespace-of-the-chart"
-_HELMS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
+#: Of a release's own: its labels, and the digest of users that are in a Secret of yours here.
+_HELMS = ("helm.sh/chart", "app.kubernetes.io/managed-by", "checksum/users")
 
 
 def base() -> dict[str, str]:
@@ -53,7 +54,7 @@ def _manifests() -> Iterator[dict[str, Any]]:
 
 
 def _without_helm(value: Any) -> Any:
-    """The value without the labels that Helm's releases have."""
+    """The value without what only Helm's releases have."""
     if isinstance(value, dict):
         return {key: _without_helm(inner) for key, inner in value.items() if key not in _HELMS}
     return [_without_helm(inner) for inner in value] if isinstance(value, list) else value
