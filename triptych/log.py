@@ -78,9 +78,10 @@ class JsonFormatter(logging.Formatter):
 def setup_logging(service: str, level: str = "info", log_format: str = "text") -> None:
     """Log to stderr, each record carrying the name of this process, such as `pd-0`."""
     handler = logging.StreamHandler(sys.stderr)
+    # gRPC's C core writes lines of its own, one for everybody who fails to shake hands; what matters in them
+    # comes as an exception, too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE" if log_format == "json" else "ERROR")
     if log_format == "json":
-        # gRPC's C core writes lines of its own; what matters in them comes as an exception, too.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         handler.setFormatter(JsonFormatter(service))
         _log_what_python_prints()
     else:

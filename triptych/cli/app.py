@@ -8,7 +8,7 @@ from triptych import __version__
 from triptych.cli.commands.ask import ask, transcribe
 from triptych.cli.commands.bench import bench
 from triptych.cli.commands.cluster import check, serve
-from triptych.cli.commands.local import key, tones
+from triptych.cli.commands.local import cert, key, tones
 from triptych.cli.commands.plan import plan
 from triptych.cli.commands.profile import profile
 from triptych.cli.commands.services import colocated, encoder, pd, proxy
@@ -22,7 +22,7 @@ def app() -> None:
 
 _COMMANDS = (
     *(serve, check, proxy, encoder, pd, colocated),
-    *(ask, transcribe, key, tones),
+    *(ask, transcribe, key, cert, tones),
     *(bench, plan, profile),
 )
 for command in _COMMANDS:

@@ -1,8 +1,9 @@
-"""`triptych key` and `triptych tones`."""
+"""`triptych key`, `triptych cert` and `triptych tones`."""
 
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import soundfile
@@ -42,3 +43,18 @@ def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
     assert re.fullmatch(r"alice sha256:[0-9a-f]{64}\n", made.stdout)
     assert re.search(r"tk-[A-Za-z0-9_-]{43}\n", made.stderr)
     assert_refused(triptych("key", "al ice"), "no name")
+
+
+def test_certificates_are_made_and_the_flags_that_name_them_are_said(tmp_path):
+    made = triptych("cert", str(tmp_path / "tls"), "--host", "10.0.0.6", "--host", "models.example.com")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert f"--tls-cert-file {tmp_path}/tls/cert.pem --tls-key-file {tmp_path}/tls/key.pem" in made.stdout
+    assert f"--http-cert-file {tmp_path}/tls/cert.pem" in made.stdout
+    assert f"--ca-file {tmp_path}/tls/ca.pem" in made.stdout
+    assert_refused(triptych("cert", str(tmp_path / "other"), "--host", "http://x"), "--host 'http://x'")
+
+
+def test_a_library_that_certificates_need_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triptych.rpc.tls.own_ca", None)
+    with pytest.raises(ConfigError, match="pip install cryptography"):
+        CliRunner().invoke(app, ["cert", str(tmp_path)], catch_exceptions=False, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The commands that need no cluster: `triptych key` and `triptych tones`."""
+"""The commands that need no cluster: `triptych key`, `triptych cert` and `triptych tones`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from triptych.cli.options import configured
+from triptych.config import ServiceConfig
 from triptych.config.flags import CommandOptions, flag
 from triptych.errors import ConfigError
 
@@ -22,6 +23,35 @@ def key(name: str) -> None:
     click.echo(f"The key, shown only now:  {made}", err=True)
     click.echo("The line for --api-key-file follows.", err=True)
     click.echo(line)
+
+
+@dataclass(frozen=True, slots=True)
+class CertOptions(CommandOptions):
+    """The arguments and options of `triptych cert`."""
+
+    folder: Path = Path()
+    host: str = flag("", "names and addresses that clients connect to; several with commas", joined=True)
+    name: str = flag(ServiceConfig().tls_name, "DNS name of the services among themselves: their --tls-name")
+    days: int = flag(90, "days that the certificate is good for", least=1, most=825)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@configured(CertOptions)
+def cert(options: CertOptions) -> None:
+    """Makes a CA in FOLDER, and a certificate for all services of a try-out; once more: a new certificate."""
+    try:
+        from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
+    except ImportError:
+        raise ConfigError(
+            "`triptych cert` needs the package cryptography: pip install cryptography"
+        ) from None
+    hosts = [host.strip() for host in options.host.split(",") if host.strip()]
+    write_certificates(options.folder, hosts, options.name, options.days)
+    paths = {"cert": options.folder / CERT, "key": options.folder / KEY, "ca": options.folder / CA}
+    click.echo(f"Every service:  {' '.join(f'--tls-{name}-file {path}' for name, path in paths.items())}")
+    click.echo(f"The proxy, too: --http-cert-file {paths['cert']} --http-key-file {paths['key']}")
+    click.echo(f"Clients:        --ca-file {paths['ca']}")
 
 
 @dataclass(frozen=True, slots=True)

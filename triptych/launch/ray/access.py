@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.config import ServeConfig, check_front_door, internal_tls, read_internal_token
+from triptych.config import ServeConfig, check_front_door, internal_tls, is_loopback, read_internal_token
 from triptych.ec_connector.store.topology.location import has_password, is_on_this_machine
 from triptych.errors import ConfigError
 from triptych.rpc.tls.proxy_certificates import check_certificates
@@ -37,7 +37,8 @@ def check_shared(config: ServeConfig) -> None:
             "--launcher ray --address needs --internal-token-file: `openssl rand -hex 32 > FILE` on one "
             "node, then the same file, readable by you alone, at the same path on every node"
         )
-    if internal_tls(config.proxy) is None and not config.proxy.insecure:
+    local = is_loopback(config.ray.address.rpartition(":")[0])
+    if not local and internal_tls(config.proxy) is None and not config.proxy.insecure:
         raise ConfigError(
             "--launcher ray --address: services talk from node to node: give --tls-cert-file, --tls-key-file "
             "and --tls-ca-file, the same paths on every node, or say --insecure where the network encrypts"

@@ -41,7 +41,7 @@ async def test_nodes_follow_the_encoders_from_none_and_back(tmp_path: Path, mode
     try:
         with autoscaled_ray(tmp_path, {"CPU": 2}, {"CPU": 1, "encoder_node": 1}, 2) as address:
             words = (
-                *("--launcher", "ray", "--address", address, "--store", store.url),
+                *("--launcher", "ray", "--address", address, "--store", store.url, "--insecure"),
                 *("--internal-token-file", str(tmp_path / "token")),
                 *(
                     "--ray-resources",
