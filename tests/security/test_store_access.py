@@ -18,11 +18,11 @@ from support.data.pictures import picture
 from support.processes.authority import Authority
 from support.processes.cluster import data_url, free_port
 from support.processes.proxy_process import started_proxy, started_service
-from support.processes.store_server import StoreServer, acl_file, role_password, store_server
+from support.stores.server import StoreServer
+from support.stores.users import guarded_server, role_password
 from support.tools import tool
 from support.waiting import within
 from triptych.ec_connector.access.acl import user_name
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -51,24 +51,15 @@ class GuardedStore:
     def url(self, role: str) -> str:
         return f"rediss://{user_name(role)}@127.0.0.1:{self.port}/0"
 
-    async def refusals(self) -> Any:
-        """What the server has refused its users so far."""
-        admin = await EmbeddingStore.connect(self.server.admin_url)
-        try:
-            return await admin.control.execute("ACL", "LOG")
-        finally:
-            await admin.close()
-
 
 @pytest.fixture
 def guarded_store(tmp_path: Path) -> Iterator[GuardedStore]:
     authority = Authority(tmp_path / "tls")
     certificate, key = authority.issue("server", "127.0.0.1")
     port = free_port()
-    tls = ("--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key))
-    users = ("--aclfile", str(acl_file(tmp_path / "users.acl")), "--maxmemory", "128mb")
-    ca = ("--tls-ca-cert-file", str(authority.ca_file))
-    with store_server(tmp_path / "store", *tls, *ca, *users, program=[tool("redis-server")]) as server:
+    tls = {"tls_port": port, "tls_cert_file": certificate, "tls_key_file": key}
+    ca = {"tls_ca_cert_file": authority.ca_file}
+    with guarded_server(tmp_path / "store", tool("redis-server"), maxmemory="128mb", **tls, **ca) as server:
         yield GuardedStore(server, authority, port)
 
 
@@ -115,14 +106,12 @@ async def test_requests_are_answered_with_one_user_and_certificate_for_each_role
         # Every certificate is renewed, and every connection closed: new ones show the new certificates.
         for role in ("proxy", "encoder", "pd"):
             guarded_store.authority.client(role)
-        admin = await EmbeddingStore.connect(guarded_store.server.admin_url)
-        await admin.control.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert guarded_store.server.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert await asyncio.gather(*(answer(client, seed) for seed in range(6))) == first
         # All embeddings are gone: encoded again, by the same users.
-        await admin.control.execute("FLUSHALL")
+        guarded_store.server.call("FLUSHALL")
         assert await asyncio.gather(*(answer(client, seed) for seed in range(6))) == first
-        await admin.close()
-    assert await guarded_store.refusals() == []
+    assert guarded_store.server.call("ACL", "LOG") == []
     for name in ("proxy", "encoder", "pd"):
         log = (tmp_path / f"{name}.log").read_text()
         assert "Traceback" not in log and role_password(name) not in log, log[-2000:]

@@ -7,15 +7,17 @@ import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.stores.server import StoreServer
+from support.stores.users import ADMIN
 from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.scaling import ScalingBoard
 from triptych.ec_connector.store import codec, keys
+from triptych.ec_connector.store.address import command
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
 from triptych.scaling import PoolDemand, ScalingDecision
@@ -130,15 +132,13 @@ class CommandRecord:
 
 
 @contextlib.contextmanager
-def recorded_commands(path: Path, login: bytes) -> Iterator[CommandRecord]:
+def recorded_commands(server: StoreServer) -> Iterator[CommandRecord]:
     """Records all commands of the server within the `with`; complete after it."""
     record = CommandRecord()
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
-        sock.connect(str(path))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
         lines = sock.makefile("rb")
-        sock.sendall(login + b"MONITOR\r\n")
-        for _ in (login, "MONITOR"):
+        sock.sendall(command("AUTH", *ADMIN) + command("MONITOR"))
+        for _ in ("AUTH", "MONITOR"):
             assert lines.readline() == b"+OK\r\n"
 
         def read() -> None:
@@ -152,8 +152,5 @@ def recorded_commands(path: Path, login: bytes) -> Iterator[CommandRecord]:
         try:
             yield record
         finally:
-            with socket.socket(socket.AF_UNIX) as other:
-                other.connect(str(path))
-                other.sendall(login + b"ECHO triptych-end-of-record\r\n")
-                other.recv(100)
-                reader.join(10)
+            server.call("ECHO", "triptych-end-of-record")
+            reader.join(10)

