@@ -18,7 +18,7 @@ from triptych.hashing import check_mm_hash
 _AT_ONCE = 1000
 
 # A lease is also replaced when its owner's process was restarted: the new process does not hold it.
-_ACQUIRE = (
+ACQUIRE = (
     NOW
     + """
 local item, token, address, incarnation, term, replace = unpack(ARGV)
@@ -43,7 +43,7 @@ local mark = ARGV[2] .. '\\n'
 if not value or string.sub(value, 1, #mark) ~= mark then return 0 end
 """
 
-_RENEW = (
+RENEW = (
     NOW
     + _OURS
     + """
@@ -52,7 +52,7 @@ return 1
 """
 )
 
-_RELEASE = (
+RELEASE = (
     _OURS
     + """
 redis.call('ZREM', KEYS[2], ARGV[1])
@@ -60,7 +60,7 @@ return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 )
 
-_COLLECT = (
+COLLECT = (
     NOW
     + """
 local limit = string.format('%.0f', now - ARGV[1])
@@ -73,7 +73,7 @@ return #dead
 """
 )
 
-_KEYS = [keys.LEASES, keys.LEASE_DEADLINES]
+KEYS = [keys.LEASES, keys.LEASE_DEADLINES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class Leases:
         """
         token = uuid.uuid4().hex
         owner: list[bytes] = await self._control.script(
-            _ACQUIRE,
-            _KEYS,
+            ACQUIRE,
+            KEYS,
             check_mm_hash(mm_hash),
             token,
             address,
@@ -125,17 +125,17 @@ class Leases:
     async def renew(self, lease: Lease, term: float) -> bool:
         """Extends the lease to `term` seconds from now; False when it is not ours any more."""
         held = (lease.mm_hash, lease.token)
-        return bool(await self._control.script(_RENEW, _KEYS, *held, _milliseconds(term)))
+        return bool(await self._control.script(RENEW, KEYS, *held, _milliseconds(term)))
 
     async def release(self, lease: Lease) -> bool:
         """Deletes the lease; False when it is not ours any more, and then it stays."""
-        return bool(await self._control.script(_RELEASE, _KEYS, lease.mm_hash, lease.token))
+        return bool(await self._control.script(RELEASE, KEYS, lease.mm_hash, lease.token))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
         """Deletes leases that expired more than `older_than` seconds ago; returns their number."""
         dead = 0
         while True:
-            found = int(await self._control.script(_COLLECT, _KEYS, _milliseconds(older_than), _AT_ONCE))
+            found = int(await self._control.script(COLLECT, KEYS, _milliseconds(older_than), _AT_ONCE))
             dead += found
             if found < _AT_ONCE:
                 return dead

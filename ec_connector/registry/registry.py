@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 TERM = 5.0
 
 # An unchanged registration does not change the version, so that proxies need not read the workers again.
-_REGISTER = (
+REGISTER = (
     NOW
     + """
 local name, term, value = ARGV[1], ARGV[2], ARGV[3]
@@ -39,7 +39,7 @@ return 1
 )
 
 # Only its own registration: a later worker at the same address stays registered.
-_WITHDRAW = """
+WITHDRAW = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 local mark = ARGV[2] .. '\\n'
 if not value or string.sub(value, 1, #mark) ~= mark then return 0 end
@@ -60,14 +60,14 @@ end
 local after = string.format('(%.0f', now)
 """
 
-_WORKERS = NOW + _LIVE + "return live(after)"
+LIVE_WORKERS = NOW + _LIVE + "return live(after)"
 
-_DECLARE = NOW + "return redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2]), ARGV[1])"
+DECLARE = NOW + "return redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2]), ARGV[1])"
 
-_PROXIES = NOW + "return redis.call('ZCOUNT', KEYS[1], string.format('(%.0f', now), '+inf')"
+COUNT_PROXIES = NOW + "return redis.call('ZCOUNT', KEYS[1], string.format('(%.0f', now), '+inf')"
 
 # Within one version workers can only expire: version and number of live workers identify the state.
-_LOOK = (
+LOOK = (
     NOW
     + _LIVE
     + """
@@ -83,7 +83,7 @@ return {mark, epoch, proxies, live(after)}
 """
 )
 
-_COLLECT = (
+COLLECT = (
     NOW
     + """
 local limit = string.format('%.0f', now - ARGV[1])
@@ -94,7 +94,7 @@ return #dead + redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', limit)
 """
 )
 
-_WORKER_KEYS = [keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION]
+WORKER_KEYS = [keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +119,15 @@ class Registry:
 
     async def register(self, info: WorkerInfo, term: float = TERM) -> None:
         """Registers the worker for `term` seconds; replaces one of its pool at this address."""
-        await self._control.script(_REGISTER, _WORKER_KEYS, _field(info), int(term * 1000), _value(info))
+        await self._control.script(REGISTER, WORKER_KEYS, _field(info), int(term * 1000), _value(info))
 
     async def withdraw(self, info: WorkerInfo) -> None:
         """Deletes the worker's registration, but not a later worker's at its address. Idempotent."""
-        await self._control.script(_WITHDRAW, _WORKER_KEYS, _field(info), info.incarnation)
+        await self._control.script(WITHDRAW, WORKER_KEYS, _field(info), info.incarnation)
 
     async def workers(self) -> list[WorkerInfo]:
         """The live workers, by pool and address."""
-        return _infos(await self._control.script(_WORKERS, _WORKER_KEYS))
+        return _infos(await self._control.script(LIVE_WORKERS, WORKER_KEYS))
 
     async def poll(self, proxy_id: str, term: float = TERM, *, mark: str = "") -> RegistrySnapshot:
         """A snapshot for a proxy, by one command that also declares the proxy for `term` seconds.
@@ -135,8 +135,8 @@ class Registry:
         Its cost depends on the number of workers only if they have changed since `mark`.
         """
         found = await self._control.script(
-            _LOOK,
-            [*_WORKER_KEYS, keys.PROXIES, keys.EPOCH],
+            LOOK,
+            [*WORKER_KEYS, keys.PROXIES, keys.EPOCH],
             proxy_id,
             int(term * 1000),
             uuid.uuid4().hex,
@@ -147,16 +147,16 @@ class Registry:
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
         """Declares a live proxy for `term` seconds."""
-        await self._control.script(_DECLARE, [keys.PROXIES], proxy_id, int(term * 1000))
+        await self._control.script(DECLARE, [keys.PROXIES], proxy_id, int(term * 1000))
 
     async def proxies(self) -> int:
         """The number of live proxies."""
-        return int(await self._control.script(_PROXIES, [keys.PROXIES]))
+        return int(await self._control.script(COUNT_PROXIES, [keys.PROXIES]))
 
     async def collect_dead(self, older_than: float = keys.DEAD_AFTER) -> int:
         """Deletes registrations that expired more than `older_than` seconds ago; returns their number."""
         names = [keys.WORKERS, keys.WORKER_DEADLINES, keys.PROXIES]
-        return int(await self._control.script(_COLLECT, names, int(older_than * 1000)))
+        return int(await self._control.script(COLLECT, names, int(older_than * 1000)))
 
 
 def _infos(values: list[bytes]) -> list[WorkerInfo]:

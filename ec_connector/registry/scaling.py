@@ -24,7 +24,7 @@ _LONGEST_REASON = 40
 #: Dead entries that one command deletes.
 _AT_ONCE = 1000
 
-_PUBLISH = (
+PUBLISH = (
     NOW
     + """
 local proxy, term, value, at_once = unpack(ARGV)
@@ -44,7 +44,7 @@ return found
 """
 )
 
-_LEAVE = """
+LEAVE = """
 redis.call('HDEL', KEYS[1], ARGV[1])
 return redis.call('ZREM', KEYS[2], ARGV[1])
 """
@@ -56,10 +56,10 @@ local function in_force(pool)
 end
 """
 
-_READ = NOW + _IN_FORCE + "return in_force(ARGV[1])"
+READ = NOW + _IN_FORCE + "return in_force(ARGV[1])"
 
 # Of two proxies that decide at once, the one that has seen less does not undo what the other has decided.
-_ANNOUNCE = (
+ANNOUNCE = (
     NOW
     + _IN_FORCE
     + """
@@ -71,7 +71,7 @@ return 1
 """
 )
 
-_DECISION_KEYS = [keys.DECISIONS, keys.DECISION_DEADLINES]
+DECISION_KEYS = [keys.DECISIONS, keys.DECISION_DEADLINES]
 
 
 class ScalingBoard:
@@ -88,7 +88,7 @@ class ScalingBoard:
         """Writes this proxy's demand for `term` seconds, and returns that of all live proxies, this one's
         included."""
         values: list[bytes] = await self._control.script(
-            _PUBLISH, keys.demands(pool), proxy_id, _milliseconds(term), pack_demand(demand), _AT_ONCE
+            PUBLISH, keys.demands(pool), proxy_id, _milliseconds(term), pack_demand(demand), _AT_ONCE
         )
         demands = [(value, unpack_demand(value)) for value in values]
         for value, found in demands:
@@ -98,11 +98,11 @@ class ScalingBoard:
 
     async def withdraw(self, proxy_id: str, pool: str) -> None:
         """The proxy has no demand any more. Idempotent."""
-        await self._control.script(_LEAVE, keys.demands(pool), proxy_id)
+        await self._control.script(LEAVE, keys.demands(pool), proxy_id)
 
     async def decision(self, pool: str) -> ScalingDecision | None:
         """The decision in force; None where there is none: then the pool keeps the workers that it has."""
-        value: bytes = await self._control.script(_READ, _DECISION_KEYS, pool)
+        value: bytes = await self._control.script(READ, DECISION_KEYS, pool)
         self._known[pool] = value
         found = unpack_decision(value) if value else None
         if value and found is None:
@@ -116,7 +116,7 @@ class ScalingBoard:
         """
         value = pack_decision(decision)
         written = await self._control.script(
-            _ANNOUNCE, _DECISION_KEYS, pool, _milliseconds(term), value, self._known.get(pool, b"")
+            ANNOUNCE, DECISION_KEYS, pool, _milliseconds(term), value, self._known.get(pool, b"")
         )
         if written:
             self._known[pool] = value

@@ -70,6 +70,8 @@ class Control(Commands):
             "username": address.username or None,
             "password": address.password or None,
             "protocol": 2,
+            # No CLIENT SETINFO: a command that users of the store would have to be allowed.
+            "driver_info": None,
             "socket_timeout": timeout,
             "socket_connect_timeout": timeout,
             # The server may have closed a pooled connection, which shows only when it is used: retry once.

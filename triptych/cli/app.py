@@ -12,6 +12,7 @@ from triptych.cli.commands.local import cert, key, tones
 from triptych.cli.commands.plan import plan
 from triptych.cli.commands.profile import profile
 from triptych.cli.commands.services import colocated, encoder, pd, proxy
+from triptych.cli.commands.store import store
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -23,7 +24,7 @@ def app() -> None:
 _COMMANDS = (
     *(serve, check, proxy, encoder, pd, colocated),
     *(ask, transcribe, key, cert, tones),
-    *(bench, plan, profile),
+    *(bench, plan, profile, store),
 )
 for command in _COMMANDS:
     app.add_command(command)

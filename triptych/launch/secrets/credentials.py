@@ -45,7 +45,7 @@ def store_url(store: str, given: ServiceConfig) -> str:
         return store
     parse_store(store)
     url = with_tls_files(store, StoreTls(given.store_ca_file, given.store_cert_file, given.store_key_file))
-    return with_password(url, _password(given.store_password_file)) if given.store_password_file else url
+    return with_password(url, password_in(given.store_password_file)) if given.store_password_file else url
 
 
 def without_store_files(config: S) -> S:
@@ -53,12 +53,12 @@ def without_store_files(config: S) -> S:
     return replace(config, store_password_file="", store_ca_file="", store_cert_file="", store_key_file="")
 
 
-def _password(path: str) -> str:
-    """The password in the file of --store-password-file."""
+def password_in(path: str, option: str = "--store-password-file") -> str:
+    """The password in the file of a flag; ConfigError when it holds none."""
     try:
         password = Path(path).read_text(encoding="utf-8").strip("\r\n")
     except (OSError, UnicodeDecodeError):
-        raise ConfigError(f"--store-password-file {path} cannot be read") from None
+        raise ConfigError(f"{option} {path} cannot be read") from None
     if not password or "\n" in password:
-        raise ConfigError(f"--store-password-file {path} must hold one line, the password")
+        raise ConfigError(f"{option} {path} must hold one line, the password")
     return password

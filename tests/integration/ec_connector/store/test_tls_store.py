@@ -117,7 +117,7 @@ async def test_a_connection_that_tls_refuses_says_what_helps(
         tls_in_front(store_url, server) as (_, address),
         pytest.raises(StoreUnavailable, match=REFUSED[why]) as caught,
     ):
-        await EmbeddingStore.connect(with_tls_files(address, files), timeout=5)
+        await EmbeddingStore.connect(with_tls_files(address, files), timeout=30)
     assert "rediss://127.0.0.1:" in str(caught.value)
 
 
@@ -128,7 +128,7 @@ async def test_bulk_transfers_verify_no_less_than_small_commands(
 ) -> None:
     server, files = refusing(authority, tmp_path, why)
     with tls_in_front(store_url, server) as (_, address):
-        store = EmbeddingStore(parse_store(with_tls_files(address, files)), timeout=5)
+        store = EmbeddingStore(parse_store(with_tls_files(address, files)), timeout=30)
         plan = make_plan("bulk tls")
         with pytest.raises(StoreUnavailable, match=REFUSED[why] if why.startswith("its") else "rediss://"):
             if transfer == "load":
@@ -173,19 +173,18 @@ async def test_a_renewed_certificate_is_shown_by_the_next_connections(
         await store.close()
 
 
-@pytest.mark.parametrize("breaking", ["cut", "half_close"])
 async def test_a_tls_connection_that_breaks_under_way_never_cuts_a_value_short(
-    store_url: str, authority: Authority, breaking: str
+    store_url: str, authority: Authority
 ) -> None:
     with tls_in_front(store_url, authority.server()) as (relay, address):
-        store = await EmbeddingStore.connect(with_tls_files(address, authority.client()), timeout=3)
-        plan = make_plan(f"tls {breaking}", rows=4000, width=128)
+        store = await EmbeddingStore.connect(with_tls_files(address, authority.client()), timeout=30)
+        plan = make_plan("tls cut", rows=4000, width=128)
         body = make_body(plan)
         await store.save(plan, body, ttl=60)
         relay.delay = 0.02
         loading = asyncio.create_task(store.load(plan, fresh_buffer))
         await asyncio.sleep(0.1)
-        await asyncio.to_thread(getattr(relay, breaking))
+        await asyncio.to_thread(relay.cut)
         relay.delay = 0.0
         with contextlib.suppress(StoreUnavailable):
             loaded = await loading

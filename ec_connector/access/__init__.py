@@ -1,0 +1,1 @@
+"""Access to the store: what each role runs there, the users for it, and a check of a store."""
