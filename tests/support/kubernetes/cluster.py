@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from support.kubernetes.addresses import Addresses
-from support.kubernetes.pod_spec import Manifest, PodContext
+from support.kubernetes.pod_spec import Manifest, PodContext, with_hosts
 from support.kubernetes.pods import Pod
 from support.kubernetes.rollout import (
     PodView,
@@ -110,6 +110,15 @@ class MiniCluster:
     def object(self, kind: str, name: str) -> Manifest | None:
         return self._objects.get((kind, name))
 
+    def restart(self, kind: str, name: str) -> None:
+        """Replaces all pods by a rolling update, as `kubectl rollout restart` does."""
+        metadata = self._objects[kind, name]["spec"]["template"]["metadata"]
+        annotations = metadata.setdefault("annotations", {})
+        annotations["kubectl.kubernetes.io/restartedAt"] = str(next(self._ages))
+
+    def uncordon(self, node: str) -> None:
+        self._cordoned.discard(node)
+
     def scale(self, kind: str, name: str, replicas: int) -> None:
         self._objects[kind, name]["spec"]["replicas"] = replicas
 
@@ -172,6 +181,10 @@ class MiniCluster:
     def address(self, service: str, port: int) -> str:
         """host:port of a Service."""
         return f"{self._cluster_ips[service]}:{port}"
+
+    def resolved(self, text: str, namespace: str = "default") -> str:
+        """The text with IPs in place of names."""
+        return with_hosts(text, self._hosts(namespace))
 
     def describe(self) -> str:
         """All pods, with the last words of those that are not ready."""

@@ -100,8 +100,8 @@ def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
     for source in container.get("envFrom", ()):
         kind = "Secret" if "secretRef" in source else "ConfigMap"
         reference = source.get("secretRef") or source["configMapRef"]
-        for key, value in _entries(context.lookup, kind, reference).items():
-            variables[source.get("prefix", "") + key] = value.decode()
+        for key, data in _entries(context.lookup, kind, reference).items():
+            variables[source.get("prefix", "") + key] = data.decode()
     for one in container.get("env", ()):
         if "valueFrom" in one:
             value = _value_from(one["valueFrom"], context)
