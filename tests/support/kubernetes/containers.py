@@ -78,5 +78,5 @@ class ContainerProcess:
 
 def _machine() -> dict[str, str]:
     """What a process needs of this machine where an image would have it: nothing else is inherited."""
-    kept = ("TRIPTYCH_INSECURE", "PATH", "PYTHONPATH", "LANG", "OMP_NUM_THREADS", "COVERAGE_PROCESS_START")
+    kept = ("PATH", "PYTHONPATH", "LANG", "OMP_NUM_THREADS", "COVERAGE_PROCESS_START")
     return {name: os.environ[name] for name in kept if name in os.environ}
