@@ -225,7 +225,8 @@ def teardown_module() -> None:
         f"Service of the proxies stream {TOKENS} tokens each: text, one picture, three pictures, shared",
         "pictures, half of them new. Half of the clients keep their connection. They repeat nothing:",
         "whatever is no whole answer with status 200 is lost. PD workers get one second to finish their",
-        "requests, and hand over the rest. Every answer is compared with `transformers.generate`, token for token.",
+        "requests, and hand over the rest. Every answer is compared with `transformers.generate`, token for",
+        "token.",
         "",
         *("| " + " | ".join(map(str, row)) + " |" for row in rows),
     ]
