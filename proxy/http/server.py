@@ -35,7 +35,7 @@ class HttpServer(uvicorn.Server):
         limits = limits or ConnectionLimits()
         self._closing = ClosingMiddleware(app)
         config = uvicorn.Config(
-            self._closing,  # type: ignore[arg-type]
+            self._closing,
             http=connection_class(limits),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             lifespan="off",
