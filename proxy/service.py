@@ -83,7 +83,7 @@ async def run(config: ProxyConfig) -> None:
         stack.push_async_callback(store.close)
         serving = await _serve(config, store, keys, listener, limits, certificates, stack, page)
         calm_gc()
-        await _until_stopped(serving.http)
+        await _until_stopped(serving.task)
         await _drain(serving, config.drain_timeout)
         await serving.parts.dispatcher.close()
 
@@ -131,7 +131,9 @@ class _Serving:
 
     parts: _Parts
     health: Health
-    http: asyncio.Task[None]
+    grpc: aio.Server
+    http: HttpServer
+    task: asyncio.Task[None]
 
 
 async def _serve(
@@ -160,12 +162,12 @@ async def _serve(
     parts = _Parts(
         config, store, metrics, pool, dispatcher, authenticator, bodies, limits, certificates, stack, page
     )
-    health, grpc_port = await _serve_grpc(parts)
+    grpc, health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
     await _start_upkeep(parts)
     await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack, internal)
-    http_task = await _serve_http(parts, listener)
+    http, task = await _serve_http(parts, listener)
     host, port = listener.getsockname()[:2]
     scheme = "https" if certificates.front_door else "http"
     logger.info("ready: proxy %s://%s:%d grpc %s:%d", scheme, host, port, config.host, grpc_port)
@@ -175,7 +177,7 @@ async def _serve(
         page.status.follow(watch.healthy, readiness.degraded)
         pool.subscribe(readiness)
         readiness.workers_changed()
-    return _Serving(parts, health, http_task)
+    return _Serving(parts, health, grpc, http, task)
 
 
 def _make_dispatcher(
@@ -193,8 +195,8 @@ def _make_dispatcher(
     )
 
 
-async def _serve_grpc(parts: _Parts) -> tuple[Health, int]:
-    """The health service of the gRPC server, and the port that it listens on."""
+async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
+    """The gRPC server with its health service, and the port that it listens on."""
     config = parts.config
     admission = GrpcAdmission(parts.bodies, parts.authenticator, max_calls=config.max_queue + SPARE_CALLS)
     servicer = ProxyServicer(
@@ -209,7 +211,7 @@ async def _serve_grpc(parts: _Parts) -> tuple[Health, int]:
         config, servicer, admission, options, parts.certificates.front_door
     )
     parts.stack.push_async_callback(server.stop, 1.0)
-    return health, port
+    return server, health, port
 
 
 async def _start_upkeep(parts: _Parts) -> None:
@@ -220,8 +222,8 @@ async def _start_upkeep(parts: _Parts) -> None:
     parts.stack.push_async_callback(upkeep.stop)
 
 
-async def _serve_http(parts: _Parts, listener: socket.socket) -> asyncio.Task[None]:
-    """The task of the HTTP server, which accepts connections by now."""
+async def _serve_http(parts: _Parts, listener: socket.socket) -> tuple[HttpServer, asyncio.Task[None]]:
+    """The HTTP server, which accepts connections by now, and its task."""
     config, metrics = parts.config, parts.metrics
     app: ASGIApp = make_app(
         parts.dispatcher,
@@ -239,7 +241,7 @@ async def _serve_http(parts: _Parts, listener: socket.socket) -> asyncio.Task[No
     http = HttpServer(app, listener, parts.limits, parts.certificates.front_door)
     task = await http.start()
     parts.stack.push_async_callback(http.stop, task)
-    return task
+    return http, task
 
 
 def set_malloc_options() -> None:
@@ -329,13 +331,21 @@ async def _until_stopped(http_task: asyncio.Task[None]) -> None:
 
 
 async def _drain(serving: _Serving, seconds: float) -> None:
-    """Nothing new is taken; what is in flight gets up to `seconds`."""
-    dispatcher = serving.parts.dispatcher
+    """Clients are sent elsewhere, nothing new is taken, and what is in flight gets up to `seconds` in all.
+
+    Where a load balancer may stand in front, requests on connections that clients have kept are still served,
+    for half of that time at most; gRPC clients leave by themselves, with the calls that are not served yet.
+    """
+    dispatcher, config = serving.parts.dispatcher, serving.parts.config
+    deadline = asyncio.get_running_loop().time() + seconds
     if serving.parts.page is not None:
         serving.parts.page.status.drain()
     await serving.health.leaving()
+    if not is_loopback(config.host):
+        leaving = asyncio.create_task(serving.grpc.stop(seconds), name="end of gRPC")
+        serving.parts.stack.push_async_callback(asyncio.wait, (leaving,), timeout=1.0)
+        await serving.http.linger(seconds / 2)
     dispatcher.drain()
-    deadline = asyncio.get_running_loop().time() + seconds
     logger.info("draining %d requests", dispatcher.in_flight)
     while dispatcher.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)

@@ -8,7 +8,9 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from triptych.proxy.http.closing import ClosingMiddleware
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
 from triptych.proxy.http.tls import TlsListener
 from triptych.rpc.tls.certificates import Certificates
@@ -17,6 +19,7 @@ from triptych.rpc.tls.certificates import Certificates
 KEEP_ALIVE_SECONDS = 20
 #: Seconds in which a connection that was accepted before the end may still send its request and be refused.
 LINGER_SECONDS = 0.5
+_POLL_SECONDS = 0.05
 
 
 class HttpServer(uvicorn.Server):
@@ -24,14 +27,15 @@ class HttpServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: object,
+        app: ASGIApp,
         listener: socket.socket,
         limits: ConnectionLimits | None = None,
         certificates: Certificates | None = None,
     ) -> None:
         limits = limits or ConnectionLimits()
+        self._closing = ClosingMiddleware(app)
         config = uvicorn.Config(
-            app,  # type: ignore[arg-type]
+            self._closing,
             http=connection_class(limits),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             lifespan="off",
@@ -59,6 +63,17 @@ class HttpServer(uvicorn.Server):
         while not self.started and not task.done():
             await asyncio.sleep(0.01)
         return task
+
+    async def linger(self, seconds: float) -> None:
+        """Every answer is its connection's last one; returns when there is no connection, at most so late.
+
+        Clients, gateways above all, keep connections: also those to a proxy that no load balancer names any
+        more. A request on its way must not meet the end of one.
+        """
+        self._closing.closing = True
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.server_state.connections and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self, task: asyncio.Task[None]) -> None:
         """Stops listening, answers what is still sent for LINGER_SECONDS, and ends.

@@ -7,7 +7,10 @@ import re
 import signal
 import socket
 
+import aiohttp
+import grpc
 import pytest
+from grpc import aio
 from openai import APIStatusError, AsyncOpenAI
 
 from support.fakes.fake_pd import FakePD
@@ -19,6 +22,7 @@ from triptych.config import ProxyConfig
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
+from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy import service
 
 
@@ -138,6 +142,90 @@ async def test_a_proxy_that_drains_is_alive_and_not_ready(store: EmbeddingStore,
         await running
     finally:
         await client.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.kill()
+
+
+async def test_a_kept_connection_is_served_once_more_after_sigterm_and_then_closed(
+    store: EmbeddingStore, store_url: str
+) -> None:
+    worker = FakePD()
+    await worker.start()
+    await Registry(store).register(worker.info, term=600.0)
+    port = free_port()
+    config = ProxyConfig(
+        store=store_url,
+        host="127.0.1.7",
+        port=port,
+        grpc_port=0,
+        internal_token=TOKEN,
+        auth=False,
+        insecure=True,
+    )
+    running = asyncio.create_task(service.run(config))
+    question = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 6}
+    try:
+        await until(lambda: running.done() or worker.attaches)
+        async with (
+            aiohttp.TCPConnector(limit=1) as connector,
+            aiohttp.ClientSession(f"http://127.0.1.7:{port}", connector=connector) as session,
+        ):
+
+            async def ask() -> tuple[int, str | None]:
+                async with session.post("/v1/chat/completions", json=question) as reply:
+                    await reply.read()
+                    return reply.status, reply.headers.get("connection")
+
+            assert await ask() == (200, None)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.5)
+            # A gateway sends on until its connection is closed, for the endpoints are no concern of it.
+            assert await ask() == (200, "close")
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.kill()
+
+
+async def test_a_grpc_client_of_a_proxy_that_drains_is_sent_elsewhere_and_its_call_finished(
+    store: EmbeddingStore, store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker = FakePD()
+    await worker.start()
+    await Registry(store).register(worker.info, term=600.0)
+    config = ProxyConfig(
+        store=store_url,
+        host="127.0.1.7",
+        port=0,
+        grpc_port=0,
+        internal_token=TOKEN,
+        auth=False,
+        insecure=True,
+    )
+    running = asyncio.create_task(service.run(config))
+    try:
+        await until(lambda: running.done() or worker.attaches)
+        found = re.search(r"grpc (127\.0\.1\.7:\d+)", caplog.text)
+        assert found
+        async with aio.insecure_channel(found[1]) as channel:
+            message = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="x")])
+            request = proxy_pb2.ChatRequest(messages=[message])
+            request.sampling.max_tokens = 6
+            worker.pause_at = 2
+            call = proxy_pb2_grpc.ProxyServiceStub(channel).Chat(request)
+            await until(lambda: worker.requests)
+            os.kill(os.getpid(), signal.SIGTERM)
+            # GOAWAY: the channel looks for another server, which there is none of here.
+            async with asyncio.timeout(45):
+                while channel.get_state() is grpc.ChannelConnectivity.READY:
+                    await asyncio.sleep(0.01)
+            worker.gate.set()
+            assert "".join([reply.text async for reply in call]) == whole_text(6)
+        await running
+    finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await worker.kill()

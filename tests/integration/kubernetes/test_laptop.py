@@ -1,0 +1,64 @@
+"""The chart's laptop example as processes: every pod ready, one picture answered, nothing left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support.kubernetes.chart import example, render
+from support.kubernetes.cluster import MiniCluster
+from support.processes.processes import lives
+from triptych.demo import examples
+
+pytestmark = pytest.mark.timeout(240)
+
+#: Little memory for the test's machine; a probe's second is a fifth of one.
+SMALL = {"encoder": ["--threads", "1"], "pd": ["--threads", "1", "--kv-memory", "64MiB"]}
+TEMPO = 0.2
+
+
+def laptop() -> dict[str, Any]:
+    """The example's values, with the words of SMALL."""
+    values = example("laptop-kind")
+    for component, words in SMALL.items():
+        values[component]["args"] = words
+    values["proxy"]["preStopSeconds"] = 1
+    return values
+
+
+def api_key(manifests: list[dict[str, Any]]) -> str:
+    (secret,) = [one for one in manifests if one["kind"] == "Secret" and "key" in one.get("stringData", {})]
+    return str(secret["stringData"]["key"])
+
+
+async def ask(url: str, key: str) -> str:
+    body = json.loads(examples.EXAMPLE_REQUEST.read_text())
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session,
+        session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply,
+    ):
+        return str((await reply.json())["choices"][0]["message"]["content"])
+
+
+async def test_the_laptop_example_answers_a_picture_and_leaves_nothing(tmp_path: Path) -> None:
+    manifests = render(laptop())
+    async with MiniCluster(tmp_path, nodes=1, tempo=TEMPO, endpoint_delay=0.1) as cluster:
+        cluster.apply(manifests)
+        await cluster.wait_until_rolled_out()
+        url = "http://" + cluster.address("triptych-proxy", 8000)
+        assert await ask(url, api_key(manifests)) == examples.EXPECTED_ANSWER
+        pids = [
+            state.process.pid for pod in cluster.pods.values() for state in pod.containers if state.process
+        ]
+        assert len(pids) == 4
+        await asyncio.wait_for(cluster.stop(), 60)
+        assert cluster.pods == {}
+        codes = {pod.name: one.codes[-1] for pod in cluster.gone for one in pod.containers}
+        assert set(codes.values()) == {0}, codes
+        assert not [pid for pid in pids if lives(pid)]

@@ -1,0 +1,204 @@
+"""What a container runs: command, args, environment and mounts of a pod's spec, resolved as a kubelet does.
+
+Pure functions, but for the volumes, which are written into the pod's folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Manifest = dict[str, Any]
+#: The object of this kind and name in the pod's namespace, or None.
+Lookup = Callable[[str, str], "Manifest | None"]
+
+#: Addresses that would be the whole machine's, where a pod has only its own.
+ANY_HOST = ("0.0.0.0", "::")
+#: Mounts that stay the machine's: shared memory has no path that a process is given.
+UNMOVED = ("/dev/shm",)
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+
+
+class SpecError(Exception):
+    """The API server or the kubelet would refuse this pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodContext:
+    """What the fields of one pod's containers may refer to."""
+
+    name: str
+    namespace: str
+    ip: str
+    node: str
+    labels: Mapping[str, str]
+    folder: Path
+    lookup: Lookup
+    #: Folders that stand for persistent volume claims and image volumes, by claim or reference.
+    disks: Mapping[str, Path] = field(default_factory=dict)
+    #: IP addresses by DNS name.
+    hosts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program with its arguments, in the pod's words, and its whole environment."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def resolve(container: Manifest, context: PodContext, mounts: Mapping[str, Path]) -> Command:
+    """The container's command. SpecError for a reference to what is not there."""
+    variables = _variables(container, context)
+    words = [*container.get("command", ()), *container.get("args", ())]
+    if not container.get("command"):
+        raise SpecError(f"container {container['name']} has no command: images are not run here")
+
+    def moved(text: str) -> str:
+        text = context.ip if text in ANY_HOST else text
+        return on_machine(with_hosts(text, context.hosts), mounts)
+
+    expanded = [expand(word, variables) for word in words]
+    return Command(tuple(map(moved, expanded)), {name: moved(value) for name, value in variables.items()})
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced where NAME is known; `$$` is a dollar."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        return variables.get(found[1], found[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def with_hosts(text: str, hosts: Mapping[str, str]) -> str:
+    """DNS names replaced by addresses, where they stand as a whole: between //, @, commas and a port."""
+    for name in sorted(hosts, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])(?=[:/,]|$)", hosts[name], text)
+    return text
+
+
+def on_machine(text: str, mounts: Mapping[str, Path]) -> str:
+    """Paths below a mount replaced by those below its folder, in one pass."""
+    moved = [path for path in mounts if path not in UNMOVED]
+    if not moved:
+        return text
+    paths = "|".join(re.escape(path) for path in sorted(moved, key=len, reverse=True))
+    return re.sub(rf"(?<![\w/.-])({paths})(?=[/,:]|$)", lambda found: str(mounts[found[1]]), text)
+
+
+def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        kind = "Secret" if "secretRef" in source else "ConfigMap"
+        reference = source.get("secretRef") or source["configMapRef"]
+        for key, data in _entries(context.lookup, kind, reference).items():
+            variables[source.get("prefix", "") + key] = data.decode()
+    for one in container.get("env", ()):
+        if "valueFrom" in one:
+            value = _value_from(one["valueFrom"], context)
+            if value is None:
+                continue
+            variables[one["name"]] = value
+        else:
+            variables[one["name"]] = expand(str(one.get("value", "")), variables)
+    return variables
+
+
+def _value_from(source: Manifest, context: PodContext) -> str | None:
+    if "fieldRef" in source:
+        return _field(source["fieldRef"]["fieldPath"], context)
+    for key, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
+        if reference := source.get(key):
+            found = _entries(context.lookup, kind, reference).get(reference["key"])
+            if found is None and not reference.get("optional"):
+                raise SpecError(f"{kind} {reference['name']} has no key {reference['key']}")
+            return None if found is None else found.decode()
+    raise SpecError(f"valueFrom {sorted(source)} is not modelled")
+
+
+def _field(path: str, context: PodContext) -> str:
+    fields = {
+        "metadata.name": context.name,
+        "metadata.namespace": context.namespace,
+        "status.podIP": context.ip,
+        "status.hostIP": context.ip,
+        "spec.nodeName": context.node,
+    }
+    if label := re.fullmatch(r"metadata\.labels\['(.+)'\]", path):
+        return context.labels.get(label[1], "")
+    if path not in fields:
+        raise SpecError(f"fieldRef {path} is not known")
+    return fields[path]
+
+
+def _entries(lookup: Lookup, kind: str, reference: Manifest) -> dict[str, bytes]:
+    """The data of a Secret or ConfigMap."""
+    found = lookup(kind, reference.get("name") or reference["secretName"])
+    if found is None:
+        if reference.get("optional"):
+            return {}
+        raise SpecError(f"there is no {kind} {reference.get('name') or reference['secretName']}")
+    plain = found.get("stringData" if kind == "Secret" else "data") or {}
+    coded = found.get("data" if kind == "Secret" else "binaryData") or {}
+    return {key: base64.b64decode(value) for key, value in coded.items()} | {
+        key: value.encode() for key, value in plain.items()
+    }
+
+
+def make_volumes(spec: Manifest, context: PodContext) -> dict[str, Path]:
+    """The pod's volumes as folders, by name; SpecError for one that cannot be mounted."""
+    folders = {}
+    for volume in spec.get("volumes", ()):
+        name = volume["name"]
+        folder = context.folder / "volumes" / name
+        if "emptyDir" in volume:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif "secret" in volume:
+            _write(folder, _entries(context.lookup, "Secret", volume["secret"]), volume["secret"])
+        elif "configMap" in volume:
+            _write(folder, _entries(context.lookup, "ConfigMap", volume["configMap"]), volume["configMap"])
+        elif claim := volume.get("persistentVolumeClaim") or volume.get("image"):
+            key = claim.get("claimName") or claim["reference"]
+            if key not in context.disks:
+                raise SpecError(f"no disk stands for {key}")
+            folder = context.disks[key]
+        else:
+            raise SpecError(f"volume {name} of kind {sorted(volume)} is not modelled")
+        folders[name] = folder
+    return folders
+
+
+def _write(folder: Path, entries: Mapping[str, bytes], source: Manifest) -> None:
+    """The files, behind a link that is changed in one step for all of them, as a kubelet does."""
+    items = source.get("items") or [{"key": key, "path": key} for key in entries]
+    folder.mkdir(parents=True, exist_ok=True)
+    version = Path(tempfile.mkdtemp(prefix="..version-", dir=folder))
+    for item in items:
+        if item["key"] not in entries:
+            raise SpecError(f"{source.get('secretName') or source.get('name')} has no key {item['key']}")
+        (version / item["path"]).write_bytes(entries[item["key"]])
+    scratch, data = folder / "..data_tmp", folder / "..data"
+    scratch.symlink_to(version.name)
+    scratch.replace(data)
+    for item in items:
+        if not (folder / item["path"]).is_symlink():
+            (folder / item["path"]).symlink_to(Path("..data") / item["path"])
+
+
+def mounts_of(container: Manifest, volumes: Mapping[str, Path]) -> dict[str, Path]:
+    """The folder at each of the container's mount paths."""
+    found = {}
+    for mount in container.get("volumeMounts", ()):
+        if mount["name"] not in volumes:
+            raise SpecError(f"container {container['name']} mounts {mount['name']}, which is no volume")
+        found[mount["mountPath"]] = volumes[mount["name"]] / mount.get("subPath", "")
+    return found
