@@ -203,6 +203,9 @@ class ProxyMetrics:
         self.poison = counter(
             "triptych_poison", "requests and items given up: workers have ended at them", "kind"
         )
+        # From 0 on: the first increase of a series that comes with it is not seen.
+        for kind in ("request", "item"):
+            self.poison.labels(kind)
         self.encoder_jobs = counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
         self.items = counter("triptych_items", "items of requests, by where they were found", "result")
         self.resumes = counter("triptych_resumes", "requests taken up by another attempt", "reason")
@@ -252,7 +255,9 @@ class ProxyMetrics:
         self.cold_start = gauge(
             "triptych_cold_start_seconds", "from a decision for a worker to its registration", "pool", "kind"
         )
-        self.waiting_items = gauge("triptych_waiting_items", "items that wait for an encoder")
+        self.waiting_items = gauge(
+            "triptych_waiting_items", "items and first requests that wait for an encoder"
+        )
         self.time_to_first_token = histogram(
             "triptych_time_to_first_token_seconds", "from the request's first byte to its first token"
         )

@@ -77,7 +77,7 @@ class JobRunner:
         self.table.set_encoders(self._slots())
         # Read when the metrics are: every event changes them.
         metrics.published_bytes.set_function(lambda: self.table.published_bytes)
-        metrics.waiting_items.set_function(lambda: self.table.waiting)
+        metrics.waiting_items.set_function(lambda: self.table.waiting + pool.unbound)
 
     async def close(self) -> None:
         if self._ticker:

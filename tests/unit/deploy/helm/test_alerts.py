@@ -1,0 +1,59 @@
+"""The chart's alerts ask for metrics that exist, and each has its place in the docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.monitoring.alerts import CASES, alert_rules, rules
+from support.monitoring.metric_table import documented
+from support.monitoring.promql import metric_names, selectors
+
+DOCS = Path(__file__).parents[4] / "docs"
+EACH = pytest.mark.parametrize("rule", alert_rules().values(), ids=lambda rule: rule["alert"])
+
+
+def test_expressions_ask_for_series_and_labels_that_exist():
+    labels = {name: set(metric.labels) for metric in documented() for name in metric.series}
+    labels |= {name: kept | {"le"} for name, kept in labels.items() if name.endswith("_bucket")}
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in rules():
+        assert metric_names(rule["expr"]) <= labels.keys() | recorded, rule
+        for name, asked in selectors(rule["expr"]):
+            assert asked <= labels.get(name, set()), (rule, name)
+
+
+def test_the_limit_of_the_objective_is_a_bucket():
+    from triptych.metrics import ProxyMetrics
+
+    registry = ProxyMetrics().registry
+    assert registry.get_sample_value("triptych_time_to_first_token_seconds_bucket", {"le": "5.0"}) == 0
+
+
+@EACH
+def test_an_alert_has_a_severity_a_summary_and_a_place_in_the_runbook(rule: dict[str, Any]):
+    assert rule["alert"].startswith("Triptych")
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["summary"].endswith(".")
+    assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{rule['alert'].lower()}"
+
+
+@EACH
+def test_an_alert_is_explained(rule: dict[str, Any]):
+    text = (DOCS / "alerts.md").read_text()
+    _, found, rest = text.partition(f"\n## {rule['alert']}\n")
+    part = rest.partition("\n## ")[0]
+    assert found
+    assert all(f"**{word}**" in part for word in ("Meaning.", "First look.", "Remedy."))
+
+
+def test_no_alert_is_explained_that_is_none():
+    lines = (DOCS / "alerts.md").read_text().splitlines()
+    assert [line[3:] for line in lines if line.startswith("## Triptych")] == list(alert_rules())
+
+
+def test_every_alert_is_tried():
+    assert {case.alert for case in CASES} == alert_rules().keys()
+    assert all(case.quiet for case in CASES)
