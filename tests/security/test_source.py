@@ -17,6 +17,7 @@ FOLDERS = (
     "triptych",
     "protos",
     "benchmarks",
+    "deploy",
     "examples",
     "tests",
 )
