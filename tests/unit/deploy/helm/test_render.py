@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -97,6 +98,7 @@ def test_a_typo_in_a_manifest_is_found() -> None:
         ("Certificate", "secret", "x"),
         ("HTTPRoute", "hosts", []),
         ("ServiceMonitor", "endpoint", []),
+        ("PrometheusRule", "rules", []),
     ],
 )
 def test_a_typo_in_a_custom_resource_is_found(kind: str, field: str, value: object) -> None:
@@ -139,6 +141,25 @@ def test_the_notes_name_the_service_and_say_what_is_open() -> None:
     assert "WARNING: apiKeys.enabled is false" in open_door
     assert "WARNING: networkPolicy.enabled is false" in open_door
     assert "WARNING" not in notes(EVERYTHING)
+
+
+def test_dashboards_and_alerts_are_the_files_of_the_chart() -> None:
+    manifests = render(EVERYTHING)
+    boards = {
+        name: text
+        for one in of_kind(manifests, "ConfigMap")
+        if one["metadata"]["labels"].get("grafana_dashboard") == "1"
+        for name, text in one["data"].items()
+    }
+    files = {path.name: path.read_text() for path in (CHART / "files/dashboards").glob("*.json")}
+    assert {"overview.json", "encoder-pool.json", "pd.json", "store.json"} <= set(files)
+    assert {name: json.loads(text) for name, text in boards.items()} == {
+        name: json.loads(text) for name, text in files.items()
+    }
+    # Kubernetes takes no ConfigMap above 1 MiB.
+    assert all(len(text.encode()) < 2**20 for text in boards.values())
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
 
 
 def test_a_secret_that_is_not_given_is_random_and_long() -> None:
