@@ -4,7 +4,7 @@ Two proxies, each before a scripted PD worker of its own, take turns round by ro
 with mutual TLS to its worker and HTTPS to its clients. Tokens per second of the proxy's CPU time, and per
 second of the clock; then requests on a new connection each.
 
-    python -m benchmarks.micro.tls_cost [--streams 8] [--tokens 1000] [--rounds 7] [--write]
+    python -m benchmarks.tls [--streams 8] [--tokens 1000] [--rounds 7] [--write]
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def report(found: list[dict[str, float]], streams: int, tokens: int, rounds: int
         [
             "# What TLS costs",
             "",
-            f"Command: `python -m benchmarks.micro.tls_cost --streams {streams} --tokens {tokens} "
+            f"Command: `python -m benchmarks.tls --streams {streams} --tokens {tokens} "
             f"--rounds {rounds} --write`",
             f"Date: {datetime.date.today()}. Commit: {commit()}. Chip: {chip()}, {os.cpu_count()} cores. "
             f"Load at the end: {os.getloadavg()[0]:.1f}.",
@@ -145,10 +145,10 @@ def report(found: list[dict[str, float]], streams: int, tokens: int, rounds: int
             "|---|---|---|---|",
             *rows,
             "",
-            "All processes share this machine's cores, and with them whatever else runs: ratios of one run",
-            "hold, the figures beside them are this machine's at that load. Clients and worker encrypt too, so",
-            "that the clock shows more than the proxy's share. Connections are made once: clients and proxies",
-            "keep theirs.",
+            "All processes share this machine's cores, and with them whatever else runs: ratios of one",
+            "run hold, the figures beside them are this machine's at that load. Clients and worker encrypt",
+            "too, so that the clock shows more than the proxy's share. Connections are made once: clients",
+            "and proxies keep theirs.",
             "",
         ]
     )
