@@ -45,7 +45,7 @@ TARGET = 80_000
 
 def pd_process(pipe: Any, streams: int, files: TlsFiles | None = None) -> None:
     async def serve() -> None:
-        server, port = await serve_workers(streams, files and Certificates(files))
+        server, port = await serve_workers(streams, Certificates(files) if files else None)
         pipe.send(port)
         await server.wait_for_termination()
 
@@ -59,7 +59,7 @@ def proxy_process(pipe: Any, pd_port: int, files: TlsFiles | None = None) -> Non
     async def serve() -> None:
         view = NoStore()
         metrics = ProxyMetrics()
-        certificates = files and Certificates(files)
+        certificates = Certificates(files) if files else None
         pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), "bench", certificates=certificates)
         dispatcher = Dispatcher(
             pool, view, metrics, GrpcTransport(pool, "bench"), proxy_id="bench", max_queue=4096
