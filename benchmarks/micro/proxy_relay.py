@@ -16,6 +16,7 @@ import asyncio
 import datetime
 import multiprocessing
 import os
+import ssl
 import statistics
 import time
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.config import TlsFiles
 from triptych.goodput.report.machine import chip, commit
 from triptych.metrics import ProxyMetrics
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -33,6 +35,7 @@ from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import bind, calm_gc
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_channel
+from triptych.rpc.tls.certificates import Certificates
 from triptych.simulator.profile.proxy import ask, post
 from triptych.simulator.profile.scripted_workers import FixedRegistry, NoStore, serve_workers
 
@@ -40,9 +43,9 @@ RESULT = RESULTS / "proxy_relay.md"
 TARGET = 80_000
 
 
-def pd_process(pipe: Any, streams: int) -> None:
+def pd_process(pipe: Any, streams: int, files: TlsFiles | None = None) -> None:
     async def serve() -> None:
-        server, port = await serve_workers(streams)
+        server, port = await serve_workers(streams, Certificates(files) if files else None)
         pipe.send(port)
         await server.wait_for_termination()
 
@@ -50,18 +53,20 @@ def pd_process(pipe: Any, streams: int) -> None:
     asyncio.run(serve())
 
 
-def proxy_process(pipe: Any, pd_port: int) -> None:
-    """Answers "cpu" with its CPU seconds so far."""
+def proxy_process(pipe: Any, pd_port: int, files: TlsFiles | None = None) -> None:
+    """Answers "cpu" with its CPU seconds so far. With files, both its sides speak TLS."""
 
     async def serve() -> None:
         view = NoStore()
         metrics = ProxyMetrics()
-        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), "bench")
+        certificates = Certificates(files) if files else None
+        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), "bench", certificates=certificates)
         dispatcher = Dispatcher(
             pool, view, metrics, GrpcTransport(pool, "bench"), proxy_id="bench", max_queue=4096
         )
         listener = bind("127.0.0.1", 0)
-        http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)
+        app = make_app(dispatcher, pool, metrics.registry)
+        http = HttpServer(app, listener, certificates=certificates)
         await http.start()
         await pool.start()
         calm_gc()
@@ -80,11 +85,13 @@ def _pin(core: int) -> None:
         os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
-async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float, float]:
+async def relay(
+    port: int, pipe: Any, streams: int, tokens: int, context: ssl.SSLContext | None = None
+) -> tuple[float, float]:
     """(tokens per CPU second of the proxy, tokens per second of the clock)."""
     pipe.send("cpu")
     cpu, clock = pipe.recv(), time.perf_counter()
-    counts = await asyncio.gather(*(ask(port, post(tokens)) for _ in range(streams)))
+    counts = await asyncio.gather(*(ask(port, post(tokens), context) for _ in range(streams)))
     seconds = time.perf_counter() - clock
     pipe.send("cpu")
     used = pipe.recv() - cpu

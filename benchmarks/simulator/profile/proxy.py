@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import ssl
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,9 +84,9 @@ def post(tokens: int, pictures: Sequence[bytes] = ()) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-async def ask(port: int, request: bytes) -> int:
+async def ask(port: int, request: bytes, context: ssl.SSLContext | None = None) -> int:
     """Reads one streamed reply to its end; the number of its tokens."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20, ssl=context)
     writer.write(request)
     chunks, tail = 0, b""
     while b"[DONE]" not in tail:

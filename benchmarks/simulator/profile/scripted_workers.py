@@ -13,7 +13,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc.channels import make_server
+from triptych.rpc.channels import listen, make_server
+from triptych.rpc.tls.certificates import Certificates
 from triptych.types import ItemPlan, WorkerInfo
 
 Context = aio.ServicerContext[Message, Message]
@@ -171,7 +172,7 @@ def _event(request: pd_pb2.SubmitRequest, **body: Message) -> pd_pb2.RequestEven
     return event
 
 
-async def serve_workers(streams: int) -> tuple[aio.Server, int]:
+async def serve_workers(streams: int, certificates: Certificates | None = None) -> tuple[aio.Server, int]:
     """Both workers behind one port, which is returned, with health beside them."""
     server = make_server()
     pd_pb2_grpc.add_PDServiceServicer_to_server(ScriptedPD(streams), server)
@@ -179,6 +180,6 @@ async def serve_workers(streams: int) -> tuple[aio.Server, int]:
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     await state.set("", health_pb2.HealthCheckResponse.SERVING)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0", certificates, mutual=True)
     await server.start()
     return server, port
