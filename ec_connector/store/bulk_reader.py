@@ -58,8 +58,9 @@ class BulkReader(asyncio.BufferedProtocol):
         try:
             for words in address.greeting():
                 await reader._exchange(command(*words), None)
-        except BulkRefused:
-            raise BulkLost("the store refused the credentials", untouched=False) from None
+        except BulkRefused as error:
+            said = address.without_password(error)
+            raise BulkLost(f"the store refused the login: {said}", untouched=False) from None
         return reader
 
     @property

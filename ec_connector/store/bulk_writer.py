@@ -24,8 +24,9 @@ class BulkWriter:
         try:
             for words in address.greeting():
                 await writer._exchange([memoryview(command(*words))])
-        except BulkRefused:
-            raise BulkLost("the store refused the credentials", untouched=False) from None
+        except BulkRefused as error:
+            said = address.without_password(error)
+            raise BulkLost(f"the store refused the login: {said}", untouched=False) from None
         return writer
 
     @property

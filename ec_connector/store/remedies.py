@@ -9,6 +9,8 @@ _UNKNOWN_CA = "its certificate is not signed by a CA that we know: give that CA'
 _OTHER_HOST = "its certificate is for another host: name the host in --store as the certificate does"
 _NOT_TLS = "it does not speak TLS at this port: name its TLS port in --store, or write redis://"
 
+_USERS = "see its user in --store and --store-password-file; `triptych store acl` prints the users"
+
 #: By words of the error, as OpenSSL and the servers write them, in lower case. The first that fits counts.
 _REMEDIES = (
     (
@@ -32,6 +34,26 @@ _REMEDIES = (
     ("unsupported protocol", "it speaks no TLS version from 1.2 on: switch TLS 1.2 or 1.3 on there"),
     ("wrong version number", _NOT_TLS),
     ("record layer failure", _NOT_TLS),
+    ("connection refused", "start the store, or correct host and port in --store"),
+    ("errno 111", "start the store, or correct host and port in --store"),
+    ("error 111", "start the store, or correct host and port in --store"),
+    ("no such file", "start the store, or correct the socket's path in --store"),
+    ("errno 2]", "start the store, or correct the socket's path in --store"),
+    ("name or service not known", "this machine does not know the host in --store"),
+    ("no address associated", "this machine does not know the host in --store"),
+    ("name resolution", "this machine does not know the host in --store"),
+    ("without any password configured", "it has no password: leave the password out"),
+    ("wrongpass", f"the user or the password is wrong: {_USERS}"),
+    ("username-password pair", f"the user or the password is wrong: {_USERS}"),
+    ("authentication required", "it wants a password: give --store-password-file"),
+    ("unauthenticated", "it wants a password: give --store-password-file"),
+    ("noauth", "it wants a password: give --store-password-file"),
+    ("no permissions", f"its user may not do that: {_USERS}"),
+    ("noperm", f"its user may not do that: {_USERS}"),
+    ("protected mode", "it answers only on its own machine: give it a password or users"),
+    ("max number of clients", "raise its maxclients"),
+    ("used memory > 'maxmemory'", "raise its maxmemory, and set maxmemory-policy volatile-lru"),
+    ("db index is out of range", "it has not so many databases: leave the number out of --store"),
 )
 
 
@@ -48,7 +70,12 @@ def with_remedy(error: object) -> str:
     text = str(error)
     lowered = text.lower().replace("_", " ")
     found = (remedy for words, remedy in _REMEDIES if words in lowered)
-    return next((f"{text}: {remedy}" for remedy in found), text)
+    return next((f"{text.rstrip('.')}: {remedy}" for remedy in found), text)
+
+
+def is_denied(error: object) -> bool:
+    """Whether the store's answer is about the user and not about the value."""
+    return any(word in str(error) for word in ("NOPERM", "NOAUTH", "unauthenticated"))
 
 
 def with_first_remedy(error: object, tls: StoreTls | None) -> str:

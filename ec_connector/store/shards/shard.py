@@ -16,8 +16,16 @@ from triptych.ec_connector.store.bulk_reader import BulkReader, Into, Progress
 from triptych.ec_connector.store.bulk_writer import BulkWriter
 from triptych.ec_connector.store.codec import Buffer, Damage, Head
 from triptych.ec_connector.store.control import StoreFull, StoreRefused, StoreUnavailable
-from triptych.ec_connector.store.remedies import with_remedy
-from triptych.ec_connector.store.results import Loaded, LoadResult, Missing, SaveResult, StoreMemory, combined
+from triptych.ec_connector.store.remedies import is_denied, with_remedy
+from triptych.ec_connector.store.results import (
+    POLICY,
+    Loaded,
+    LoadResult,
+    Missing,
+    SaveResult,
+    StoreMemory,
+    combined,
+)
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 from triptych.ec_connector.store.server_clock import ServerClock
 from triptych.ec_connector.store.topology.topology import Topology
@@ -110,8 +118,11 @@ class Shard:
             return await self._reached(self.topology.write(key, nbytes, write))
         except BulkRefused as error:
             if str(error).startswith("the store answered OOM"):
-                raise StoreFull(f"store {self.label} has no room for {nbytes} bytes") from error
-            raise StoreRefused(f"store {self.label} refused a value: {error}") from error
+                raise StoreFull(
+                    f"store {self.label} has no room for {nbytes} bytes and nothing to evict: raise its "
+                    f"maxmemory, and set maxmemory-policy {POLICY}"
+                ) from error
+            raise StoreRefused(f"store {self.label} refused a value: {with_remedy(error)}") from error
 
     async def load(self, plan: ItemPlan, into: Into) -> LoadResult:
         """The item's verified body, received into the memory from `into(plan.nbytes)`.
@@ -179,7 +190,9 @@ class Shard:
             return await transfer
         except BulkNotServing as error:
             raise StoreUnavailable(f"store {self.label} does not serve now: {error}") from error
-        except (ValueTooLarge, BulkRefused):
+        except (ValueTooLarge, BulkRefused) as error:
+            if is_denied(error):
+                raise StoreRefused(f"store {self.label} refused a transfer: {with_remedy(error)}") from error
             raise
         except (BulkError, OSError, TimeoutError, ConfigError) as error:
             reason = with_remedy(error) or "the transfer stalled"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from dataclasses import dataclass
 
 import click
 
 from triptych.cli.options import configured
+from triptych.config import MIB, ServiceConfig
 from triptych.config.flags import CommandOptions, flag
+from triptych.errors import ConfigError
 
 
 @click.group()
@@ -45,3 +49,40 @@ def acl(given: AclOptions) -> None:
         if path
     }
     click.echo("\n".join(acl_lines(hashes)))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions(CommandOptions):
+    """The argument and options of `triptych store check`."""
+
+    url: str = ""
+    store_password_file: str = flag("", "file that holds the store's password, in place of one in URL")
+    store_ca_file: str = flag("", "CA certificates that verify a rediss:// store, as PEM")
+    store_cert_file: str = flag("", "client certificate for the store, as PEM")
+    store_key_file: str = flag("", "key of --store-cert-file, as PEM, unencrypted")
+    bytes: int = flag(16 * MIB, "largest value written to measure the bandwidth", size=True)
+
+
+@store.command(
+    help="Looks at the store at URL (as in --store): version, eviction policy, memory, latency, bandwidth, "
+    "TLS, users, and what to change. Writes one value, with a hundredth of the store's memory at most, and "
+    "deletes it. Exit code 1 where something failed. The users are checked with an administrator's login."
+)
+@click.argument("url", envvar="TRIPTYCH_STORE")
+@configured(CheckOptions)
+def check(given: CheckOptions) -> None:
+    from triptych.ec_connector.access.check.findings import exit_code, table
+    from triptych.ec_connector.access.check.run import check_store
+    from triptych.launch.secrets.credentials import store_url
+
+    if not given.url or given.url == "auto":
+        raise ConfigError("URL is missing: name the store, like redis://10.0.0.5:6379/0")
+    files = ServiceConfig(
+        store_password_file=given.store_password_file,
+        store_ca_file=given.store_ca_file,
+        store_cert_file=given.store_cert_file,
+        store_key_file=given.store_key_file,
+    )
+    found = asyncio.run(check_store(store_url(given.url, files), given.bytes))
+    click.echo(table(found))
+    sys.exit(exit_code(found))

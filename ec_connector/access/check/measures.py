@@ -1,0 +1,158 @@
+"""What a check measures: latency, bandwidth, the certificate's end, and what the roles' users may do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import time
+import uuid
+
+from triptych.ec_connector.access.acl import user_name
+from triptych.ec_connector.access.uses import EMBEDDINGS, grants_of
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.address import StoreAddress
+from triptych.ec_connector.store.bulk import BulkRefused
+from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
+from triptych.ec_connector.store.remedies import is_denied
+from triptych.ec_connector.store.topology.server import Server
+from triptych.ec_connector.store.topology.topology import Topology
+
+_PINGS = 30
+_ROUNDS = 3
+#: Milliseconds after which a value of the measurement is gone at the latest.
+_TTL = 60_000
+#: What a command is tried with beside its key, so that the server finds the right number of words.
+_WORDS: dict[str, tuple[str, ...]] = {
+    "expire": ("1",),
+    "getrange": ("0", "1"),
+    "hdel": ("field",),
+    "hget": ("field",),
+    "hset": ("field", "value"),
+    "select": ("0",),
+    "set": ("value",),
+    "zadd": ("1", "member"),
+    "zcount": ("0", "1"),
+    "zrangebyscore": ("0", "1"),
+    "zrem": ("member",),
+    "zremrangebyscore": ("0", "1"),
+    "zscore": ("member",),
+}
+
+
+async def latency(server: Server) -> list[float]:
+    """Seconds of small commands, one after the other; the first one, which connects, does not count."""
+    await server.control.execute("PING")
+    times = []
+    for _ in range(_PINGS):
+        begin = time.perf_counter()
+        await server.control.execute("PING")
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+async def bandwidth(topology: Topology, nbytes: int) -> tuple[float | None, float | None]:
+    """Bytes per second written and read, the best of some; None for what the user may not do.
+
+    One value is written, under a key that no item has, and deleted; it is gone after a minute anyway.
+    """
+    key = f"{keys.EMBEDDING}{{check-{uuid.uuid4().hex}}}"
+    value, memory = os.urandom(nbytes), memoryview(bytearray(nbytes))
+    rates: dict[str, float] = {}
+
+    async def write() -> None:
+        await topology.write(
+            key, nbytes, lambda writer: writer.set(key, [value], milliseconds=_TTL, only_new=False)
+        )
+
+    async def read() -> None:
+        await topology.read(key, nbytes, lambda reader: reader.get(key, lambda size: memory[:size]))
+
+    try:
+        for name, transfer in (("written", write), ("read", read)):
+            for _ in range(_ROUNDS):
+                begin = time.perf_counter()
+                try:
+                    await transfer()
+                except BulkRefused as error:
+                    if not is_denied(error):
+                        raise
+                    break
+                rate = nbytes / (time.perf_counter() - begin)
+                rates[name] = max(rates.get(name, 0.0), rate)
+            # A value that could not be written is not read either.
+            if name not in rates:
+                break
+    finally:
+        if "written" in rates:
+            with contextlib.suppress(StoreRefused):
+                await topology.control.execute("UNLINK", key)
+    return rates.get("written"), rates.get("read")
+
+
+async def days_left(address: StoreAddress) -> float:
+    """Days until the server's certificate ends. OSError when it does not let us in."""
+    assert address.tls is not None
+    context = address.tls.context()
+
+    def ask() -> float:
+        with (
+            socket.create_connection((address.host, address.port), timeout=5) as sock,
+            context.wrap_socket(sock, server_hostname=address.host) as wrapped,
+        ):
+            found = wrapped.getpeercert() or {}
+            return (ssl.cert_time_to_seconds(str(found["notAfter"])) - time.time()) / 86400
+
+    return await asyncio.to_thread(ask)
+
+
+async def lacking(server: Server, role: str) -> list[str] | None:
+    """What the role's user may not do and needs, by ACL DRYRUN; None where we may not ask.
+
+    LookupError when there is no such user.
+    """
+    lacks = []
+    for command, pattern in sorted(grants_of(role)):
+        answer = await _dry_run(server, role, command, pattern)
+        if answer is None:
+            return None
+        if answer:
+            lacks.append(" ".join(filter(None, (command, pattern))))
+    return lacks
+
+
+async def may_forge(server: Server, role: str) -> bool:
+    """Whether the role's user may write embeddings although it has no need to."""
+    if ("set", EMBEDDINGS) in grants_of(role):
+        return False
+    return await _dry_run(server, role, "set", EMBEDDINGS) is False
+
+
+async def _dry_run(server: Server, role: str, command: str, pattern: str) -> bool | None:
+    """True when the user is denied, False when not; None where we may not ask."""
+    key = pattern.replace("*", "check")
+    words = [*command.split("|"), *([key] if key else []), *_WORDS.get(command, ())]
+    if command == "eval":
+        words = ["eval", "return 1", *(("1", key) if key else ("0",))]
+    try:
+        answer = await server.control.execute("ACL", "DRYRUN", user_name(role), *words)
+    except StoreRefused as error:
+        if "not found" in str(error):
+            raise LookupError(user_name(role)) from None
+        return None
+    return bytes(answer) != b"OK"
+
+
+async def is_open(address: StoreAddress) -> bool:
+    """Whether the server answers without a password."""
+    plain = StoreAddress(path=address.path, host=address.host, port=address.port, tls=address.tls)
+    server = Server(plain, 5.0)
+    try:
+        await server.control.execute("PING")
+    except StoreUnavailable:
+        return False
+    finally:
+        await server.close()
+    return True

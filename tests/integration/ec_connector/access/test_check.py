@@ -1,0 +1,91 @@
+"""`triptych store check` against real servers: right ones, wrong ones, and none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from support.processes.cluster import free_port
+from support.stores.server import StoreServer
+from support.stores.users import admin_url, guarded_server, role_url
+from triptych.cli.app import app
+from triptych.config import MIB
+from triptych.ec_connector.access.check.findings import Verdict
+from triptych.ec_connector.access.check.run import check_store
+from triptych.ec_connector.store import keys
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    with guarded_server(tmp_path) as server:
+        yield server
+
+
+async def verdicts(url: str) -> dict[str, tuple[Verdict, str]]:
+    """Verdict and what was found, by subject."""
+    return {one.subject: (one.verdict, one.found) for one in await check_store(url, MIB)}
+
+
+async def test_a_store_with_the_roles_users_has_nothing_that_fails_and_keeps_nothing_of_the_check(
+    server: StoreServer,
+) -> None:
+    found = await verdicts(admin_url(server.url))
+    assert found.keys() >= {"version", "policy", "memory", "latency", "bandwidth", "epoch", "TLS", "login"}
+    # Rates and latency depend on the machine.
+    steady = {subject: verdict for subject, (verdict, _) in found.items()}
+    assert {v for s, v in steady.items() if s not in ("latency", "bandwidth")} == {Verdict.FINE}
+    assert server.call("KEYS", "*") == [keys.EPOCH.encode()]
+
+
+async def test_a_user_that_lacks_a_permission_or_has_one_too_many_is_found(server: StoreServer) -> None:
+    server.call("ACL", "SETUSER", "triptych-encoder", "clearselectors")
+    server.call("ACL", "SETUSER", "triptych-pd", "~ec:*", "+set")
+    server.call("ACL", "DELUSER", "triptych-proxy")
+    found = await verdicts(admin_url(server.url))
+    assert found["user encoder"][0] is Verdict.FAILURE
+    assert "set ec:*" in found["user encoder"][1] or "lacks" in found["user encoder"][1]
+    assert found["user pd"] == (
+        Verdict.WARNING,
+        "triptych-pd may write embeddings and has no need to",
+    )
+    assert found["user proxy"] == (Verdict.UNKNOWN, "there is no user triptych-proxy")
+
+
+@pytest.mark.parametrize("role", ["proxy", "encoder", "pd"])
+async def test_a_roles_own_user_checks_what_it_may(server: StoreServer, role: str) -> None:
+    found = await verdicts(role_url(server.url, role))
+    assert not [one for one in found.values() if one[0] is Verdict.FAILURE]
+    assert found["user pd"][0] is Verdict.UNKNOWN
+    assert ("written" in found["bandwidth"][1]) == (role == "encoder")
+    assert not [key for key in server.call("KEYS", "*") if key.startswith(b"ec:")]
+
+
+async def test_a_store_that_evicts_registrations_and_is_open_to_all_is_named_so(tmp_path: Path) -> None:
+    server = StoreServer(tmp_path / "open")
+    server.start()
+    try:
+        server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        server.call("CONFIG", "SET", "maxmemory", "0")
+        found = await verdicts(server.url)
+    finally:
+        server.kill()
+    assert found["policy"][0] is Verdict.FAILURE
+    assert found["memory"][0] is Verdict.FAILURE
+    assert found["login"][0] is Verdict.WARNING
+
+
+def test_the_command_prints_the_table_and_ends_with_1_for_a_store_that_is_down() -> None:
+    ran = CliRunner().invoke(app, ["store", "check", f"redis://127.0.0.1:{free_port()}/0"])
+    assert ran.exit_code == 1
+    assert "FAILED   reach" in ran.output
+    assert "start the store" in ran.output
+
+
+def test_one_shard_that_is_down_does_not_hide_the_others(server: StoreServer) -> None:
+    urls = f"redis://127.0.0.1:{free_port()}/0 {admin_url(server.url)}"
+    ran = CliRunner().invoke(app, ["store", "check", urls, "--bytes", "1MiB"])
+    assert ran.exit_code == 1
+    assert "FAILED   reach" in ran.output and "volatile-lru" in ran.output
