@@ -8,6 +8,7 @@ from triptych import __version__
 from triptych.cli.commands.ask import ask, transcribe
 from triptych.cli.commands.bench import bench
 from triptych.cli.commands.cluster import check, serve
+from triptych.cli.commands.doctor import doctor
 from triptych.cli.commands.local import cert, key, tones
 from triptych.cli.commands.plan import plan
 from triptych.cli.commands.profile import profile
@@ -22,7 +23,7 @@ def app() -> None:
 
 
 _COMMANDS = (
-    *(serve, check, proxy, encoder, pd, colocated),
+    *(serve, check, doctor, proxy, encoder, pd, colocated),
     *(ask, transcribe, key, cert, tones),
     *(bench, plan, profile, store),
 )

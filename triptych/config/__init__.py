@@ -8,6 +8,7 @@ from triptych.config.access import (
     read_internal_token,
 )
 from triptych.config.cluster import ClusterConfig, ServeConfig, WorkerCounts, check_scaled
+from triptych.config.doctor import DoctorConfig
 from triptych.config.memory import (
     CPU_SHARE,
     CUDA_CONTEXT_BYTES,
@@ -40,6 +41,7 @@ __all__ = [
     "ClusterConfig",
     "WorkerCounts",
     "ColocatedConfig",
+    "DoctorConfig",
     "EMBEDDING_MEMORY",
     "EncoderConfig",
     "GIB",

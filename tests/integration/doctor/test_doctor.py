@@ -1,0 +1,92 @@
+"""The doctor over a real store, and over a running cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from support.processes.cluster import Cluster, running_cluster, wait_for
+from triptych.doctor.finding import Finding, Verdict
+from triptych.doctor.store import look_at_store
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.launch.model_path import DEMO_MODEL
+
+
+async def _by_check(url: str) -> dict[str, Finding]:
+    return {finding.check: finding for finding in await look_at_store(url)}
+
+
+async def test_a_store_that_is_well_is_fit(store: EmbeddingStore, store_url: str):
+    findings = await _by_check(store_url)
+    assert findings.keys() == {"version", "policy", "maxmemory", "persistence", "latency", "clock"}
+    assert all(finding.verdict is not Verdict.FAIL for finding in findings.values()), findings
+    assert findings["clock"].found.endswith("against this machine")
+
+
+async def test_a_policy_that_evicts_registrations_is_found(store: EmbeddingStore, store_url: str):
+    await store.control.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        finding = (await _by_check(store_url))["policy"]
+    finally:
+        await store.control.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    assert finding.verdict is Verdict.FAIL and "volatile-lru" in finding.remedy
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(DEMO_MODEL, tmp_path_factory.mktemp("doctor"), "--log-format", "json") as running:
+        yield running
+
+
+def _doctor(cluster: Cluster) -> tuple[int, str]:
+    words = ["doctor", "--store", cluster.store_url, "--url", cluster.url]
+    done = subprocess.run(
+        [sys.executable, "-m", "triptych.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | cluster.token,
+    )
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_running_cluster_is_well_until_its_pd_worker_is_gone(cluster: Cluster):
+    code, text = _doctor(cluster)
+    assert code == 0, text
+    assert "takes requests" in text and text.count("is reached") == 2 and "demo" in text
+    pid = cluster.pid("pd-0")
+    os.kill(pid, 19)  # it answers nobody, and is not replaced
+    try:
+        wait_for("the proxy to notice", lambda: "no PD worker is live" in _doctor(cluster)[1])
+        assert _doctor(cluster)[0] == 1
+    finally:
+        os.kill(pid, 18)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_line_of_every_process_is_json_with_the_request_as_a_field(cluster: Cluster):
+    reply = cluster.post({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2})
+    assert reply["status"] == 200
+
+    def ended() -> list[dict[str, object]]:
+        lines = cluster.log.read_text().splitlines()
+        # The greeting is for people: it goes to stdout.
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [record for record in records if record.get("status") == 200]
+
+    record = wait_for("the record of the request", ended)[-1]
+    assert len(str(record["request_id"])) == 32 and record["process"] == "proxy"
+    assert record["completion_tokens"] == 2
+    names = {json.loads(line)["process"] for line in cluster.log.read_text().splitlines() if line[:1] == "{"}
+    assert {"serve", "proxy", "encoder-0", "pd-0"} <= names
+    shouted = [line for line in cluster.log.read_text().splitlines() if " I " in line[:20]]
+    assert not shouted

@@ -1,0 +1,81 @@
+"""Memory, cores, files, disk and ports, by plain values."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from triptych.config import GIB, MIB
+from triptych.doctor.finding import Finding, Verdict
+from triptych.doctor.machine import MachineState, check_machine, check_ports, readable_by_others
+
+WELL = MachineState(memory=8 * GIB, cpus=4, quota=None, files=65536, shm=64 * MIB, disk=20 * GIB)
+
+
+def _findings(state: MachineState) -> dict[str, Finding]:
+    return {finding.check: finding for finding in check_machine(state, media_disk=4 * GIB)}
+
+
+def test_a_machine_that_is_well_fails_nothing():
+    assert {finding.verdict for finding in _findings(WELL).values()} == {Verdict.OK}
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "verdict"),
+    [
+        ("memory", replace(WELL, memory=500 * MIB), Verdict.FAIL),
+        ("cores", replace(WELL, quota=2.5), Verdict.NOTE),
+        ("cores", replace(WELL, quota=0.5), Verdict.FAIL),
+        ("files", replace(WELL, files=1024), Verdict.FAIL),
+        ("shm", replace(WELL, shm=0), Verdict.NOTE),
+        ("disk", replace(WELL, disk=GIB), Verdict.NOTE),
+    ],
+)
+def test_what_is_missing_is_found_with_its_remedy(check, state, verdict):
+    findings = _findings(state)
+    assert findings.pop(check).verdict is verdict
+    assert {finding.verdict for finding in findings.values()} == {Verdict.OK}
+    assert _findings(state)[check].remedy
+
+
+def test_a_quota_of_all_cores_is_no_matter():
+    assert _findings(replace(WELL, quota=4.0))["cores"].verdict is Verdict.OK
+
+
+def test_this_machine_can_be_looked_at():
+    state = MachineState.of_this()
+    assert state.memory > 0 and state.cpus > 0 and state.files > 0 and state.disk > 0
+
+
+def test_a_taken_port_is_named_with_its_flag():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (finding,) = check_ports([("--grpc-port", "127.0.0.1", port)])
+    assert finding.verdict is Verdict.FAIL
+    assert (finding.check, str(port) in finding.found) == ("--grpc-port", True)
+    assert check_ports([("--grpc-port", "127.0.0.1", port)])[0].verdict is Verdict.OK
+
+
+def test_an_address_of_another_machine_and_a_number_that_is_no_port_fail():
+    verdicts = [
+        one.verdict for one in check_ports([("--port", "203.0.113.1", 80), ("--port", "127.0.0.1", 70000)])
+    ]
+    assert verdicts == [Verdict.FAIL, Verdict.FAIL]
+
+
+def test_port_zero_is_always_free():
+    assert check_ports([("--port", "127.0.0.1", 0)])[0].verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("mode", "others"), [(0o600, (False, False)), (0o644, (True, False)), (0o622, (False, True))]
+)
+def test_who_else_may_use_a_file(tmp_path, mode, others):
+    file = tmp_path / "token"
+    file.write_text("x")
+    file.chmod(mode)
+    assert readable_by_others(file) == others

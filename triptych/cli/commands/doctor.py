@@ -1,0 +1,32 @@
+"""`triptych doctor`: checks a machine, a store and a cluster before something goes wrong, or after."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import click
+
+from triptych.cli.options import MODEL_HELP, configured, model_argument
+from triptych.config import DoctorConfig
+
+
+@click.command(
+    help="Checks this machine, and the store and cluster that are named, for the flags of `triptych serve`. "
+    f"Exit code 1 where something fails; each failure has its remedy. {MODEL_HELP}"
+)
+@model_argument
+@configured(DoctorConfig)
+def doctor(config: DoctorConfig) -> None:
+    from triptych.doctor.finding import failed, table
+    from triptych.doctor.run import examine
+
+    # What is wrong is in the table, once.
+    logging.disable(logging.CRITICAL)
+    try:
+        groups = examine(config)
+    finally:
+        logging.disable(logging.NOTSET)
+    sys.stdout.write(table(groups))
+    if failed(groups):
+        sys.exit(1)

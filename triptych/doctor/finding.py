@@ -1,0 +1,65 @@
+"""What one check has found, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How a check went. A note is for people to judge; it fails nothing."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was checked and what was found; `remedy` says what to do about it."""
+
+    check: str
+    found: str
+    verdict: Verdict = Verdict.OK
+    remedy: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, found)
+
+
+def note(check: str, found: str, remedy: str = "") -> Finding:
+    return Finding(check, found, Verdict.NOTE, remedy)
+
+
+def fail(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, found, Verdict.FAIL, remedy)
+
+
+def table(groups: Iterable[tuple[str, Sequence[Finding]]]) -> str:
+    """The findings under their headings, each remedy below its line, and a last line with the counts."""
+    groups = [(heading, findings) for heading, findings in groups if findings]
+    everything = [finding for _, findings in groups for finding in findings]
+    width = max((len(finding.check) for finding in everything), default=0)
+    lines: list[str] = []
+    for heading, findings in groups:
+        lines.append(heading)
+        for finding in findings:
+            lines.append(f"  {finding.verdict:<4}  {finding.check:<{width}}  {_one_line(finding.found)}")
+            if finding.remedy:
+                lines.append(f"        {'':<{width}}  -> {_one_line(finding.remedy)}")
+    counts = {verdict: sum(1 for one in everything if one.verdict is verdict) for verdict in Verdict}
+    lines.append(f"{counts[Verdict.FAIL]} of {len(everything)} checks failed, {counts[Verdict.NOTE]} notes")
+    return "\n".join(lines) + "\n"
+
+
+def failed(groups: Iterable[tuple[str, Sequence[Finding]]]) -> bool:
+    """Whether any check has failed."""
+    return any(finding.verdict is Verdict.FAIL for _, findings in groups for finding in findings)
+
+
+def _one_line(text: str) -> str:
+    """Texts come from servers and files, too: nothing in them ends the line or moves the cursor."""
+    words = " ".join(text.split())
+    return "".join(character if character.isprintable() else "?" for character in words)
