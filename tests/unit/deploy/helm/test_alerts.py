@@ -37,7 +37,7 @@ def test_an_alert_has_a_severity_a_summary_and_a_place_in_the_runbook(rule: dict
     assert rule["alert"].startswith("Triptych")
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"]["summary"].endswith(".")
-    assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{rule['alert'].lower()}"
+    assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
 
 
 @EACH
