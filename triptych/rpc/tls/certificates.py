@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from triptych.config.service import ServiceConfig
 from triptych.config.tls import TlsFiles, internal_tls
-from triptych.errors import ConfigError
 from triptych.rpc.tls.material import TlsMaterial, read_material
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Certificates:
         known, self._tried = found == self._tried, found
         try:
             self._material = read_material(self._files)
-        except ConfigError as error:
+        except Exception as error:  # whatever it is: gRPC is in the middle of a handshake
             self._retry_at = now + RETRY_SECONDS
             if not known:
                 logger.error("the certificate stays as it was: %s", error)

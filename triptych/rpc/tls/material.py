@@ -11,7 +11,13 @@ from triptych.errors import ConfigError
 
 #: Larger files are no certificates.
 _MOST_BYTES = 1 << 20
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 _END = b"-----END CERTIFICATE-----"
+#: Keys that gRPC's BoringSSL speaks, by the object identifiers in a certificate: RSA, ECDSA P-256 and P-384.
+#: OpenSSL takes others, too, with which every gRPC connection would fail.
+_KEY_KINDS = tuple(
+    bytes.fromhex(oid) for oid in ("06092a864886f70d010101", "06082a8648ce3d030107", "06052b81040022")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,12 @@ def read_material(files: TlsFiles) -> TlsMaterial:
             f"{files.flags[0]} {files.cert} and {files.flags[1]} {files.key} are no certificate and its key, "
             f"both PEM, the key without a password ({_reason(error)})"
         ) from None
+    if _BEGIN not in cert or _END not in cert:
+        raise ConfigError(f"{files.flags[0]} {files.cert} holds no plain PEM certificate")
+    if not any(kind in ssl.PEM_cert_to_DER_cert(_leaf(cert)) for kind in _KEY_KINDS):
+        raise ConfigError(
+            f"{files.flags[0]} {files.cert} has a key that gRPC does not speak: use ECDSA P-256, P-384 or RSA"
+        )
     not_after = _tried(files, cert, ca)
     if _read(files) != (cert, key, ca):
         raise ConfigError(f"{files.flags[0]} {files.cert} changes while it is read: try again")
@@ -83,7 +95,7 @@ def _tried(files: TlsFiles, cert: bytes, ca: bytes) -> float:
             client.load_cert_chain(files.cert, files.key, password="")
         else:  # a front door's certificate is its clients' to judge, but for its time
             client.check_hostname = False
-            client.load_verify_locations(cadata=(cert.split(_END)[0] + _END + b"\n").decode("ascii"))
+            client.load_verify_locations(cadata=_leaf(cert))
     except (ssl.SSLError, ValueError) as error:
         flag, path = (files.flags[2], files.ca) if files.ca else (files.flags[0], files.cert)
         raise ConfigError(
@@ -95,6 +107,12 @@ def _tried(files: TlsFiles, cert: bytes, ca: bytes) -> float:
         return _handshake(server, client, files.name)
     except ssl.SSLError as error:
         raise ConfigError(f"{files.flags[0]} {files.cert} cannot be used: {_reason(error)}") from None
+
+
+def _leaf(cert: bytes) -> str:
+    """The first certificate of a chain, as PEM."""
+    begin = cert.index(_BEGIN)
+    return cert[begin : cert.index(_END, begin) + len(_END)].decode("ascii") + "\n"
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:

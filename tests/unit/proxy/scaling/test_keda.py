@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
 from grpc import aio
 
+from support.certificates import NAME, CertificateFolder, issue, pem_of
 from support.keda.stubs import ScalerStub, message, scaled_object
 from support.waiting import until, within
 from triptych.errors import ConfigError
 from triptych.protos import externalscaler_pb2 as ours
 from triptych.proxy.scaling import keda
 from triptych.proxy.scaling.keda import ScalerServer
+from triptych.rpc.tls.certificates import Certificates
 from triptych.scaling import ScalingDecision
 
 #: As KEDA sends it: every key of the trigger's metadata.
@@ -206,6 +210,27 @@ async def test_pushed_metric_specs_are_not_served_so_that_keda_asks_for_them() -
     async with scaler(Decisions()) as stub:
         code, _ = await refusal(anext(aiter(stub.StreamMetricSpec(ENCODERS))))
         assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_with_certificates_the_port_speaks_tls_and_asks_keda_for_none(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    pair = issue(authority, NAME, "triptych-scaler.models.svc")
+    folder = CertificateFolder(tmp_path).write(pair, pem_of(authority))
+    server = ScalerServer(Decisions(), Certificates(folder.internal))
+    await server.start("127.0.0.1", 0)
+    try:
+        # As KEDA verifies it: by the name that it dials, with the CA of the trigger's `caCert`.
+        options = [("grpc.ssl_target_name_override", "triptych-scaler.models.svc")]
+        credentials = grpc.ssl_channel_credentials(pem_of(authority))
+        place = f"127.0.0.1:{server.port}"
+        async with aio.secure_channel(place, credentials, options=options) as channel:
+            reply = await ScalerStub(channel).GetMetricSpec(ENCODERS, timeout=10.0)
+            assert reply.metricSpecs[0].metricName == "triptych-encoder-workers"
+        async with aio.insecure_channel(place) as channel:
+            code, _ = await refusal(ScalerStub(channel).GetMetricSpec(ENCODERS, timeout=10.0))
+            assert code is grpc.StatusCode.UNAVAILABLE
+    finally:
+        await server.stop()
 
 
 async def test_nothing_but_the_scaler_is_reached_through_its_port() -> None:

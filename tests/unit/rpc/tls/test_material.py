@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as forms
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 from support.certificates import NAME, CertificateFolder, issue, pem_of
 from triptych.errors import ConfigError
@@ -46,6 +52,10 @@ FAULTS: dict[str, tuple[Callable[[trustme.CA], tuple[bytes, bytes, bytes]], str]
     "with another's key": (lambda a: (issue(a)[0], issue(a)[1], pem_of(a)), "--tls-key-file .*mismatch"),
     "half written": (lambda a: (issue(a)[0][:300], issue(a)[1], pem_of(a)), "--tls-cert-file"),
     "with an empty key": (lambda a: (issue(a)[0], b"", pem_of(a)), "--tls-key-file"),
+    "of a form that gRPC does not read": (
+        lambda a: (issue(a)[0].replace(b" CERTIFICATE", b" X509 CERTIFICATE"), issue(a)[1], pem_of(a)),
+        "--tls-cert-file",
+    ),
     "with a CA that is none": (lambda a: (*issue(a), b"no certificate"), "--tls-ca-file"),
     "with a CA of other bytes": (lambda a: (*issue(a), b"\xff\xfe"), "--tls-ca-file"),
     "with an empty CA": (lambda a: (*issue(a), b""), "--tls-ca-file"),
@@ -65,8 +75,6 @@ def test_a_certificate_that_clients_would_refuse_is_refused(
 
 
 def test_a_key_with_a_password_is_refused_without_a_question(tmp_path: Path, authority: trustme.CA) -> None:
-    from cryptography.hazmat.primitives import serialization as forms
-
     cert, key = issue(authority)
     closed = forms.load_pem_private_key(key, None).private_bytes(
         forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.BestAvailableEncryption(b"hush")
@@ -74,6 +82,28 @@ def test_a_key_with_a_password_is_refused_without_a_question(tmp_path: Path, aut
     folder = CertificateFolder(tmp_path).write((cert, closed), pem_of(authority))
     with pytest.raises(ConfigError, match="without a password"):
         read_material(folder.internal)
+
+
+def made_with(key: CertificateIssuerPrivateKeyTypes, folder: CertificateFolder) -> CertificateFolder:
+    """A certificate of this key, which is its own CA."""
+    now = datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "t")])
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), 1, now, now + timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+    odd = isinstance(key, ed25519.Ed25519PrivateKey)
+    cert = builder.sign(key, None if odd else hashes.SHA256()).public_bytes(forms.Encoding.PEM)
+    pem = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+    return folder.write((cert, pem), cert)
+
+
+def test_keys_that_grpc_does_not_speak_are_refused_before_all_connections_fail(tmp_path: Path) -> None:
+    folder = CertificateFolder(tmp_path)
+    for curve in (ec.SECP256R1(), ec.SECP384R1()):
+        read_material(made_with(ec.generate_private_key(curve), folder).internal)
+    read_material(made_with(rsa.generate_private_key(65537, 2048), folder).internal)
+    for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP521R1())):
+        with pytest.raises(ConfigError, match="--tls-cert-file .*gRPC does not speak: use ECDSA"):
+            read_material(made_with(key, folder).internal)
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path, authority: trustme.CA) -> None:
