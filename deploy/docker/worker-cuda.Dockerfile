@@ -34,7 +34,7 @@ RUN apt-get update \
   && apt-get install -y --no-install-recommends gcc libc6-dev \
   && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
   && python3 -c 'import pathlib, sys, sysconfig; \
-    (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or sys.exit("BASE has no Python.h")'
+    (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or sys.exit("BASE has no Python.h: add python3-dev")'
 COPY --from=build /etc/passwd /etc/group /etc/
 COPY --from=build /opt/triptych /opt/triptych
 # The root file system may be read-only: what is written, compiled kernels too, goes to /tmp.

@@ -36,13 +36,22 @@ class ImageStore:
         self.folder = folder
         #: Seconds that each image took to build.
         self.build_seconds: dict[str, float] = {}
-        configuration = folder / "storage.conf"
-        configuration.write_text(
-            f'[storage]\ndriver = "vfs"\nrunroot = "{folder}/run"\ngraphroot = "{folder}/root"\n'
-        )
-        variables = {"CONTAINERS_STORAGE_CONF": str(configuration), "STORAGE_DRIVER": "vfs"}
-        self._environment = os.environ | variables | {"IMAGE_BUILDER": "buildah", "TMPDIR": str(folder)}
         self._mounts: dict[str, Path] = {}
+        self._environment = os.environ | {"IMAGE_BUILDER": "buildah", "TMPDIR": str(folder)}
+        self._environment["CONTAINERS_STORAGE_CONF"] = str(folder / "storage.conf")
+        self._choose_driver()
+
+    def _choose_driver(self) -> None:
+        """Layers are mounted, or copied where the kernel has no overlay for this folder."""
+        for driver in ("overlay", "vfs"):
+            words = f'driver = "{driver}"\nrunroot = "{self.folder}/run"\ngraphroot = "{self.folder}/root"'
+            (self.folder / "storage.conf").write_text(f"[storage]\n{words}\n")
+            self._environment["STORAGE_DRIVER"] = driver
+            works = subprocess.run(
+                ["buildah", "info"], env=self._environment, capture_output=True, timeout=60
+            )
+            if works.returncode == 0:
+                return
 
     def make_base(self) -> None:
         """Makes the image that the Dockerfiles build on."""
@@ -76,6 +85,10 @@ class ImageStore:
         """Size of the image's files."""
         return int(self._run("du", "-sb", str(self.mounted(image))).split()[0]) / 1e6
 
+    def unmount(self) -> None:
+        """Unmounts every image."""
+        self._run("buildah", "rm", "--all")
+
     def _inspect(self, image: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(
             self._run("buildah", "inspect", "--type", "image", self._tagged(image))
@@ -100,9 +113,11 @@ class ImageStore:
 def image_store(folder: Path) -> Iterator[ImageStore]:
     """A storage that leaves nothing behind; its images are gigabytes."""
     check_programs()
+    store = ImageStore(folder)
     try:
-        yield ImageStore(folder)
+        yield store
     finally:
+        store.unmount()
         shutil.rmtree(folder)
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from triptych import __version__
 
@@ -110,6 +111,14 @@ def test_arguments_reach_the_builder_and_torch_s_only_those_that_have_it(machine
         assert asked.endswith(f" {words} .")
     assert "--build-arg PIP_TORCH_ARGS=--index-url https://wheels.example" in worker
     assert "PIP_TORCH_ARGS" not in proxy
+
+
+def test_the_images_have_the_names_that_the_chart_runs(machine):
+    machine.add("docker")
+    assert machine.run("build.sh", "proxy", "worker-cpu", "worker-cuda").returncode == 0
+    built = [line.split(" -t ")[1].split()[0] for line in machine.asked("docker build")]
+    images = yaml.safe_load((ROOT / "deploy/helm/triptych/values.yaml").read_text())["image"]
+    assert built == [f"{images[kind]}:{__version__}" for kind in ("proxy", "cpu", "cuda")]
 
 
 def test_a_build_that_fails_names_the_usual_remedies(machine):
