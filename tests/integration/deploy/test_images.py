@@ -82,6 +82,14 @@ def test_every_package_has_the_version_of_constraints_txt(images, image):
     assert found == {name: pinned.get(name, "not pinned") for name in found}
 
 
+def test_bytecode_is_valid_whatever_times_the_files_have(images, image):
+    """In a read-only image stale bytecode is never replaced: each start would compile what it imports."""
+    site = images.mounted(image) / SITE
+    flags = {path: path.read_bytes()[4:8] for path in site.rglob("*.pyc")}
+    assert len(flags) >= len(list(site.rglob("*.py"))) - 1
+    assert [path for path, found in flags.items() if found != b"\x01\0\0\0"] == []  # an unchecked hash
+
+
 def test_nothing_of_the_building_machine_is_left(images, image):
     root = images.mounted(image)
     for place in ("build", "root/.cache", "etc/pip.conf"):
@@ -123,9 +131,9 @@ def start(images: ImageStore, tmp_path: Path) -> Iterator[Start]:
     """Starts a container: start(name, image, words...)."""
     running: list[Container] = []
 
-    def run(name: str, image: str, *words: str, **variables: str) -> Container:
+    def run(name: str, image: str, *words: str, writable_tmp: bool = True, **variables: str) -> Container:
         made = images.configuration(image), images.mounted(image)
-        running.append(Container(tmp_path, name, made, words, variables))
+        running.append(Container(tmp_path, name, made, words, variables, writable_tmp=writable_tmp))
         return running[-1]
 
     yield run
@@ -178,7 +186,17 @@ def test_a_container_without_its_store_says_so_and_ends(start):
     assert "--store is missing" in container.log.read_text()
 
 
-@pytest.mark.parametrize(("image", "command"), [(PROXY, "proxy"), (WORKER, "encoder"), (WORKER, "pd")])
+SERVICES = [(PROXY, "proxy"), (WORKER, "encoder"), (WORKER, "pd")]
+
+
+@pytest.mark.parametrize(("image", "command"), SERVICES)
+def test_a_container_without_a_writable_tmp_says_so_and_ends(start, image, command):
+    container = start("no-tmp", image, command, writable_tmp=False, TRIPTYCH_STORE="redis://127.0.0.1:1/0")
+    assert container.wait() == 2
+    assert container.log.read_text().startswith("triptych: no temporary file can be written: mount a folder")
+
+
+@pytest.mark.parametrize(("image", "command"), SERVICES)
 def test_a_container_that_is_stopped_while_it_starts_ends_at_once(start, image, command):
     container = start("starting", image, command, TRIPTYCH_STORE=f"redis://127.0.0.1:{free_port()}/0")
     wait_for("a handler of SIGTERM", lambda: _handles_sigterm(container.pid()))

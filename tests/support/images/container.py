@@ -25,7 +25,6 @@ _MOUNTS = (
     ("/proc", "proc", ()),
     ("/dev", "tmpfs", ("nosuid", "mode=755")),
     ("/dev/shm", "tmpfs", _TMPFS),
-    ("/tmp", "tmpfs", _TMPFS),
 )
 
 
@@ -39,12 +38,15 @@ class Container:
         image: tuple[Mapping[str, Any], Path],
         words: Sequence[str],
         variables: Mapping[str, str] | None = None,
+        *,
+        writable_tmp: bool = True,
     ) -> None:
         self._folder, self.name, self._state = folder / name, name, folder / "crun"
         self._configuration, root = image
         self._folder.mkdir()
         self.log = self._folder / "log"
         bundle = _bundle(self._configuration, root, words, variables or {})
+        bundle["mounts"] += [_mount("/tmp", "tmpfs", _TMPFS)] if writable_tmp else []
         (self._folder / "config.json").write_text(json.dumps(bundle))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -87,6 +89,10 @@ class Container:
         return ["unshare", "-m", "sh", "-c", _CRUN, "sh", *options, *words]
 
 
+def _mount(place: str, kind: str, options: Sequence[str]) -> dict[str, Any]:
+    return {"destination": place, "type": kind, "source": kind, "options": list(options)}
+
+
 def _bundle(
     configuration: Mapping[str, Any], root: Path, words: Sequence[str], variables: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -104,9 +110,6 @@ def _bundle(
             "capabilities": {kind: [] for kind in kinds},
         },
         "root": {"path": str(root), "readonly": True},
-        "mounts": [
-            {"destination": place, "type": kind, "source": kind, "options": list(options)}
-            for place, kind, options in _MOUNTS
-        ],
+        "mounts": [_mount(*mount) for mount in _MOUNTS],
         "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]},
     }
