@@ -2,7 +2,7 @@
 # Builds Triptych's images with docker, podman or buildah. usage: build.sh [proxy | worker-cpu | worker-cuda ...]
 # Without names: proxy and worker-cpu. Settings, by environment:
 #   IMAGE_BUILDER     docker, podman or buildah; the first one that works by default
-#   IMAGE_PREFIX      what stands before "proxy" in the names: triptych/, as the Helm chart has it
+#   IMAGE_PREFIX      what stands before "proxy" in the names: triptych-, as the Helm chart has it
 #   IMAGE_TAG         the images' tag: the version in triptych/__init__.py
 #   IMAGE_BASE        the image that all build on: docker.io/library/python:3.11-slim
 #   IMAGE_BUILD_ARGS  more words for the builder, like "--build-arg PIP_INDEX_URL=<your index>"
@@ -66,7 +66,7 @@ base=${IMAGE_BASE:-docker.io/library/python:3.11-slim}
 for target in ${*:-proxy worker-cpu}; do
   file=deploy/docker/$target.Dockerfile
   [ -f "$file" ] || fail "there is no image \"$target\": choose of proxy, worker-cpu, worker-cuda"
-  name=${IMAGE_PREFIX-triptych/}$target:${IMAGE_TAG:-$version}
+  name=${IMAGE_PREFIX-triptych-}$target:${IMAGE_TAG:-$version}
   echo "images: $name by $builder, from $base"
   set -- --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision"
   [ "$target" = proxy ] || set -- "$@" --build-arg "PIP_TORCH_ARGS=${PIP_TORCH_ARGS:-}"

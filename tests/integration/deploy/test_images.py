@@ -22,7 +22,7 @@ from triptych.launch.embedded_store import find_server_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-PROXY, WORKER = "localhost/triptych/proxy", "localhost/triptych/worker-cpu"
+PROXY, WORKER = "localhost/triptych-proxy", "localhost/triptych-worker-cpu"
 #: Most that the proxy's image may add to its base.
 PROXY_MEGABYTES = 120
 SITE = Path("opt/triptych/lib/python3.11/site-packages")

@@ -63,7 +63,7 @@ class ImageStore:
         self._environment["IMAGE_BUILD_ARGS"] = arguments
         self._run("sh", str(DOCKER / "build.sh"), target)
         self.build_seconds[target] = time.monotonic() - started
-        return f"localhost/triptych/{target}"
+        return f"localhost/triptych-{target}"
 
     def configuration(self, image: str) -> dict[str, Any]:
         """What the image says of its containers, in Docker's words."""

@@ -137,7 +137,7 @@ def test_make_passes_its_variables_on(machine):
     path = os.environ | {"PATH": f"{machine._bin}:{os.environ['PATH']}"}
     subprocess.run([make, "images", *variables], cwd=ROOT, env=path, check=True, timeout=30)
     (asked,) = machine.asked("docker build")
-    assert " triptych/proxy:7 " in asked and asked.endswith("--no-cache .")
+    assert " triptych-proxy:7 " in asked and asked.endswith("--no-cache .")
 
 
 def test_a_base_is_made_under_the_name_that_the_dockerfiles_want(machine):
