@@ -2,7 +2,7 @@
 # Builds Triptych's images with docker, podman or buildah. usage: build.sh [proxy | worker-cpu | worker-cuda ...]
 # Without names: proxy and worker-cpu. Settings, by environment:
 #   IMAGE_BUILDER     docker, podman or buildah; the first one that works by default
-#   IMAGE_PREFIX      what stands before "proxy" in the images' names: triptych-
+#   IMAGE_PREFIX      what stands before "proxy" in the names: triptych-, as the Helm chart has it
 #   IMAGE_TAG         the images' tag: the version in triptych/__init__.py
 #   IMAGE_BASE        the image that all build on: docker.io/library/python:3.11-slim
 #   IMAGE_BUILD_ARGS  more words for the builder, like "--build-arg PIP_INDEX_URL=<your index>"

@@ -5,13 +5,16 @@ ARG BASE=docker.io/library/python:3.11-slim
 FROM ${BASE} AS build
 ARG PIP_INDEX_URL
 WORKDIR /build
-# pip stays here: the venv that goes into the image has none.
+# pip stays here: the venv that goes into the image has none. Bytecode is made to be valid whatever times its sources
+# get, which layers round: in a read-only image it could not be made again.
 RUN python3 -m venv pip && python3 -m venv --without-pip /opt/triptych
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
 RUN python3 requirements.py > requirements.txt \
-  && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+  && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt \
+  && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib
 COPY . .
-RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-deps . \
+RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile --no-deps . \
+  && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib/python3*/site-packages/triptych \
   && cp deploy/docker/healthcheck.py /opt/triptych/ \
   && echo 'triptych:x:65532:65532:triptych:/tmp:/usr/sbin/nologin' >> /etc/passwd \
   && echo 'triptych:x:65532:' >> /etc/group

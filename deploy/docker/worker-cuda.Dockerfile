@@ -7,16 +7,19 @@ ARG PIP_INDEX_URL
 # Words for the torch install, like "--index-url <index of wheels for your CUDA>".
 ARG PIP_TORCH_ARGS
 WORKDIR /build
-# pip stays here: the venv that goes into the image has none.
+# pip stays here: the venv that goes into the image has none. Bytecode is made to be valid whatever times its sources
+# get, which layers round: in a read-only image it could not be made again.
 RUN python3 -m venv pip && python3 -m venv --without-pip /opt/triptych
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir -c constraints.txt ${PIP_TORCH_ARGS} torch \
+RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt ${PIP_TORCH_ARGS} torch \
   && /opt/triptych/bin/python -c 'import sys, torch; torch.version.cuda or sys.exit( \
     f"torch {torch.__version__} has no CUDA: give the index of CUDA wheels, PIP_TORCH_ARGS=\"--index-url <index>\"")'
 RUN python3 requirements.py worker > requirements.txt \
-  && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+  && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt \
+  && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash -x py312_intrinsics /opt/triptych/lib
 COPY . .
-RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-deps . \
+RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile --no-deps . \
+  && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib/python3*/site-packages/triptych \
   && cp deploy/docker/healthcheck.py /opt/triptych/ \
   && echo 'triptych:x:65532:65532:triptych:/tmp:/usr/sbin/nologin' >> /etc/passwd \
   && echo 'triptych:x:65532:' >> /etc/group
@@ -34,7 +37,7 @@ RUN apt-get update \
   && apt-get install -y --no-install-recommends gcc libc6-dev \
   && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
   && python3 -c 'import pathlib, sys, sysconfig; \
-    (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or sys.exit("BASE has no Python.h")'
+    (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or sys.exit("BASE has no Python.h: add python3-dev")'
 COPY --from=build /etc/passwd /etc/group /etc/
 COPY --from=build /opt/triptych /opt/triptych
 # The root file system may be read-only: what is written, compiled kernels too, goes to /tmp.

@@ -82,14 +82,16 @@ def colocated(config: ColocatedConfig) -> None:
 
 
 def _start(service: str, config: ServiceConfig) -> None:
-    """Prepares the process: secrets, logging, cores and threads."""
+    """Prepares the process: secrets, logging, temporary files, cores and threads."""
     from triptych.cpu.affinity import pin
     from triptych.cpu.threads import thread_environment
     from triptych.launch.parent import die_with_parent
+    from triptych.machine.temporary_folder import check_temporary_folder
 
     forget_variables()
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level, config.log_format)
+    check_temporary_folder()
     pin(config.cpus)
     thread_environment()
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from triptych import __version__
 
@@ -112,6 +113,14 @@ def test_arguments_reach_the_builder_and_torch_s_only_those_that_have_it(machine
     assert "PIP_TORCH_ARGS" not in proxy
 
 
+def test_the_images_have_the_names_that_the_chart_runs(machine):
+    machine.add("docker")
+    assert machine.run("build.sh", "proxy", "worker-cpu", "worker-cuda").returncode == 0
+    built = [line.split(" -t ")[1].split()[0] for line in machine.asked("docker build")]
+    images = yaml.safe_load((ROOT / "deploy/helm/triptych/values.yaml").read_text())["image"]
+    assert built == [f"{images[kind]}:{__version__}" for kind in ("proxy", "cpu", "cuda")]
+
+
 def test_a_build_that_fails_names_the_usual_remedies(machine):
     machine.add("docker", '[ "$1" = version ]')
     done = machine.run("build.sh", "proxy")
@@ -128,7 +137,7 @@ def test_make_passes_its_variables_on(machine):
     path = os.environ | {"PATH": f"{machine._bin}:{os.environ['PATH']}"}
     subprocess.run([make, "images", *variables], cwd=ROOT, env=path, check=True, timeout=30)
     (asked,) = machine.asked("docker build")
-    assert "triptych-proxy:7" in asked and asked.endswith("--no-cache .")
+    assert " triptych-proxy:7 " in asked and asked.endswith("--no-cache .")
 
 
 def test_a_base_is_made_under_the_name_that_the_dockerfiles_want(machine):

@@ -84,6 +84,7 @@ def test_every_package_is_pinned_and_no_cache_is_left(dockerfile):
     for install in installs:
         assert "-c constraints.txt" in install or "--no-deps ." in install
         assert "--no-cache-dir" in install
+        assert "--no-compile" in install  # its bytecode would be stale in an image
     assert "==" not in dockerfile.text  # versions stand in constraints.txt alone
 
 

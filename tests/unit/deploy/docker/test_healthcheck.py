@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.docker.healthcheck import address, healthy
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import status_server
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,18 @@ def test_a_service_is_healthy_where_it_answers_200(server):
     assert healthy("127.0.0.1", server.server_port)
     server.healthy_path = ""
     assert not healthy("127.0.0.1", server.server_port)
+
+
+def test_a_service_s_own_answer_counts_while_it_starts_drains_and_stalls():
+    status, healthy_now = ServiceStatus(), [True]
+    status.follow(lambda: healthy_now[0])
+    with status_server("127.0.0.1", 0, status) as server:
+        assert healthy("127.0.0.1", server.server_port)
+        status.ready()
+        status.drain()
+        assert healthy("127.0.0.1", server.server_port)
+        healthy_now[0] = False
+        assert not healthy("127.0.0.1", server.server_port)
 
 
 def test_a_service_that_does_not_listen_is_not_healthy():
