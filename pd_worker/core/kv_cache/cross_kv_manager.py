@@ -158,8 +158,7 @@ class CrossKVManager:
         table.holders.discard(request_id)
         if not table.holders:
             del self._tables[mm_hash]
-            for block in reversed(table.blocks):
-                self._pool.release(block)
+            self._pool.release(reversed(table.blocks))
 
     def _find(self, plan: ItemPlan) -> tuple[int, ...] | None:
         identity = plan_identity(plan)

@@ -98,9 +98,8 @@ class KVCacheManager:
         full = num_computed_tokens // self.block_size
         if full <= table.registered:
             return
-        digests = chain.digests(full)
-        for index in range(table.registered, full):
-            self.pool.label(table.blocks[index], digests[index])
+        first = table.registered
+        self.pool.label(table.blocks[first:full], chain.digests(full)[first:])
         table.registered = full
 
     def drain_changes(self) -> set[bytes]:
@@ -118,5 +117,4 @@ class KVCacheManager:
         if table is None:
             return
         # The end of a prefix is evicted first: a chain without its head is of no use.
-        for block in reversed(table.blocks):
-            self.pool.release(block)
+        self.pool.release(reversed(table.blocks))
