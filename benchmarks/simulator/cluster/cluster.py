@@ -39,8 +39,7 @@ class SimulatedCluster:
         ended: Callable[[RequestRecord], None],
     ) -> None:
         self._loop, self._costs, self._limits = loop, costs, limits
-        self._in_memory = shape.in_memory
-        self.store = SimulatedStore(limits.store_memory)
+        self.store = SimulatedStore(limits.store_memory, 2 * costs.rpc, in_memory=shape.in_memory)
         #: All that there have been: those of an elastic pool stay here when they have left.
         self.encoders: dict[str, SimulatedEncoder] = {}
         #: Of their devices: encoders with equal costs are of one kind.
@@ -48,7 +47,7 @@ class SimulatedCluster:
         self.workers: dict[str, SimulatedPD] = {}
         for index, role in enumerate(shape.workers):
             # Both sides of one worker share its device.
-            address, device, memory = f"worker-{index}", FifoLock(), shape.in_memory
+            address, device = f"worker-{index}", FifoLock()
             encoder, tower = role.encoder or costs.encoder, None
             if shape.in_step:
                 encoder, tower = without_tower(encoder), StepTower(encoder, limits.pd.embedding_memory)
@@ -56,17 +55,9 @@ class SimulatedCluster:
                 # A tower inside the step has no turn of its own on the device.
                 self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
+                kv_bytes, jumps = model.kv_token_bytes, limits.jumps
                 self.workers[address] = SimulatedPD(
-                    loop,
-                    costs.pd,
-                    limits.pd,
-                    model.kv_token_bytes,
-                    self.store,
-                    device,
-                    rpc=costs.rpc,
-                    in_memory=memory,
-                    jumps=limits.jumps,
-                    tower=tower,
+                    loop, costs.pd, limits.pd, kv_bytes, self.store, device, tower, jumps=jumps
                 )
         self.known = self._known_workers()
         self.transport = SimulatedTransport(
@@ -85,13 +76,7 @@ class SimulatedCluster:
         costs = costs or self._costs.encoder
         self._kinds[address] = str(costs)
         encoder = self.encoders[address] = SimulatedEncoder(
-            self._loop,
-            costs,
-            self._limits.encoder,
-            self.store,
-            device or FifoLock(),
-            rpc=self._costs.rpc,
-            in_memory=self._in_memory,
+            self._loop, costs, self._limits.encoder, self.store, device or FifoLock(), self._costs.rpc
         )
         return encoder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.record import RequestRecord
@@ -13,7 +13,7 @@ from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.sustained import MATTERS, SURE, drift_of, judge
 from triptych.simulator.cluster.shape import ClusterShape
-from triptych.simulator.costs.costs import CostModel
+from triptych.simulator.costs.costs import CostModel, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.question import Question
 from triptych.simulator.result import Counters
@@ -146,18 +146,8 @@ def window_counts(
 
 def with_proxies(costs: CostModel, count: int) -> CostModel:
     """`count` proxies as one that is so many times as fast: it sees every worker, as each of them does."""
-    proxy = costs.proxy
-    return replace(
-        costs,
-        proxy=replace(
-            proxy,
-            request=proxy.request / count,
-            media_byte=proxy.media_byte / count,
-            token=proxy.token / count,
-            item=proxy.item / count,
-            prompt_token=proxy.prompt_token / count,
-        ),
-    )
+    quicker = {name: seconds / count for name, seconds in asdict(costs.proxy).items()}
+    return replace(costs, proxy=ProxyCosts(**quicker))
 
 
 class Doomed:
