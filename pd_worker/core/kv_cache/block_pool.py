@@ -44,16 +44,17 @@ class BlockPool:
         """The block that holds this content."""
         return self._by_digest.get(digest)
 
-    def allocate(self) -> int:
-        """A free block with one reference, its content forgotten; KeyError when there is none."""
-        block, _ = self._free.popitem(last=False)
-        digest = self._digests[block]
-        if digest is not None:
-            del self._by_digest[digest]
-            self._digests[block] = None
-            self._changes.add(digest)
-        self._refs[block] = 1
-        return block
+    def allocate(self, count: int = 1) -> list[int]:
+        """Free blocks with one reference each, their contents forgotten; KeyError when there are too few."""
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            digest = self._digests[block]
+            if digest is not None:
+                del self._by_digest[digest]
+                self._digests[block] = None
+                self._changes.add(digest)
+            self._refs[block] = 1
+        return blocks
 
     def add_reference(self, block: int) -> None:
         """One reference more; a free block leaves the free list with its content."""

@@ -75,8 +75,7 @@ class KVCacheManager:
             return False
         for block in prefix:
             self.pool.add_reference(block)
-        blocks = prefix + [self.pool.allocate() for _ in range(new)]
-        self._tables[request_id] = _Table(blocks, registered=len(prefix))
+        self._tables[request_id] = _Table(prefix + self.pool.allocate(new), registered=len(prefix))
         return True
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
@@ -87,7 +86,7 @@ class KVCacheManager:
             return True
         if new > self.pool.num_free:
             return False
-        table.blocks.extend(self.pool.allocate() for _ in range(new))
+        table.blocks += self.pool.allocate(new)
         return True
 
     def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:

@@ -53,7 +53,11 @@ class PrefixChain:
         parent = digests[-1] if digests else self._root
         for start in range(len(digests) * size, num_blocks * size, size):
             end = start + size
-            content = parent + self._tokens(start, end)
+            content = parent + (
+                self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
+                if end <= self._num_prompt_tokens
+                else self._tokens(start, end)
+            )
             for first, last, identity in items:
                 if first < end and last > start:
                     content += identity + (first - start).to_bytes(8, "little", signed=True)
@@ -61,9 +65,8 @@ class PrefixChain:
             digests.append(parent)
 
     def _tokens(self, start: int, end: int) -> bytes:
+        """Of a block that ends in the output."""
         prompt = self._num_prompt_tokens
-        if end <= prompt:
-            return self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
         packed = self._prompt[start * _TOKEN_BYTES :]
         packed += _packed(self._output[max(0, start - prompt) : end - prompt])
         assert len(packed) == (end - start) * _TOKEN_BYTES, "only full blocks have a digest"
