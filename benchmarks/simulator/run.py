@@ -61,8 +61,7 @@ def simulate(
 
     The result's `records` go to `goodput.figures.summarise`, `goodput.sustained.judge` and, by way of it,
     `goodput.measure.search`; failures are records with their error, as from a real server ("HTTP 429: …",
-    "timeout after …"). Its `counters` tell tower calls, store hits and bytes per second, and the utilisation
-    of every pool.
+    "timeout after …"). Its `counters` hold tower calls, steps, tokens and the utilisation of every pool.
 
     ConfigError when `load` and `times` differ in length, when there is none, or when pictures would find no
     encoder.

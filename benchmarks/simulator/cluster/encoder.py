@@ -34,8 +34,7 @@ class JobClient(Protocol):
     re_encode: bool
 
     def planned(self, plan: ItemPlan) -> None: ...
-    def ready(self, end: JobReady) -> None: ...
-    def failed(self, end: JobFailure) -> None: ...
+    def ended(self, end: JobReady | JobFailure) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ class SimulatedEncoder:
     def open(self, stream: JobClient) -> None:
         """A try begins, its media with it."""
         if self._draining:
-            stream.failed(_DRAINS)
+            stream.ended(_DRAINS)
             return
         key = stream.item.plan.mm_hash
         job = self._jobs.get(key)
@@ -141,7 +140,7 @@ class SimulatedEncoder:
         for job in list(self._jobs.values()):
             if job.stage is not Stage.ENCODING and job.permitted_at is None:
                 if job.stream is not None:
-                    job.stream.failed(_DRAINS)
+                    job.stream.ended(_DRAINS)
                 self._forget(job)
         self._pump()
 
@@ -248,7 +247,7 @@ class SimulatedEncoder:
 
         def saved() -> None:
             self.counts.saving_bytes -= plan.nbytes
-            self._store.save(plan)
+            self._store.put(plan)
             self._ready(job, JobReady(plan, False, encode_seconds, self._loop.now - started))
             self._pump()
 
@@ -259,7 +258,7 @@ class SimulatedEncoder:
 
     def _ready(self, job: _Job, end: JobReady) -> None:
         if job.stream is not None:
-            job.stream.ready(end)
+            job.stream.ended(end)
         self._forget(job)
 
     def _forget(self, job: _Job) -> None:

@@ -118,7 +118,7 @@ class SimulatedPD:
         self._reports = Reports(self._wake)
         self.loads = SimulatedLoads(loop, costs, store, self._reports)
         self.counts = PDCounts()
-        self._stream: TokenStream | None = None
+        self._stream: TokenStream  # from `attach` on
         self._loop = loop
         self._costs = costs
         self._device = device
@@ -277,7 +277,7 @@ class SimulatedPD:
         if self.scheduler.has_events:
             # What scheduling the first step has brought is reported at its end.
             events = self.scheduler.update(_NO_STEP, _NO_RESULT, now)
-            self._loop.call_at(run.end(1), self._attached.step, events, 0)
+            self._loop.call_at(run.end(1), self._stream.step, events, 0)
         return True
 
     def _cut(self) -> None:
@@ -298,7 +298,7 @@ class SimulatedPD:
         self.counts.steps += run.steps
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
-        self._attached.run(self._runs.advance(run.steps, now), run.ends)
+        self._stream.run(self._runs.advance(run.steps, now), run.ends)
         self._update(_NO_STEP, [])
         self._end()
 
@@ -308,13 +308,8 @@ class SimulatedPD:
         result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
         events = self.scheduler.update(output, result, self._loop.now)
         if events:
-            self._attached.step(events, len(sampled))
+            self._stream.step(events, len(sampled))
         return bool(events or transfers.fetched or transfers.loaded or transfers.failed)
-
-    @property
-    def _attached(self) -> TokenStream:
-        assert self._stream is not None, "the proxy has no stream"
-        return self._stream
 
 
 def _token(state: RequestState) -> int:

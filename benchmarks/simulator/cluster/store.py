@@ -37,7 +37,7 @@ class ByteLru:
 
 
 class SimulatedStore(ByteLru):
-    """What all workers share, with the bytes that went in and out.
+    """What all workers share, with the bytes that went out.
 
     `trip`: seconds of a worker's message there and back. With `in_memory` it is the workers' own: transfers
     take no time.
@@ -47,17 +47,10 @@ class SimulatedStore(ByteLru):
         super().__init__(capacity)
         self.trip = 0.0 if in_memory else trip
         self.in_memory = in_memory
-        self.saved_bytes = 0
         self.loaded_bytes = 0
-        self.misses = 0
-
-    def save(self, plan: ItemPlan) -> None:
-        self.saved_bytes += plan.nbytes
-        self.put(plan)
 
     def load(self, mm_hash: str) -> ItemPlan | None:
         """None for what was evicted."""
         plan = self.get(mm_hash)
-        self.misses += plan is None
         self.loaded_bytes += plan.nbytes if plan is not None else 0
         return plan

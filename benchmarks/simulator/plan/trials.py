@@ -16,7 +16,6 @@ from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.costs.costs import CostModel, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.question import Question
-from triptych.simulator.result import Counters
 from triptych.simulator.run import simulate
 
 #: Measured part of a window in seconds, and its least and most requests.
@@ -38,11 +37,10 @@ _SEED_STEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One window: its verdict, how long a measured window it was, and what the cluster did in it."""
+    """One window: its verdict, and the requests that it took."""
 
     verdict: Verdict
     requests: int
-    counters: Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class Trials:
             warm_up=warm_up,
             enough=Doomed(question.slo, measured),
         )
-        return Trial(verdict_of(result.records, question.slo), warm_up + measured, result.counters)
+        return Trial(verdict_of(result.records, question.slo), warm_up + measured)
 
 
 def window_counts(

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from triptych.config import PDConfig
@@ -20,7 +19,6 @@ from triptych.ec_connector.connectors.loop_thread import LoopThread
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.models.registry import generation_defaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.engine_builder import build_engine
@@ -214,18 +212,6 @@ class StepBench:
             work()
 
         self._loop.submit(run()).result()
-
-
-@contextmanager
-def step_bench(
-    model: Path, served: PDConfig, decoder: DecoderSide, tokenizer: Any, grid: Sequence[Scenario]
-) -> Iterator[StepBench]:
-    """A bench for the scenarios of `grid` under the served settings."""
-    bench = StepBench(pd_config(served, decoder, grid), decoder, tokenizer, generation_defaults(model))
-    try:
-        yield bench
-    finally:
-        bench.close()
 
 
 async def _open_streams() -> tuple[EventStreams, EventStream]:
