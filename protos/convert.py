@@ -87,7 +87,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         min_p=sampling.min_p,
-        logit_bias=dict(sampling.logit_bias),
+        logit_bias=dict(sampling.logit_bias) or None,
         choice=sampling.choice,
         logprobs=sampling.logprobs,
         output_format=None if sampling.output_format is None else format_to_proto(sampling.output_format),

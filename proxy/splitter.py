@@ -149,6 +149,8 @@ def prompt_chain(call: ChatCall, prompt: RawPrompt, item: str = "") -> tuple[str
 
 async def gather_or_cancel(works: Sequence[Coroutine[object, None, T]]) -> list[T]:
     """Results in order; the first error cancels the rest."""
+    if len(works) < 2:
+        return [await work for work in works]
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

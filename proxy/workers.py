@@ -126,8 +126,11 @@ class KnownWorkers:
 
     def serving(self, pool: str) -> list[Worker]:
         """Workers of "encoder" or "pd" that may get new work."""
-        found = (worker for worker in self.workers.values() if worker.info.pool == pool and worker.matched)
-        return [worker for worker in found if worker.alive and worker.serving]
+        return [
+            worker
+            for (named, _), worker in self.workers.items()
+            if named == pool and worker.matched and worker.alive and worker.serving
+        ]
 
     def namespaces_served(self) -> frozenset[str]:
         """Namespaces with an encoder that may get new work."""

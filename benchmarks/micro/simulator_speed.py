@@ -1,19 +1,25 @@
 """How many requests the simulator takes per CPU second, and what taking runs of steps at once is worth.
 
-    python -m benchmarks simulator_speed [--requests 1000] [--repeats 3] [--write]
+    python -m benchmarks simulator_speed [--requests 1000] [--repeats 3] [--against FOLDER] [--write]
 
 The published random-mm load with short texts (400 tokens, a picture of 640x640, 150 output tokens) and
 texts alone, on A100s by their published costs. CPU time, not wall clock. The goal is 500 requests per second
-and core at 150 output tokens.
+and core at 150 output tokens. `--against` names a checkout of another commit: its windows and ours take
+turns, in two processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import statistics
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, PDConfig, ProxyConfig
@@ -48,6 +54,17 @@ LIMITS = Limits(
 )
 
 
+#: The process of one checkout: a window of the case whose number is read. This file was one folder higher.
+_WINDOWS = """
+import importlib, sys
+from pathlib import Path
+here = "benchmarks.micro" if Path("benchmarks/micro").is_dir() else "benchmarks"
+speed, count = importlib.import_module(here + ".simulator_speed"), int(sys.argv[1])
+for line in sys.stdin:
+    print(speed.window(*speed.CASES[int(line)][1:], count, speed.LIMITS)[0], flush=True)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TimedRun:
     """One case: requests per CPU second, with and without runs of steps taken at once."""
@@ -74,6 +91,57 @@ def measure(case: tuple[str, ClusterShape, Workload, float], count: int, repeats
     runs = [window(shape, load, rate, count, LIMITS) for _ in range(repeats)]
     slow, _ = window(shape, load, rate, max(count // 4, 1), replace(LIMITS, jumps=False))
     return TimedRun(name, [rate for rate, _ in runs], slow, runs[0][1])
+
+
+def ratios(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
+    """By case and round: our requests per CPU second over those of the checkout in `folder`.
+
+    The first round warms both up.
+    """
+    found: dict[str, list[float]] = {name: [] for name, *_ in CASES}
+    with ExitStack() as stack:
+        both = [stack.enter_context(_process(tree, count)) for tree in (Path.cwd(), folder)]
+        for number in range(rounds + 1):
+            for index, name in enumerate(found):
+                ours, theirs = (_rate(process, index) for process in both)
+                if number:
+                    found[name].append(ours / theirs)
+    return found
+
+
+def _process(tree: Path, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _WINDOWS, str(count)],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree.absolute())},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _rate(process: subprocess.Popen[str], case: int) -> float:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{case}\n")
+    process.stdin.flush()
+    if not (rate := process.stdout.readline()):
+        raise SystemExit("--against: a checkout's windows cannot be run; its error stands above")
+    return float(rate)
+
+
+def comparison(found: dict[str, list[float]], commit: str) -> list[str]:
+    """The ratios as a part of the page."""
+    return [
+        f"Next to commit {commit}, its windows and these in turns; requests per CPU second, this over that:",
+        "",
+        "| load | median | range |",
+        "|---|---|---|",
+        *(
+            f"| {name} | **{statistics.median(taken):.2f}** | {min(taken):.2f}–{max(taken):.2f} |"
+            for name, taken in found.items()
+        ),
+        "",
+    ]
 
 
 def row(timed: TimedRun) -> str:
@@ -121,10 +189,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="a checkout of the commit to compare with")
+    parser.add_argument("--commit", default="", help="its name, for the page")
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load_before = load_average()
     text = report([measure(case, options.requests, options.repeats) for case in CASES], options, load_before)
+    if options.against:
+        found = ratios(options.against, options.requests, options.repeats)
+        text = "\n".join([text, *comparison(found, options.commit or options.against.name)])
     publish(text, RESULT, write=options.write)
 
 

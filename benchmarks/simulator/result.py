@@ -15,7 +15,7 @@ class Counters:
 
     `utilisation` is the share of time in which towers ("encoder") and steps ("pd") were under way, over the
     workers of the pool; "proxy" is the CPU seconds of the one proxy per second, above 1 when one is not
-    enough. `store_bytes_per_second`: saves and loads.
+    enough. `loaded_bytes`: out of the store.
     """
 
     seconds: float
@@ -25,9 +25,7 @@ class Counters:
     tower_items: int
     items: Mapping[str, int]
     re_encodes: int
-    store_misses: int
     store_evictions: int
-    saved_bytes: int
     loaded_bytes: int
     steps: int
     jumped_steps: int
@@ -35,10 +33,6 @@ class Counters:
     preemptions: int
     tokens: int
     utilisation: Mapping[str, float]
-
-    @property
-    def store_bytes_per_second(self) -> float:
-        return (self.saved_bytes + self.loaded_bytes) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +60,7 @@ def count(cluster: SimulatedCluster, records: tuple[RequestRecord, ...], seconds
         tower_items=sum(encoder.counts.tower_items for encoder in encoders),
         items=items,
         re_encodes=proxy.re_encodes,
-        store_misses=store.misses,
         store_evictions=store.evictions,
-        saved_bytes=store.saved_bytes,
         loaded_bytes=store.loaded_bytes,
         steps=sum(worker.counts.steps for worker in workers),
         jumped_steps=sum(worker.counts.jumped for worker in workers),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.errors import ConfigError
@@ -13,6 +14,7 @@ from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.cluster.proxy import SimulatedProxy
 from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape
@@ -59,8 +61,7 @@ def simulate(
 
     The result's `records` go to `goodput.figures.summarise`, `goodput.sustained.judge` and, by way of it,
     `goodput.measure.search`; failures are records with their error, as from a real server ("HTTP 429: …",
-    "timeout after …"). Its `counters` tell tower calls, store hits and bytes per second, and the utilisation
-    of every pool.
+    "timeout after …"). Its `counters` hold tower calls, steps, tokens and the utilisation of every pool.
 
     ConfigError when `load` and `times` differ in length, when there is none, or when pictures would find no
     encoder.
@@ -71,10 +72,15 @@ def simulate(
         raise ConfigError("a load without requests: nothing to simulate")
     if not shape.encoders and controller is None and any(planned.pictures for planned in load):
         raise ConfigError(f"shape {shape.name} has no encoder, but the load has pictures")
-    run = _Run(load, times, shape, costs, model_shape, limits or Limits(), seed, warm_up, concurrency, enough)
-    run.controller = controller
+    loop, maker = VirtualLoop(), RequestMaker(model_shape, seed)
+    clients = _Clients(loop, maker, load, times, warm_up, concurrency, enough)
     with _without_collector():
-        return run.result()
+        cluster = loop.call(
+            lambda: SimulatedCluster(
+                loop, shape, costs, model_shape, limits or Limits(), maker.items, clients.ended
+            )
+        )
+        return clients.send_to(cluster, controller)
 
 
 @contextlib.contextmanager
@@ -89,78 +95,66 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Run:
-    def __init__(
-        self,
-        load: Sequence[PlannedRequest],
-        times: Sequence[float],
-        shape: ClusterShape,
-        costs: CostModel,
-        model: ModelShape,
-        limits: Limits,
-        seed: int,
-        warm_up: int,
-        concurrency: int,
-        enough: Callable[[RequestRecord], bool] | None,
-    ) -> None:
-        self._loop = VirtualLoop()
-        self._load = load
-        self._times = times
-        self._warm_up = warm_up
-        self._concurrency = concurrency
-        self._maker = RequestMaker(model, seed)
-        self._records: dict[int, RequestRecord] = {}
-        self._next = 0
-        self._enough = enough
-        self._over = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.controller: PoolController | None = None
-        self._cluster = self._loop.call(
-            lambda: SimulatedCluster(self._loop, shape, costs, model, limits, self._maker.items, self._ended)
-        )
+@dataclass(slots=True)
+class _Clients:
+    """The load generator: sends the requests of `load`, and keeps their records."""
 
-    def result(self) -> Simulation:
-        if self.controller is not None:
-            self.controller.start(self._loop, self._cluster)
-        for _ in range(min(self._concurrency or 1, len(self._load))):
+    loop: VirtualLoop
+    maker: RequestMaker
+    load: Sequence[PlannedRequest]
+    times: Sequence[float]
+    warm_up: int
+    concurrency: int
+    enough: Callable[[RequestRecord], bool] | None
+    _proxy: SimulatedProxy = field(init=False)
+    _records: dict[int, RequestRecord] = field(default_factory=dict)
+    _next: int = 0
+    _over: bool = False
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def send_to(self, cluster: SimulatedCluster, controller: PoolController | None) -> Simulation:
+        """What came of the whole load."""
+        self._proxy = cluster.proxy
+        if controller is not None:
+            controller.start(self.loop, cluster)
+        for _ in range(min(self.concurrency or 1, len(self.load))):
             self._plan_next(0.0)
-        self._loop.run()
-        if self.controller is not None:
-            self.controller.stop()
+        self.loop.run()
+        if controller is not None:
+            controller.stop()
         for task in self._tasks:
             task.cancel()
         # Timers that repeat for ever end with the proxy. Messages under way still arrive, unless it is over.
-        self._spawn(self._cluster.proxy.close())
+        self._spawn(cluster.proxy.close())
         if self._over:
-            self._loop.stop()
-        self._loop.run()
+            self.loop.stop()
+        self.loop.run()
         records = tuple(self._records[index] for index in sorted(self._records))
         seconds = max(record.sent + record.e2e for record in records)
-        counters = count(self._cluster, records, max(seconds, 1e-9))
-        return Simulation(records, counters, self._cluster.leftovers())
+        return Simulation(records, count(cluster, records, max(seconds, 1e-9)), cluster.leftovers())
 
     def _plan_next(self, moment: float) -> None:
-        if self._next < len(self._load):
+        if self._next < len(self.load):
             index, self._next = self._next, self._next + 1
-            self._loop.call_at(moment if self._concurrency else self._times[index], self._send, index)
+            self.loop.call_at(moment if self.concurrency else self.times[index], self._send, index)
 
     def _send(self, index: int) -> None:
-        request = self._maker.make(index, self._load[index])
-        planned = self._loop.now
-        self._spawn(self._cluster.proxy.serve(request, planned, warm_up=index < self._warm_up))
-        if not self._concurrency:
+        request = self.maker.make(index, self.load[index])
+        self._spawn(self._proxy.serve(request, self.loop.now, warm_up=index < self.warm_up))
+        if not self.concurrency:
             self._plan_next(0.0)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, record: RequestRecord) -> None:
+    def ended(self, record: RequestRecord) -> None:
+        """A request has been answered, or has failed."""
         self._records[record.index] = record
-        if self._enough is not None and self._enough(record):
+        if self.enough is not None and self.enough(record):
             self._over = True
-        if self._over or len(self._records) == len(self._load):
-            self._loop.stop()
-        if self._concurrency:
+        if self._over or len(self._records) == len(self.load):
+            self.loop.stop()
+        if self.concurrency:
             self._plan_next(record.sent + record.e2e)

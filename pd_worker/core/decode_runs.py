@@ -26,11 +26,6 @@ class CountedOutput:
         self.count = 0
         self.finished: FinishReason | None = None
 
-    @property
-    def left(self) -> int:
-        """Tokens to come."""
-        return self.length - self.count
-
     def append(self, token_id: int) -> tuple[str, FinishReason | None]:
         self.count += 1
         if self.count >= self.length:
@@ -70,8 +65,8 @@ class DecodeRuns:
         `begins` is the earliest moment at which step i (from 0) begins.
         """
         scheduler = self._scheduler
-        lengths = [state.num_tokens for state in scheduler.running]
-        left = [_output(state).left for state in scheduler.running]
+        lengths = [state.num_prompt_tokens + len(state.output_token_ids) for state in scheduler.running]
+        left = [output.length - output.count for output in self._outputs()]
         steps = min([*left, scheduler.limits.max_model_len - max(lengths, default=0)])
         deadline = scheduler.next_deadline()
         while steps > 0 and deadline is not None and begins(steps - 1) >= deadline:
@@ -91,8 +86,9 @@ class DecodeRuns:
         #: Step, whether a block is full then (or else a new one needed), order, request.
         changes: list[tuple[int, bool, int, RequestState]] = []
         size = self._block_size
-        for rank, state in enumerate(self._scheduler.running):
-            known, output = state.num_tokens, _output(state)
+        running = self._scheduler.running
+        for rank, (state, output) in enumerate(zip(running, self._outputs(), strict=True)):
+            known = state.num_tokens
             for step in range(-(known - 1) % size, steps, size):
                 changes.append((step, False, rank, state))
             for step in range(-known % size, steps, size):
@@ -123,8 +119,9 @@ class DecodeRuns:
         size = self._block_size
         return sum([(known - 2 + steps) // size - (known - 2) // size for known in lengths])
 
-
-def _output(state: RequestState) -> CountedOutput:
-    output = state.request.output
-    assert isinstance(output, CountedOutput)
-    return output
+    def _outputs(self) -> list[CountedOutput]:
+        """Of the running requests, in their order."""
+        outputs = [state.request.output for state in self._scheduler.running]
+        counted = [output for output in outputs if isinstance(output, CountedOutput)]
+        assert len(counted) == len(outputs), "an output has no known length"
+        return counted

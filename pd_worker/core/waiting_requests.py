@@ -83,7 +83,7 @@ class PrefixWatch:
 
     def depending(self, digests: Iterable[bytes]) -> set[RequestState]:
         """The requests whose prefix may change when blocks with these digests are cached or evicted."""
-        return {state for digest in digests for state in self._states.get(digest, ())}
+        return {state for digest in self._states.keys() & digests for state in self._states[digest]}
 
 
 class WaitingRequests:

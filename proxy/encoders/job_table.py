@@ -254,6 +254,8 @@ class EncoderJobTable:
             _, _, tries, job = heapq.heappop(self._timers)
             if job.state is JobState.QUEUED and job.tries == tries and self._jobs.get(job.mm_hash) is job:
                 self._settle(job, now)
+        if not self._planned and not self._queued:
+            return []
         self._loads.isolation.begin()
         return [*self._runs(), *self._starts(now)]
 
@@ -281,7 +283,7 @@ class EncoderJobTable:
 
     def _starts(self, now: float) -> list[StartPlan | StartRun]:
         started: list[StartPlan | StartRun] = []
-        if not self._queued or not any(self._plan_free(slot) for slot in self._encoders.values()):
+        if not self._queued or not any(map(self._plan_free, self._encoders.values())):
             return started
         walk = self._queued.walk(self._queued.all_keys())
         while (job := walk.first()) is not None:

@@ -39,8 +39,7 @@ class SimulatedCluster:
         ended: Callable[[RequestRecord], None],
     ) -> None:
         self._loop, self._costs, self._limits = loop, costs, limits
-        self._in_memory = shape.in_memory
-        self.store = SimulatedStore(limits.store_memory)
+        self.store = SimulatedStore(limits.store_memory, 2 * costs.rpc, in_memory=shape.in_memory)
         #: All that there have been: those of an elastic pool stay here when they have left.
         self.encoders: dict[str, SimulatedEncoder] = {}
         #: Of their devices: encoders with equal costs are of one kind.
@@ -48,7 +47,7 @@ class SimulatedCluster:
         self.workers: dict[str, SimulatedPD] = {}
         for index, role in enumerate(shape.workers):
             # Both sides of one worker share its device.
-            address, device, memory = f"worker-{index}", FifoLock(), shape.in_memory
+            address, device = f"worker-{index}", FifoLock()
             encoder, tower = role.encoder or costs.encoder, None
             if shape.in_step:
                 encoder, tower = without_tower(encoder), StepTower(encoder, limits.pd.embedding_memory)
@@ -56,19 +55,12 @@ class SimulatedCluster:
                 # A tower inside the step has no turn of its own on the device.
                 self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
+                kv_bytes, jumps = model.kv_token_bytes, limits.jumps
                 self.workers[address] = SimulatedPD(
-                    loop,
-                    costs.pd,
-                    limits.pd,
-                    model.kv_token_bytes,
-                    self.store,
-                    device,
-                    rpc=costs.rpc,
-                    in_memory=memory,
-                    jumps=limits.jumps,
-                    tower=tower,
+                    loop, costs.pd, limits.pd, kv_bytes, self.store, device, tower, jumps=jumps
                 )
-        self.known = self._known_workers()
+        self.known = KnownWorkers()
+        self._register_all()
         self.transport = SimulatedTransport(
             loop, costs.rpc, costs.proxy.token, self.encoders, self.workers, items
         )
@@ -85,21 +77,16 @@ class SimulatedCluster:
         costs = costs or self._costs.encoder
         self._kinds[address] = str(costs)
         encoder = self.encoders[address] = SimulatedEncoder(
-            self._loop,
-            costs,
-            self._limits.encoder,
-            self.store,
-            device or FifoLock(),
-            rpc=self._costs.rpc,
-            in_memory=self._in_memory,
+            self._loop, costs, self._limits.encoder, self.store, device or FifoLock(), self._costs.rpc
         )
         return encoder
 
     def register_encoder(self, address: str) -> None:
         """The proxy's next look at the registry shows a new encoder; `known.report_change` ends the look."""
-        info = self._encoder_info(address)
-        self.known.workers[info.pool, address] = Worker(info)
-        self.known.declare(info)
+        config = self._limits.encoder
+        credit = {"plan_credit": config.plan_credit, "tower_credit": config.tower_credit}
+        namespaces, kind = (NAMESPACE,), self._kinds[address]
+        self._register(WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind))
 
     def encoder_drains(self, address: str) -> None:
         """It shows that the encoder takes no new jobs."""
@@ -109,31 +96,24 @@ class SimulatedCluster:
         """It shows that the encoder's process has ended."""
         self.known.report_loss(self.known.workers.pop(("encoder", address)))
 
-    def _encoder_info(self, address: str) -> WorkerInfo:
-        config = self._limits.encoder
-        credit = {"plan_credit": config.plan_credit, "tower_credit": config.tower_credit}
-        namespaces, kind = (NAMESPACE,), self._kinds[address]
-        return WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind)
+    def _register(self, info: WorkerInfo) -> None:
+        self.known.workers[info.pool, info.address] = Worker(info)
+        self.known.declare(info)
 
-    def _known_workers(self) -> KnownWorkers:
-        """The workers of the cluster's shape, as they register."""
-        known = KnownWorkers()
-        sequences = {"max_num_seqs": self._limits.pd.max_num_seqs}
-        infos = [
-            WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), sequences | {"max_model_len": pd.max_model_len})
-            for name, pd in self.workers.items()
-        ]
-        infos += map(self._encoder_info, self.encoders)
-        for info in infos:
-            known.workers[info.pool, info.address] = Worker(info)
-            known.declare(info)
-        return known
+    def _register_all(self) -> None:
+        """The workers of the cluster's shape."""
+        for name, pd in self.workers.items():
+            capacity = {"max_num_seqs": self._limits.pd.max_num_seqs, "max_model_len": pd.max_model_len}
+            self._register(WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), capacity))
+        for address in self.encoders:
+            self.register_encoder(address)
 
     def leftovers(self) -> dict[str, int]:
         """What is held though no request is left; all zero when nothing leaks."""
         workers, encoders = self.workers.values(), self.encoders.values()
         return {
-            "requests": self.proxy.in_flight + sum(link.in_flight for link in self.transport.links),
+            "requests": self.proxy.dispatcher.in_flight
+            + sum(link.in_flight for link in self.transport.links),
             "jobs": sum(len(encoder) for encoder in encoders),
             "scheduled items": sum(len(encoder.scheduler) for encoder in encoders),
             "saves": sum(encoder.counts.saving_bytes for encoder in encoders),

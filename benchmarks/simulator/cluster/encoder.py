@@ -24,14 +24,7 @@ from triptych.types import ItemPlan
 #: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
 KEPT_BYTES = 64 * MIB
 SAVING_BYTES = 256 * MIB
-_DRAINS = JobFailure(
-    Unavailable.code,
-    "this encoder worker is shutting down",
-    "",
-    retryable=True,
-    owner_address="",
-    owner_token="",
-)
+_DRAINS = JobFailure(Unavailable.code, "this encoder worker is shutting down", "", True, "", "")
 
 
 class JobClient(Protocol):
@@ -41,8 +34,7 @@ class JobClient(Protocol):
     re_encode: bool
 
     def planned(self, plan: ItemPlan) -> None: ...
-    def ready(self, end: JobReady) -> None: ...
-    def failed(self, end: JobFailure) -> None: ...
+    def ended(self, end: JobReady | JobFailure) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -63,7 +55,6 @@ class EncoderCounts:
 
     tower_calls: int = 0
     tower_items: int = 0
-    prepared_items: int = 0
     tower_seconds: float = 0.0
     saving_bytes: int = field(default=0, repr=False)
 
@@ -78,9 +69,7 @@ class SimulatedEncoder:
         config: EncoderConfig,
         store: SimulatedStore,
         device: FifoLock,
-        *,
         rpc: float,
-        in_memory: bool = False,
     ) -> None:
         self.scheduler = EncoderScheduler[_Job](
             prepared_memory=config.prepared_memory,
@@ -94,7 +83,6 @@ class SimulatedEncoder:
         self._store = store
         self._device = device
         self._rpc = rpc
-        self._in_memory = in_memory
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
         self._tower_busy = False
@@ -111,21 +99,17 @@ class SimulatedEncoder:
         under_way = self._loop.now - self._began if self._began is not None else 0.0
         return self.counts.tower_seconds + under_way
 
-    def _trip(self) -> float:
-        """Seconds to the store and back."""
-        return 0.0 if self._in_memory else 2 * self._rpc
-
     def open(self, stream: JobClient) -> None:
         """A try begins, its media with it."""
         if self._draining:
-            stream.failed(_DRAINS)
+            stream.ended(_DRAINS)
             return
         key = stream.item.plan.mm_hash
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job(item=stream.item, stream=stream, looked_up=False)
             self.scheduler.add(job)
-            self._loop.call_later(self._trip(), self._looked_up, job)
+            self._loop.call_later(self._store.trip, self._looked_up, job)
         else:
             job.stream = stream
             if job.planned:
@@ -156,7 +140,7 @@ class SimulatedEncoder:
         for job in list(self._jobs.values()):
             if job.stage is not Stage.ENCODING and job.permitted_at is None:
                 if job.stream is not None:
-                    job.stream.failed(_DRAINS)
+                    job.stream.ended(_DRAINS)
                 self._forget(job)
         self._pump()
 
@@ -169,8 +153,7 @@ class SimulatedEncoder:
         key = job.item.plan.mm_hash
         if self._jobs.get(key) is not job:
             return
-        if self._store.get(key) is not None:
-            self._ready(job, JobReady(job.item.plan, True, 0.0, 0.0))
+        if self._is_stored(job):
             return
         job.looked_up = True
         if self._kept.get(key) is not None:
@@ -179,10 +162,17 @@ class SimulatedEncoder:
             self.scheduler.prepared(job, nbytes=job.item.plan.nbytes, cost=0)
         self._pump()
 
+    def _is_stored(self, job: _Job) -> bool:
+        """Whether the store has the item already; its job is over then."""
+        stored = self._store.get(job.item.plan.mm_hash) is not None
+        if stored:
+            self._ready(job, JobReady(job.item.plan, True, 0.0, 0.0))
+        return stored
+
     def _pump(self) -> None:
         scheduler = self.scheduler
         while (job := scheduler.next_preparation()) is not None:
-            self._prepare(job)
+            self._loop.call_later(self._costs.prepare(job.item.pixels), self._prepared, job)
         while (job := scheduler.next_media_request()) is not None:
             self._loop.call_later(2 * self._rpc, self._media, job)
         if not self._tower_busy and self.counts.saving_bytes <= SAVING_BYTES:
@@ -190,11 +180,7 @@ class SimulatedEncoder:
             if batch:
                 self._tower_busy = True
                 # One look at the store, then the leases.
-                self._loop.call_later(self._trip(), self._check_batch, batch)
-
-    def _prepare(self, job: _Job) -> None:
-        self.counts.prepared_items += 1
-        self._loop.call_later(self._costs.prepare(job.item.pixels), self._prepared, job)
+                self._loop.call_later(self._store.trip, self._check_batch, batch)
 
     def _prepared(self, job: _Job) -> None:
         key = job.item.plan.mm_hash
@@ -214,9 +200,7 @@ class SimulatedEncoder:
         for job in batch:
             if job.stream is None:
                 self._forget(job)
-            elif self._store.get(job.item.plan.mm_hash) is not None:
-                self._ready(job, JobReady(job.item.plan, True, 0.0, 0.0))
-            else:
+            elif not self._is_stored(job):
                 left.append(job)
         if left:
             self._loop.call_later(2 * self._rpc, self._begin_batch, left)
@@ -263,18 +247,18 @@ class SimulatedEncoder:
 
         def saved() -> None:
             self.counts.saving_bytes -= plan.nbytes
-            self._store.save(plan)
+            self._store.put(plan)
             self._ready(job, JobReady(plan, False, encode_seconds, self._loop.now - started))
             self._pump()
 
-        if self._in_memory:
+        if self._store.in_memory:
             saved()
-            return
-        self._loop.call_later(self._costs.save(plan.nbytes), saved)
+        else:
+            self._loop.call_later(self._costs.save(plan.nbytes), saved)
 
     def _ready(self, job: _Job, end: JobReady) -> None:
         if job.stream is not None:
-            job.stream.ready(end)
+            job.stream.ended(end)
         self._forget(job)
 
     def _forget(self, job: _Job) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.ec_connector.base import ECConnectorMetadata
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
@@ -13,25 +13,14 @@ from triptych.simulator.costs.costs import PDCosts
 class SimulatedLoads:
     """Stands where `RedisConnectorWorker` does. Host buffers are never short: admission has seen to that.
 
-    `reports` calls back whenever a transfer has ended.
+    Transfers that have ended are in `reports`.
     """
 
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        costs: PDCosts,
-        store: SimulatedStore,
-        reports: Reports,
-        *,
-        store_trip: float,
-        in_memory: bool,
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, costs: PDCosts, store: SimulatedStore, reports: Reports) -> None:
         self._loop = loop
         self._costs = costs
         self._store = store
         self._reports = reports
-        self._store_trip = store_trip
-        self._in_memory = in_memory
         self._under_way: dict[LoadId, VirtualTimer] = {}
         self._landed: set[LoadId] = set()
 
@@ -40,8 +29,8 @@ class SimulatedLoads:
         """Host copies, and loads under way."""
         return len(self._landed) + len(self._under_way)
 
-    def start(self, metadata: ECConnectorMetadata | None) -> bool:
-        """Carries the step's orders out; whether there were any."""
+    def start(self, metadata: ECConnectorMetadata | None) -> None:
+        """Carries the step's orders out."""
         assert isinstance(metadata, TransferMetadata)
         for copy in metadata.drops:
             self._landed.discard(copy)
@@ -55,16 +44,15 @@ class SimulatedLoads:
                 self._reports.loaded(copy)
             else:
                 self._reports.failed(copy, "its host copy is gone")
-        return bool(metadata.drops or metadata.fetches or metadata.moves)
 
     def _fetch(self, fetch: Fetch) -> None:
         copy = LoadId(fetch.plan.mm_hash, fetch.generation)
         plan = self._store.load(copy.mm_hash)
-        if self._in_memory:
+        if self._store.in_memory:
             self._land(copy, 0.0, found=plan is not None)
             return
         started = self._loop.now
-        seconds = self._store_trip if plan is None else self._costs.load(plan.nbytes)
+        seconds = self._store.trip if plan is None else self._costs.load(plan.nbytes)
 
         def done() -> None:
             del self._under_way[copy]
@@ -78,6 +66,3 @@ class SimulatedLoads:
             self._reports.fetched(copy, seconds)
         else:
             self._reports.failed(copy, "no such key")
-
-    def finished(self) -> ECConnectorOutput:
-        return self._reports.drain()

@@ -108,23 +108,24 @@ class VirtualLoop:
     def _run(self) -> None:
         ready, timers = self._ready, self._timers
         while True:
-            while ready:
+            if ready:
                 timer = ready.popleft()
                 if timer.call is None:
                     continue
-                if timer.context is None:
-                    timer.call(*timer.arguments)
-                else:
-                    timer.context.run(timer.call, *timer.arguments)
-                del timer  # a task that has failed reports it when it is gone
-            if self._failure is not None:
-                raise self._failure
-            if self._stopping or not timers:
-                return
-            moment, _, timer = heapq.heappop(timers)
-            if timer.call is not None:
+            else:
+                if self._failure is not None:
+                    raise self._failure
+                if self._stopping or not timers:
+                    return
+                moment, _, timer = heapq.heappop(timers)
+                if timer.call is None:
+                    continue
                 self.now = moment
-                ready.append(timer)
+            if timer.context is None:
+                timer.call(*timer.arguments)
+            else:
+                timer.context.run(timer.call, *timer.arguments)
+            del timer  # a task that has failed reports it when it is gone
 
     @property
     def _asyncio(self) -> asyncio.AbstractEventLoop:

@@ -33,7 +33,7 @@ from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.step_tower import StepTower
 from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.costs.costs import PDCosts, chunk_context
+from triptych.simulator.costs.costs import PDCosts, step_work
 
 #: As in the worker, where neither flag nor checkpoint says less.
 _LONGEST = 32768
@@ -63,6 +63,12 @@ class _StepRun:
     def end(self, steps: int) -> float:
         """When so many steps are over."""
         return self.started + steps * self.first + self.slope * steps * (steps - 1) / 2
+
+    @property
+    def ends(self) -> list[float]:
+        """Of all its steps."""
+        started, first, slope = self.started, self.first, self.slope
+        return [started + n * first + slope * n * (n - 1) / 2 for n in range(1, self.steps + 1)]
 
     def steps_until(self, now: float) -> int:
         """Steps that are over by `now`."""
@@ -95,11 +101,9 @@ class SimulatedPD:
         kv_token_bytes: int,
         store: SimulatedStore,
         device: FifoLock,
+        tower: StepTower | None,
         *,
-        rpc: float,
-        in_memory: bool = False,
-        jumps: bool = True,
-        tower: StepTower | None = None,
+        jumps: bool,
     ) -> None:
         num_blocks = max(1, config.kv_memory // (config.block_size * kv_token_bytes))
         longest = min(config.max_model_len or _LONGEST, num_blocks * config.block_size)
@@ -111,16 +115,10 @@ class SimulatedPD:
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
         self.scheduler = Scheduler(limits, self.kv, items, count_only=jumps)
         self._runs = DecodeRuns(self.scheduler)
-        self.loads = SimulatedLoads(
-            loop,
-            costs,
-            store,
-            Reports(self._wake),
-            store_trip=2 * rpc,
-            in_memory=in_memory,
-        )
+        self._reports = Reports(self._wake)
+        self.loads = SimulatedLoads(loop, costs, store, self._reports)
         self.counts = PDCounts()
-        self._stream: TokenStream | None = None
+        self._stream: TokenStream  # from `attach` on
         self._loop = loop
         self._costs = costs
         self._device = device
@@ -244,17 +242,8 @@ class SimulatedPD:
 
     def _begin(self, output: SchedulerOutput) -> None:
         self.loads.start(output.ec_connector_metadata)
-        prefill = decodes = context = 0
-        prefill_context = 0.0
-        for chunk in output.chunks:
-            start, count = chunk.start, chunk.count
-            if start >= chunk.state.num_prompt_tokens:
-                decodes += count
-                context += start + count
-            else:
-                prefill += count
-                prefill_context += chunk_context(start, count)
-        seconds = self._costs.step_seconds(prefill, decodes, context, prefill_context)
+        work = step_work(output.chunks)
+        seconds, prefill = self._costs.step_seconds(*work), work[0]
         if self._tower is not None and prefill:
             seconds += self._tower.seconds(output.chunks)
         if self._jumps and not prefill and self._begin_run(output, seconds):
@@ -288,7 +277,7 @@ class SimulatedPD:
         if self.scheduler.has_events:
             # What scheduling the first step has brought is reported at its end.
             events = self.scheduler.update(_NO_STEP, _NO_RESULT, now)
-            self._loop.call_at(run.end(1), self._attached.step, events, 0)
+            self._loop.call_at(run.end(1), self._stream.step, events, 0)
         return True
 
     def _cut(self) -> None:
@@ -309,24 +298,18 @@ class SimulatedPD:
         self.counts.steps += run.steps
         self.counts.jumped += run.steps
         self.counts.seconds += now - run.started
-        ends = [run.end(step) for step in range(1, run.steps + 1)]
-        self._attached.run(self._runs.advance(run.steps, now), ends)
+        self._stream.run(self._runs.advance(run.steps, now), run.ends)
         self._update(_NO_STEP, [])
         self._end()
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> bool:
         """Whether anything has moved."""
-        transfers = self.loads.finished()
+        transfers = self._reports.drain()
         result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
         events = self.scheduler.update(output, result, self._loop.now)
         if events:
-            self._attached.step(events, len(sampled))
+            self._stream.step(events, len(sampled))
         return bool(events or transfers.fetched or transfers.loaded or transfers.failed)
-
-    @property
-    def _attached(self) -> TokenStream:
-        assert self._stream is not None, "the proxy has no stream"
-        return self._stream
 
 
 def _token(state: RequestState) -> int:

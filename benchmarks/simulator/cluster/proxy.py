@@ -126,7 +126,7 @@ class SimulatedProxy:
         self._intake = asyncio.Lock()
         self._metrics = ProxyMetrics()
         ids = itertools.count()
-        self._dispatcher = Dispatcher(
+        self.dispatcher = Dispatcher(
             workers,
             SimulatedStoreView(store, 2 * transport.rpc),
             self._metrics,
@@ -141,21 +141,12 @@ class SimulatedProxy:
         )
 
     @property
-    def in_flight(self) -> int:
-        return self._dispatcher.in_flight
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        """The real one."""
-        return self._dispatcher
-
-    @property
     def re_encodes(self) -> int:
         """Items encoded again since their embeddings were lost."""
         return int(self._metrics.registry.get_sample_value("triptych_re_encodes_total") or 0)
 
     async def close(self) -> None:
-        await self._dispatcher.close()
+        await self.dispatcher.close()
 
     async def serve(self, request: SimulatedRequest, planned: float, *, warm_up: bool = False) -> None:
         """One client's request, from now until its record is made."""
@@ -211,7 +202,7 @@ class SimulatedProxy:
         waking the client for every token would take most of the simulation's time.
         """
         received, last = 0, None
-        async with aclosing(self._dispatcher.chat(self._call(client.request))) as reply:
+        async with aclosing(self.dispatcher.chat(self._call(client.request))) as reply:
             async for outputs in reply:
                 received += sum(len(output.token_ids) for output in outputs if isinstance(output, Delta))
                 last = outputs[-1]

@@ -16,9 +16,6 @@ class ByteLru:
         self.nbytes = 0
         self.evictions = 0
 
-    def __contains__(self, mm_hash: str) -> bool:
-        return mm_hash in self._plans
-
     def get(self, mm_hash: str) -> ItemPlan | None:
         """The plan of what is there, which is then the most recently used."""
         plan = self._plans.get(mm_hash)
@@ -40,28 +37,20 @@ class ByteLru:
 
 
 class SimulatedStore(ByteLru):
-    """What all workers share, with the bytes that went in and out."""
+    """What all workers share, with the bytes that went out.
 
-    def __init__(self, capacity: int) -> None:
+    `trip`: seconds of a worker's message there and back. With `in_memory` it is the workers' own: transfers
+    take no time.
+    """
+
+    def __init__(self, capacity: int, trip: float, *, in_memory: bool = False) -> None:
         super().__init__(capacity)
-        self.saved_bytes = 0
+        self.trip = 0.0 if in_memory else trip
+        self.in_memory = in_memory
         self.loaded_bytes = 0
-        self.hits = 0
-        self.misses = 0
-
-    def look_up(self, mm_hashes: tuple[str, ...]) -> dict[str, ItemPlan]:
-        """The plans of the items that are there; keeps no count."""
-        found = {key: self.get(key) for key in mm_hashes}
-        return {key: plan for key, plan in found.items() if plan is not None}
-
-    def save(self, plan: ItemPlan) -> None:
-        self.saved_bytes += plan.nbytes
-        self.put(plan)
 
     def load(self, mm_hash: str) -> ItemPlan | None:
         """None for what was evicted."""
         plan = self.get(mm_hash)
-        self.hits += plan is not None
-        self.misses += plan is None
         self.loaded_bytes += plan.nbytes if plan is not None else 0
         return plan

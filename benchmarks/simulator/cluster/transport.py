@@ -110,11 +110,7 @@ class SimulatedJob:
         """Sent by the worker."""
         self._loop.call_later(self._rpc, self._owner.planned, self._job_id, plan)
 
-    def ready(self, end: JobReady) -> None:
-        """Sent by the worker: its last message."""
-        self._loop.call_later(self._rpc, self._finish, end)
-
-    def failed(self, end: JobFailure) -> None:
+    def ended(self, end: JobReady | JobFailure) -> None:
         """Sent by the worker: its last message."""
         self._loop.call_later(self._rpc, self._finish, end)
 

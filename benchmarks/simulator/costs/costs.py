@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from triptych.errors import ConfigError
+from triptych.pd_worker.core.outputs import ScheduledChunk
 
 T = TypeVar("T")
 
@@ -94,6 +96,21 @@ class PDCosts:
         return self.load_item + self.load_byte * nbytes
 
 
+def step_work(chunks: Iterable[ScheduledChunk]) -> tuple[int, int, int, float]:
+    """What a step computes, as `PDCosts.step_seconds` takes it."""
+    prefill = decodes = context = 0
+    prefill_context = 0.0
+    for chunk in chunks:
+        start, count = chunk.start, chunk.count
+        if start >= chunk.state.num_prompt_tokens:
+            decodes += count
+            context += start + count
+        else:
+            prefill += count
+            prefill_context += chunk_context(start, count)
+    return prefill, decodes, context, prefill_context
+
+
 def chunk_context(start: int, count: int) -> float:
     """`prefill_context` of `count` prompt tokens behind `start` others: tokens times mean context."""
     return count * (start + count / 2)
@@ -113,7 +130,7 @@ class ProxyCosts:
     item: float = 0.0
     prompt_token: float = 0.0
 
-    def take(self, items: int, media_bytes: int, prompt_tokens: int) -> float:
+    def take(self, items: float, media_bytes: float, prompt_tokens: float) -> float:
         """Seconds until a request with so many pictures and tokens of text is on its way."""
         return (
             self.request

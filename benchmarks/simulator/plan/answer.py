@@ -160,14 +160,8 @@ def document(found: CapacityPlan) -> dict[str, object]:
         "verdict": found.ratios.verdict,
         "advice": asdict(found.advice),
         "purchases": [
-            {
-                "shape": one.shape.name,
-                "devices": one.devices,
-                "rate": one.rate,
-                "proxies": found.proxies(one.rate),
-                "confirmed": one.confirmed,
-                "dollars_per_million": one.dollars,
-            }
+            _renamed(one, dollars="dollars_per_million")
+            | {"shape": one.shape.name, "proxies": found.proxies(one.rate)}
             for one in found.purchases
         ],
         "sensitivity": [asdict(point) for point in found.points],
@@ -196,20 +190,14 @@ def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
 def _scaling(found: Scaling) -> dict[str, object]:
     return {
         "of_bound": found.of_bound,
-        "curve": [
-            {
-                "workers": point.workers,
-                "shape": point.shape,
-                "rate": point.rate,
-                "proxies": point.proxies,
-                "one_proxy": point.one_proxy,
-                "shares": point.shares,
-                "store_bytes_per_second": point.store_bytes,
-            }
-            for point in found.points
-        ],
+        "curve": [_renamed(point, store_bytes="store_bytes_per_second") for point in found.points],
         "bottlenecks": [asdict(one) for one in found.bottlenecks],
     }
+
+
+def _renamed(one: Purchase | Reach, **names: str) -> dict[str, object]:
+    """Its fields, some of them under other names."""
+    return {names.get(name, name): value for name, value in asdict(one).items()}
 
 
 def write_document(path: Path, found: CapacityPlan) -> None:

@@ -16,7 +16,7 @@ from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.requests import JPEG_BYTES
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape
-from triptych.simulator.plan.question import Question
+from triptych.simulator.plan.question import PlannedDevice, Question
 
 #: Of its core, what a proxy should take at most: above, waiting for it shows.
 PROXY_SHARE = 0.7
@@ -67,12 +67,8 @@ def demand_of(load: Workload, model: ModelShape) -> Demand:
 def proxy_seconds(load: Workload, costs: CostModel, model: ModelShape) -> float:
     """CPU seconds of a proxy for one request."""
     asked, proxy = demand_of(load, model), costs.proxy
-    return (
-        proxy.request
-        + asked.pictures * (proxy.item + proxy.media_byte * asked.picture_bytes)
-        + proxy.prompt_token * asked.text_tokens
-        + proxy.token * asked.output_tokens
-    )
+    taken = proxy.take(asked.pictures, asked.pictures * asked.picture_bytes, asked.text_tokens)
+    return taken + proxy.token * asked.output_tokens
 
 
 def proxies_for(rate: float, seconds: float) -> int:
@@ -111,19 +107,14 @@ def estimate(question: Question, load: Workload | None = None) -> Estimate:
     """Of the question's devices under `load`, or its own."""
     device, load = question.device, question.workload if load is None else load
     asked = demand_of(load, device.model)
-    tower = _tower_seconds(asked, device.costs, device.limits)
-    apart = _tower_seconds(asked, question.encoders_on.costs, device.limits)
-    prepared, prepared_apart = (
-        _prepared_rate(asked, one.costs, device.limits) for one in (device, question.encoders_on)
-    )
+    limits, encoders = device.limits, question.encoders_on.costs
+    tower, apart = (_tower_seconds(asked, costs, limits) for costs in (device.costs, encoders))
     work = _work_seconds(asked, device.costs)
+    both = _steps_rate(asked, work + tower, device, question.slo)
     return Estimate(
-        encoder=min(1 / apart if apart else math.inf, prepared_apart),
-        pd_worker=_steps_rate(asked, work, device.costs, device.model, device.limits, question.slo),
-        replica=min(
-            prepared,
-            _steps_rate(asked, work + tower, device.costs, device.model, device.limits, question.slo),
-        ),
+        encoder=min(1 / apart if apart else math.inf, _prepared_rate(asked, encoders, limits)),
+        pd_worker=_steps_rate(asked, work, device, question.slo),
+        replica=min(_prepared_rate(asked, device.costs, limits), both),
         step=device.costs.pd.step,
         work=work,
     )
@@ -163,14 +154,12 @@ def _work_seconds(asked: Demand, costs: CostModel) -> float:
     return prefill + asked.output_tokens * (pd.decode_seq + pd.context_token * context)
 
 
-def _steps_rate(
-    asked: Demand, work: float, costs: CostModel, model: ModelShape, limits: Limits, slo: Slo
-) -> float:
-    step = costs.pd.step
+def _steps_rate(asked: Demand, work: float, device: PlannedDevice, slo: Slo) -> float:
+    step, limits = device.costs.pd.step, device.limits.pd
     longest = min(slo.seconds("tpot"), slo.seconds("e2el") / asked.output_tokens)
-    room = limits.pd.kv_memory / model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
-    sequences = min(limits.pd.max_num_seqs, room)
-    budget = limits.pd.max_num_batched_tokens / 2
+    room = limits.kv_memory / device.model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
+    sequences = min(limits.max_num_seqs, room)
+    budget = limits.max_num_batched_tokens / 2
     rates = [
         (1 - step / longest) / work,
         sequences / (asked.output_tokens * step + sequences * work),

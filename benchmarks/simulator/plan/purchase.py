@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triptych.errors import ConfigError
@@ -65,34 +66,28 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
     found = estimate(question)
     of_bound = min(min(served.rates) / served.bound, 1.0)
     if apart and question.encoder_device is not None:
-        return _unequal(trials, question, found, of_bound, rate)
-    fewest = fewest_devices(found, of_bound, rate, apart=apart)
-    devices, confirmed = fewest, False
-    for devices in range(fewest, min(fewest + _TRIES, MOST_SIMULATED + 1)):
-        shape = shape_of(found, devices, apart=apart)
-        confirmed = trials.window(shape, question.workload, rate).verdict.sustained
-        if confirmed:
+        shapes = _unequal(question, found, of_bound, rate)
+    else:
+        fewest = fewest_devices(found, of_bound, rate, apart=apart)
+        tried = range(fewest, max(fewest + 1, min(fewest + _TRIES, MOST_SIMULATED + 1)))
+        shapes = (shape_of(found, devices, apart=apart) for devices in tried)
+    for bought in shapes:
+        small = len(bought.workers) <= MOST_SIMULATED
+        confirmed = small and trials.window(bought, question.workload, rate).verdict.sustained
+        if confirmed or not small:
             break
-    shape = shape_of(found, devices, apart=apart)
-    return Purchase(shape, devices, rate, confirmed, cost_per_million(1, question.hourly(shape), rate))
+    dollars = cost_per_million(1, question.hourly(bought), rate)
+    return Purchase(bought, len(bought.workers), rate, confirmed, dollars)
 
 
-def _unequal(trials: Trials, question: Question, found: Estimate, of_bound: float, rate: float) -> Purchase:
+def _unequal(question: Question, found: Estimate, of_bound: float, rate: float) -> Iterator[ClusterShape]:
     """Each pool as large as `rate` asks of it, and larger where that does not hold."""
-    shape, confirmed = question.apart(1, 1), False
     for attempt in range(_TRIES):
         asked = rate * ALIKE**attempt / of_bound
         counts = [math.ceil(asked / one) for one in (found.encoder, found.pd_worker)]
         if sum(counts) > MOST_BOUGHT:
             raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
-        shape = question.apart(*counts)
-        confirmed = (
-            sum(counts) <= MOST_SIMULATED and trials.window(shape, question.workload, rate).verdict.sustained
-        )
-        if confirmed or sum(counts) > MOST_SIMULATED:
-            break
-    dollars = cost_per_million(1, question.hourly(shape), rate)
-    return Purchase(shape, len(shape.workers), rate, confirmed, dollars)
+        yield question.apart(*counts)
 
 
 def purchases(trials: Trials, ratios: Ratios, rate: float) -> tuple[Purchase, ...]:

@@ -10,7 +10,7 @@ from triptych.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, on_devices
-from triptych.simulator.costs.chips import CHIPS, Chip, chip_named
+from triptych.simulator.costs.chips import CHIPS, Chip
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
 from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, published
 
@@ -111,14 +111,13 @@ def read_device(name: str, hour: float | None = None, flag: str = "--gpu") -> Pl
     """
     if hour is not None and not 0 <= hour < float("inf"):
         raise ConfigError(f"--price {hour:g} must be dollars per hour and device, 0 or above")
-    if name.lower() in (*CHIPS, *SHORT_NAMES):
-        chip = chip_named(SHORT_NAMES.get(name.lower(), name))
-        costs = published(SHORT_NAMES.get(name.lower(), name))
-        return PlannedDevice(chip.name, costs, QWEN3_VL_4B_SHAPE, _on(chip), hour)
+    if (known := SHORT_NAMES.get(name.lower(), name.lower())) in CHIPS:
+        chip = CHIPS[known]
+        return PlannedDevice(chip.name, published(known), QWEN3_VL_4B_SHAPE, _on(chip), hour)
     path = Path(name)
     if not path.is_file():
-        known = ", ".join(sorted({*SHORT_NAMES, *CHIPS}))
-        raise ConfigError(f"{flag} {name!r} is neither a file of `triptych profile` nor one of {known}")
+        names = ", ".join(sorted({*SHORT_NAMES, *CHIPS}))
+        raise ConfigError(f"{flag} {name!r} is neither a file of `triptych profile` nor one of {names}")
     costs = read_costs(path, flag)
     limits = Limits(proxy=ProxyConfig(max_queue=_QUEUE))
     return PlannedDevice(costs.name, costs, read_shape(path, flag), limits, hour)

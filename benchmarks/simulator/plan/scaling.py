@@ -62,21 +62,13 @@ class Reach:
     no number does), and `shares` those of every part with them. `store_bytes`: per second, saved and loaded.
     """
 
-    encoders: int
-    pd_workers: int
+    workers: int
+    shape: str
     rate: float
     proxies: int
     one_proxy: float
     shares: dict[str, float]
     store_bytes: float
-
-    @property
-    def workers(self) -> int:
-        return self.encoders + self.pd_workers
-
-    @property
-    def shape(self) -> str:
-        return f"{self.encoders}E{self.pd_workers}PD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +151,13 @@ def reach(traffic: Traffic, encoders: int, pd_workers: int, rate: float) -> Reac
     """Of so many workers that serve `rate`."""
     workers = encoders + pd_workers
     proxies = proxies_needed(traffic, rate, workers)
-
-    shares = (
-        proxy_share(traffic, rate, workers, max(proxies, 1)),
-        store_share(traffic, rate),
-        registry_share(workers, max(proxies, 1)),
-    )
-    return Reach(
-        encoders,
-        pd_workers,
-        rate,
-        proxies,
-        proxy_share(traffic, rate, workers, 1),
-        dict(zip(LIMITS, shares, strict=True)),
-        rate * (traffic.saved + traffic.loaded),
-    )
+    shares = {
+        "proxy": proxy_share(traffic, rate, workers, max(proxies, 1)),
+        "store": store_share(traffic, rate),
+        "registry": registry_share(workers, max(proxies, 1)),
+    }
+    one_proxy, store_bytes = proxy_share(traffic, rate, workers, 1), rate * (traffic.saved + traffic.loaded)
+    return Reach(workers, f"{encoders}E{pd_workers}PD", rate, proxies, one_proxy, shares, store_bytes)
 
 
 def curve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.record import RequestRecord
@@ -13,10 +13,9 @@ from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.sustained import MATTERS, SURE, drift_of, judge
 from triptych.simulator.cluster.shape import ClusterShape
-from triptych.simulator.costs.costs import CostModel
+from triptych.simulator.costs.costs import CostModel, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.question import Question
-from triptych.simulator.result import Counters
 from triptych.simulator.run import simulate
 
 #: Measured part of a window in seconds, and its least and most requests.
@@ -38,11 +37,10 @@ _SEED_STEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One window: its verdict, how long a measured window it was, and what the cluster did in it."""
+    """One window: its verdict, and the requests that it took."""
 
     verdict: Verdict
     requests: int
-    counters: Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class Trials:
             warm_up=warm_up,
             enough=Doomed(question.slo, measured),
         )
-        return Trial(verdict_of(result.records, question.slo), warm_up + measured, result.counters)
+        return Trial(verdict_of(result.records, question.slo), warm_up + measured)
 
 
 def window_counts(
@@ -146,18 +144,8 @@ def window_counts(
 
 def with_proxies(costs: CostModel, count: int) -> CostModel:
     """`count` proxies as one that is so many times as fast: it sees every worker, as each of them does."""
-    proxy = costs.proxy
-    return replace(
-        costs,
-        proxy=replace(
-            proxy,
-            request=proxy.request / count,
-            media_byte=proxy.media_byte / count,
-            token=proxy.token / count,
-            item=proxy.item / count,
-            prompt_token=proxy.prompt_token / count,
-        ),
-    )
+    quicker = {name: seconds / count for name, seconds in asdict(costs.proxy).items()}
+    return replace(costs, proxy=ProxyCosts(**quicker))
 
 
 class Doomed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import torch
 
@@ -13,7 +14,13 @@ from triptych.cpu.threads import decoder_threads, tower_threads
 from triptych.goodput.report.machine import describe, load_average
 from triptych.machine.resources import available_memory
 from triptych.models.base import EncoderSide
-from triptych.models.registry import load_decoder, load_encoder, resolve_device, resolve_dtype
+from triptych.models.registry import (
+    generation_defaults,
+    load_decoder,
+    load_encoder,
+    resolve_device,
+    resolve_dtype,
+)
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
 from triptych.simulator.costs.checkpoint_shape import shape_of
@@ -104,7 +111,8 @@ class _ModelStages:
         samples["intake"] = pd.intake_samples(prompts, decoder, self.effort)
         most = int(_KV_SHARE * self._free_memory()) // shape.kv_token_bytes // 4
         grid = pd.scenarios(self._pd, length, quick=self._options.quick, most_tokens=most)
-        with pd.step_bench(path, self._pd, decoder, tokenizer, grid) as bench:
+        config = pd.pd_config(self._pd, decoder, grid)
+        with closing(pd.StepBench(config, decoder, tokenizer, generation_defaults(path))) as bench:
             samples["step"] = pd.step_samples(bench, grid, self.effort)
         return shape
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from triptych.config import PDConfig
@@ -20,8 +19,6 @@ from triptych.ec_connector.connectors.loop_thread import LoopThread
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.models.registry import generation_defaults
-from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.engine_builder import build_engine
@@ -30,9 +27,9 @@ from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.runner.capacity import block_bytes
 from triptych.pd_worker.step_metrics import StepMetrics
-from triptych.simulator.costs.costs import chunk_context
+from triptych.simulator.costs.costs import step_work
 from triptych.simulator.profile.fit import TERMS, Sample
-from triptych.simulator.profile.timing import Deadline, Effort, timed
+from triptych.simulator.profile.timing import Deadline, Effort, in_time, timed
 from triptych.types import SamplingParams
 
 _PROXY = "profile"
@@ -105,13 +102,7 @@ class StepBench:
     ) -> None:
         transfers = ECTransferConfig(connector="memory", store=MemoryStore())
         metrics = PDMetrics("profile")
-        self._engine = build_engine(
-            config,
-            decoder,
-            transfers,
-            lambda events: None,
-            metrics,
-        )
+        self._engine = build_engine(config, decoder, transfers, lambda events: None, metrics)
         self._metrics = StepMetrics(metrics, "profile")
         self._decoder, self._tokenizer, self._defaults = decoder, tokenizer, defaults
         self._rng = random.Random(0)
@@ -170,7 +161,7 @@ class StepBench:
         engine = self._engine
         began = time.perf_counter()
         output = engine.scheduler.schedule(0.0)
-        terms = step_terms(output)
+        terms = dict(zip(TERMS["step"], (1.0, *step_work(output.chunks)), strict=True))
         result = engine.runner.execute(output)
         events = engine.scheduler.update(output, result, 0.0)
         self._metrics.record(engine.scheduler.collect_stats(), output, events)
@@ -223,18 +214,6 @@ class StepBench:
         self._loop.submit(run()).result()
 
 
-@contextmanager
-def step_bench(
-    model: Path, served: PDConfig, decoder: DecoderSide, tokenizer: Any, grid: Sequence[Scenario]
-) -> Iterator[StepBench]:
-    """A bench for the scenarios of `grid` under the served settings."""
-    bench = StepBench(pd_config(served, decoder, grid), decoder, tokenizer, generation_defaults(model))
-    try:
-        yield bench
-    finally:
-        bench.close()
-
-
 async def _open_streams() -> tuple[EventStreams, EventStream]:
     streams = EventStreams(lambda request_ids, proxy_id: None)
     return streams, streams.attach(_PROXY, [])
@@ -244,20 +223,6 @@ async def _read(stream: EventStream) -> None:
     """What the gRPC server does with each message, short of the socket."""
     while (message := await stream.next()) is not None:
         message.SerializeToString()
-
-
-def step_terms(output: SchedulerOutput) -> dict[str, float]:
-    """The terms of `PDCosts.step_seconds`; before the step's results are taken in."""
-    terms = dict.fromkeys(TERMS["step"], 0.0)
-    terms["step"] = 1.0
-    for chunk in output.chunks:
-        if chunk.state.is_decoding:
-            terms["decode_seq"] += 1
-            terms["context_token"] += chunk.end
-        else:
-            terms["prefill_token"] += chunk.count
-            terms["prefill_context"] += chunk_context(chunk.start, chunk.count)
-    return terms
 
 
 def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> list[Sample]:
@@ -294,18 +259,16 @@ def _sample(steps: Sequence[tuple[dict[str, float], float]]) -> Sample:
 
 def intake_samples(prompts: PromptBuilder, decoder: DecoderSide, effort: Effort) -> list[Sample]:
     """Chat prompts of text; their tokens, template included, are counted after they are made."""
-    deadline = Deadline(effort.stage_seconds)
-    samples: list[Sample] = []
-    for words in _LENGTHS:
+
+    def sample(words: int) -> Sample:
         text = " ".join(f"word{index % 10}" for index in range(words))
         messages = json.dumps([{"role": "user", "content": text}]).encode()
 
-        def work(messages: bytes = messages) -> None:
+        def work() -> None:
             prompt = prompts.build(messages, [])
             decoder.positions(prompt.token_ids, prompt.features)
 
         tokens = len(prompts.build(messages, []).token_ids)
-        samples.append(timed(work, {"take_request": 1, "take_token": tokens}, effort))
-        if deadline.over and len(samples) >= 4:
-            break
-    return samples
+        return timed(work, {"take_request": 1, "take_token": tokens}, effort)
+
+    return in_time(map(sample, _LENGTHS), effort)

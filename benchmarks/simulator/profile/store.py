@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.errors import ConfigError
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.simulator.profile.fit import Sample
-from triptych.simulator.profile.timing import Deadline, Effort
+from triptych.simulator.profile.timing import Effort, in_time
 from triptych.types import ItemPlan
 
 KIB = 1 << 10
@@ -84,28 +84,26 @@ class Transfers:
 
 def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
     """(saves, loads) of every size, one at a time."""
-    deadline = Deadline(effort.stage_seconds)
-    saves: list[Sample] = []
-    loads: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         store = EmbeddedStore(Path(folder), 512 * MIB)
         store.start()
         transfers = Transfers(store.url)
+
+        def sample(nbytes: int) -> tuple[Sample, Sample]:
+            items = [transfers.item(nbytes) for _ in range(effort.repeats + 1)]
+            return _sample("save", nbytes, map(transfers.save, items)), _sample(
+                "load", nbytes, map(transfers.load, items)
+            )
+
         try:
-            for nbytes in SIZES:
-                items = [transfers.item(nbytes) for _ in range(effort.repeats + 1)]
-                # The first of each warms connections and buffers up.
-                saved = [transfers.save(item) for item in items][1:]
-                loaded = [transfers.load(item) for item in items][1:]
-                saves.append(_sample(("save_item", "save_byte"), nbytes, saved))
-                loads.append(_sample(("load_item", "load_byte"), nbytes, loaded))
-                if deadline.over and len(saves) >= 4:
-                    break
+            saves, loads = zip(*in_time(map(sample, SIZES), effort), strict=True)
         finally:
             transfers.close()
             store.stop()
-    return saves, loads
+    return list(saves), list(loads)
 
 
-def _sample(terms: tuple[str, str], nbytes: int, seconds: list[float]) -> Sample:
-    return Sample({terms[0]: 1, terms[1]: nbytes}, statistics.median(seconds), tuple(seconds))
+def _sample(kind: str, nbytes: int, repeats: Iterable[float]) -> Sample:
+    """Without the first one, which warms connections and buffers up."""
+    _, *seconds = repeats
+    return Sample({f"{kind}_item": 1, f"{kind}_byte": nbytes}, statistics.median(seconds), tuple(seconds))

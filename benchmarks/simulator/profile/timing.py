@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from triptych.simulator.profile.fit import Sample
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,17 @@ class Deadline:
     @property
     def over(self) -> bool:
         return time.perf_counter() > self._end
+
+
+def in_time(grid: Iterable[T], effort: Effort, least: int = 4) -> list[T]:
+    """What the stage has time for of a grid that measures as it is read; so many at least."""
+    deadline = Deadline(effort.stage_seconds)
+    found: list[T] = []
+    for sample in grid:
+        found.append(sample)
+        if deadline.over and len(found) >= least:
+            break
+    return found
 
 
 def timed(work: Callable[[], None], terms: dict[str, float], effort: Effort) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 
 class BlockPool:
@@ -43,16 +44,17 @@ class BlockPool:
         """The block that holds this content."""
         return self._by_digest.get(digest)
 
-    def allocate(self) -> int:
-        """A free block with one reference, its content forgotten; KeyError when there is none."""
-        block, _ = self._free.popitem(last=False)
-        digest = self._digests[block]
-        if digest is not None:
-            del self._by_digest[digest]
-            self._digests[block] = None
-            self._changes.add(digest)
-        self._refs[block] = 1
-        return block
+    def allocate(self, count: int = 1) -> list[int]:
+        """Free blocks with one reference each, their contents forgotten; KeyError when there are too few."""
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            digest = self._digests[block]
+            if digest is not None:
+                del self._by_digest[digest]
+                self._digests[block] = None
+                self._changes.add(digest)
+            self._refs[block] = 1
+        return blocks
 
     def add_reference(self, block: int) -> None:
         """One reference more; a free block leaves the free list with its content."""
@@ -60,22 +62,28 @@ class BlockPool:
             del self._free[block]
         self._refs[block] += 1
 
-    def release(self, block: int) -> None:
-        """One reference less. The last one frees the block: blocks without a digest are allocated first."""
-        refs = self._refs[block]
-        assert refs > 0, f"block {block} is freed twice"
-        self._refs[block] = refs - 1
-        if refs == 1:
-            self._free[block] = None
-            if self._digests[block] is None:
-                self._free.move_to_end(block, last=False)
+    def release(self, blocks: Iterable[int]) -> None:
+        """One reference less of each, in this order. The last one frees a block: blocks without a digest are
+        allocated first.
+        """
+        counts, free, digests = self._refs, self._free, self._digests
+        for block in blocks:
+            refs = counts[block]
+            assert refs > 0, f"block {block} is freed twice"
+            counts[block] = refs - 1
+            if refs == 1:
+                free[block] = None
+                if digests[block] is None:
+                    free.move_to_end(block, last=False)
 
-    def label(self, block: int, digest: bytes) -> None:
-        """Makes a written block findable by digest; of two blocks with equal content, the first one."""
-        if digest not in self._by_digest:
-            self._by_digest[digest] = block
-            self._digests[block] = digest
-            self._changes.add(digest)
+    def label(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
+        """Makes written blocks findable by digest; of two blocks with equal content, the first one."""
+        known = self._by_digest
+        for block, digest in zip(blocks, digests, strict=True):
+            if digest not in known:
+                known[digest] = block
+                self._digests[block] = digest
+                self._changes.add(digest)
 
     def drain_changes(self) -> set[bytes]:
         """Digests that were cached by `label` or evicted with their block since the last call."""

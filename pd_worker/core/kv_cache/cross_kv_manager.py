@@ -109,7 +109,7 @@ class CrossKVManager:
     def begin(self, request_id: str, plan: ItemPlan) -> tuple[int, ...]:
         """ABSENT to PENDING: the blocks to project into. The caller has made sure that there are enough."""
         assert plan.mm_hash not in self._tables, "a table is projected once"
-        blocks = tuple(self._pool.allocate() for _ in range(self.blocks_for(plan)))
+        blocks = tuple(self._pool.allocate(self.blocks_for(plan)))
         self._tables[plan.mm_hash] = _Table(plan, blocks, ready=False, holders={request_id})
         self._held[request_id] = plan.mm_hash
         return blocks
@@ -158,8 +158,7 @@ class CrossKVManager:
         table.holders.discard(request_id)
         if not table.holders:
             del self._tables[mm_hash]
-            for block in reversed(table.blocks):
-                self._pool.release(block)
+            self._pool.release(reversed(table.blocks))
 
     def _find(self, plan: ItemPlan) -> tuple[int, ...] | None:
         identity = plan_identity(plan)

@@ -75,8 +75,7 @@ class KVCacheManager:
             return False
         for block in prefix:
             self.pool.add_reference(block)
-        blocks = prefix + [self.pool.allocate() for _ in range(new)]
-        self._tables[request_id] = _Table(blocks, registered=len(prefix))
+        self._tables[request_id] = _Table(prefix + self.pool.allocate(new), registered=len(prefix))
         return True
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
@@ -87,7 +86,7 @@ class KVCacheManager:
             return True
         if new > self.pool.num_free:
             return False
-        table.blocks.extend(self.pool.allocate() for _ in range(new))
+        table.blocks += self.pool.allocate(new)
         return True
 
     def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:
@@ -98,9 +97,8 @@ class KVCacheManager:
         full = num_computed_tokens // self.block_size
         if full <= table.registered:
             return
-        digests = chain.digests(full)
-        for index in range(table.registered, full):
-            self.pool.label(table.blocks[index], digests[index])
+        first = table.registered
+        self.pool.label(table.blocks[first:full], chain.digests(full)[first:])
         table.registered = full
 
     def drain_changes(self) -> set[bytes]:
@@ -118,5 +116,4 @@ class KVCacheManager:
         if table is None:
             return
         # The end of a prefix is evicted first: a chain without its head is of no use.
-        for block in reversed(table.blocks):
-            self.pool.release(block)
+        self.pool.release(reversed(table.blocks))

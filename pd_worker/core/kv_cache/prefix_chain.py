@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from triptych.types import ItemPlan, MMFeature, Placement
+from triptych.types import ItemPlan, MMFeature
 
 _TOKEN_BYTES = 4
 
@@ -32,30 +32,41 @@ class PrefixChain:
         self._num_prompt_tokens = len(prompt_token_ids)
         self._prompt = _packed(prompt_token_ids)
         self._output = output_token_ids
+        #: (offset, end, identity); a cross item, without a span, counts at its offset.
         self._items = [
-            (feature.placement, plan_identity(feature.plan))
+            (place.offset, place.offset + max(place.length, 1), plan_identity(feature.plan))
             for feature in sorted(features, key=lambda feature: feature.placement.offset)
+            for place in (feature.placement,)
         ]
         self._block_size = block_size
         self._digests: list[bytes] = []
 
     def digests(self, num_blocks: int) -> list[bytes]:
         """The first `num_blocks` digests; as many tokens must be known."""
-        digests, size = self._digests, self._block_size
-        parent = digests[-1] if digests else self._root
-        for start in range(len(digests) * size, num_blocks * size, size):
-            content = parent + self._tokens(start, start + size)
-            for placement, identity in self._items:
-                if overlaps(placement, start, start + size):
-                    content += identity + (placement.offset - start).to_bytes(8, "little", signed=True)
-            parent = blake3(content).digest()
-            digests.append(parent)
+        digests = self._digests
+        if len(digests) < num_blocks:
+            self._extend(num_blocks)
         return digests[:num_blocks]
 
+    def _extend(self, num_blocks: int) -> None:
+        digests, size, items = self._digests, self._block_size, self._items
+        parent = digests[-1] if digests else self._root
+        for start in range(len(digests) * size, num_blocks * size, size):
+            end = start + size
+            content = parent + (
+                self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
+                if end <= self._num_prompt_tokens
+                else self._tokens(start, end)
+            )
+            for first, last, identity in items:
+                if first < end and last > start:
+                    content += identity + (first - start).to_bytes(8, "little", signed=True)
+            parent = blake3(content).digest()
+            digests.append(parent)
+
     def _tokens(self, start: int, end: int) -> bytes:
+        """Of a block that ends in the output."""
         prompt = self._num_prompt_tokens
-        if end <= prompt:
-            return self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
         packed = self._prompt[start * _TOKEN_BYTES :]
         packed += _packed(self._output[max(0, start - prompt) : end - prompt])
         assert len(packed) == (end - start) * _TOKEN_BYTES, "only full blocks have a digest"
@@ -72,10 +83,3 @@ def plan_identity(plan: ItemPlan) -> bytes:
     for start, count in plan.runs or ():
         numbers += (start, count)
     return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
-
-
-def overlaps(placement: Placement, start: int, end: int) -> bool:
-    """Whether an item overlaps tokens [start, end); a cross item, without a span, counts at its offset."""
-    if placement.length == 0:
-        return start <= placement.offset < end
-    return placement.offset < end and placement.end > start
