@@ -62,3 +62,15 @@ def test_workers_and_proxies_get_the_files_by_absolute_paths(
         assert f"--tls-cert-file {folder.cert} --tls-key-file {folder.key}" in command
         assert f"--tls-ca-file {folder.ca}" in command
         assert ("--http-key-file" in command) is (pool.name == "proxy")
+
+
+def test_every_service_is_given_the_files_of_tls_to_the_store_by_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ("--store-ca-file", "ca.pem", "--store-cert-file", "c.pem", "--store-key-file", "c.key")
+    config = with_files(config_of(tmp_path, "--insecure", *files))
+    pools = plan_actors(config, model="", store="rediss://10.0.0.5:6379/0", home="10.0.0.1")
+    for pool in pools.values():
+        for flag, file in zip(files[::2], files[1::2], strict=True):
+            assert f"{flag} {tmp_path / file}" in " ".join(pool.command), pool.name
