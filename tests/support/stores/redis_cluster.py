@@ -81,6 +81,7 @@ class ClusterServers:
         self._meet(node)
         self.primaries.append(node)
         eventually("all to know the new node", lambda: all(self._known(each) for each in self.nodes))
+        eventually("it to serve", lambda: _info(node)["cluster_state"] == "ok")
 
     def begin_move(self, slot: int, source: StoreServer, target: StoreServer) -> None:
         """The slot is being moved: what the source does not have is asked of the target."""
