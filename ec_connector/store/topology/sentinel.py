@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -39,6 +40,8 @@ class SentinelPrimary(Topology):
         self._timeout = timeout
         self._sentinels = _Sentinels(location.servers, location.service, min(timeout, _ANSWER_SECONDS))
         self._server: Server | None = None
+        #: Servers that were the primary, and until when.
+        self._retired: deque[tuple[float, Server]] = deque()
         self._asked = float("-inf")
         self._asking = asyncio.Lock()
         self._background: set[asyncio.Task[Any]] = set()
@@ -71,10 +74,18 @@ class SentinelPrimary(Topology):
             self._asked = time.monotonic()
             address = replace(self._first, host=host, port=port)
             if self._server is None or self._server.address != address:
-                before, self._server = self._server, Server(address, self._timeout)
-                if before is not None:
-                    await before.close()
+                await self._retire(self._server)
+                self._server = Server(address, self._timeout)
             return self._server
+
+    async def _retire(self, server: Server | None) -> None:
+        """Keeps the server until commands to it have ended, and closes those that were retired long ago."""
+        now = time.monotonic()
+        while self._retired and now - self._retired[0][0] > 2 * self._timeout:
+            await self._retired.popleft()[1].close()
+        if server is not None:
+            server.drop_idle()
+            self._retired.append((now, server))
 
     async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
         return await self._on_primary(lambda server: server.read(nbytes, use))
@@ -105,8 +116,9 @@ class SentinelPrimary(Topology):
         for task in self._background.copy():
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        if self._server is not None:
-            await self._server.close()
+        for server in [self._server, *(server for _, server in self._retired)]:
+            if server is not None:
+                await server.close()
         await self._sentinels.close()
 
 

@@ -31,6 +31,7 @@ class StoreServer:
         folder: Path,
         binary: str = "",
         config: str = "",
+        password: str = "",
         **options: object,
     ) -> None:
         self.port = free_port()
@@ -42,10 +43,11 @@ class StoreServer:
             "bind": "127.0.0.1",
             "dir": folder,
             **({} if config else {"save": "", "maxmemory": "64mb", "maxmemory-policy": "volatile-lru"}),
+            **({"requirepass": password, "masterauth": password} if password and not config else {}),
             **{name.replace("_", "-"): value for name, value in options.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
-        user, password = ADMIN if "aclfile" in options else ("", "")
+        user, password = ADMIN if "aclfile" in options else ("", password)
         self._client = redis.Redis(
             port=self.port,
             username=user or None,
