@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -24,6 +23,7 @@ from triptych.ec_connector.store.shards.search import Search
 from triptych.ec_connector.store.shards.shard import Shard
 from triptych.ec_connector.store.topology.build import build_topology
 from triptych.ec_connector.store.topology.location import StoreLocation, parse_store
+from triptych.ec_connector.store.topology.topology import all_of
 from triptych.errors import ConfigError
 from triptych.types import ItemPlan
 
@@ -60,7 +60,7 @@ class EmbeddingStore:
         """
         store = cls(parse_store(url), timeout)
         try:
-            await asyncio.gather(*map(store._connect, store.shards))
+            await all_of(map(store._connect, store.shards))
             await store._compare_shards()
         except BaseException:
             await store.close()
@@ -110,7 +110,7 @@ class EmbeddingStore:
     async def close(self) -> None:
         """Closes all connections."""
         await self._placement.close()
-        await asyncio.gather(*(shard.close() for shard in self.shards))
+        await all_of(shard.close() for shard in self.shards)
 
     async def ping(self) -> bool:
         """Whether the first shard answers within the timeout. Never raises."""
@@ -208,7 +208,7 @@ class EmbeddingStore:
                     self._placement.failed(shard, error)
                 return None
 
-        answers = await asyncio.gather(*map(answer, self.shards))
+        answers = await all_of(map(answer, self.shards))
         if all(each is None for each in answers):
             raise errors[0] if errors else StoreUnavailable(f"store {self.label}: no shard answers")
         return answers

@@ -25,11 +25,12 @@ class Traffic:
     writer: EmbeddingStore
     reader: EmbeddingStore
     plans: list[ItemPlan] = field(
-        default_factory=lambda: [make_plan(f"traffic {n}", rows=60 + 7 * n, width=64) for n in range(60)]
+        default_factory=lambda: [make_plan(f"traffic {n}", rows=60 + 7 * n, width=64) for n in range(40)]
     )
     tasks: int = 6
     served: int = 0
-    encodes: int = 0
+    #: Items that were missing, and were saved.
+    encoded: set[str] = field(default_factory=set)
     misses: int = 0
     unavailable: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -70,14 +71,14 @@ class Traffic:
     async def _serve_one(self, plan: ItemPlan) -> None:
         (found,) = await self.writer.look_up([(plan.mm_hash, NAMESPACE)])
         if found is None:
-            self.encodes += 1
+            self.encoded.add(plan.mm_hash)
             await self.writer.save(plan, make_body(plan), ttl=600)
         elif found != plan:
             self.wrong.append(f"another plan: {found}")
         loaded = await self.reader.load(plan, fresh_buffer)
         if isinstance(loaded, Missing):
             self.misses += 1
-        elif isinstance(loaded, Loaded) and bytes(loaded.body) != make_body(plan):
+        elif isinstance(loaded, Loaded) and loaded.body != make_body(plan):
             self.wrong.append(f"other bytes of {plan.mm_hash}")
         else:
             self.served += 1
