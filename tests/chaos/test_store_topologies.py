@@ -17,7 +17,7 @@ from support.chaos.rest import assert_at_rest
 from support.chaos.stages import hold
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
-from support.data.traffic import STREAM_TOKENS
+from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 from support.stores.redis_cluster import redis_cluster
 from support.stores.sentinels import watched_servers
 from support.stores.server import StoreServer
@@ -26,6 +26,16 @@ from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.topology.slots import slot_of
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return mixed_cases(16, seed=15, sizes=((160, 160), (128, 192)))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
+    return expected(checkpoint, cases, STREAM_TOKENS)
 
 
 @contextmanager

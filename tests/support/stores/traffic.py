@@ -10,7 +10,8 @@ from types import TracebackType
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded, Missing
+from triptych.ec_connector.store.results import Missing
+from triptych.ec_connector.store.scatter import scattered
 from triptych.types import ItemPlan
 
 
@@ -78,7 +79,7 @@ class Traffic:
         loaded = await self.reader.load(plan, fresh_buffer)
         if isinstance(loaded, Missing):
             self.misses += 1
-        elif isinstance(loaded, Loaded) and loaded.body != make_body(plan):
+        elif b"".join(scattered(loaded.body).pieces) != make_body(plan):
             self.wrong.append(f"other bytes of {plan.mm_hash}")
         else:
             self.served += 1
