@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 _PIECE = 1 << 16
 
@@ -24,7 +25,7 @@ class _Limit:
             await asyncio.sleep(pause)
 
 
-def start_relay(target: int, rate: float) -> tuple[multiprocessing.Process, int]:
+def start_relay(target: int, rate: float) -> tuple[BaseProcess, int]:
     """A process that relays a loopback port, which is returned, to `target`."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
