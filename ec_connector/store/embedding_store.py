@@ -18,7 +18,7 @@ from triptych.ec_connector.store.results import (
     StoreMemory,
     combined,
 )
-from triptych.ec_connector.store.shards.placement import Placement
+from triptych.ec_connector.store.shards.placement import ShardPlacement
 from triptych.ec_connector.store.shards.search import Search
 from triptych.ec_connector.store.shards.shard import Shard
 from triptych.ec_connector.store.topology.build import build_topology
@@ -49,7 +49,7 @@ class EmbeddingStore:
         self.shards = [Shard(build_topology(location, timeout)) for location in locations]
         self.control = self.shards[0].control
         self._names = [location.name for location in locations]
-        self._placement = Placement(self._names, self.shards)
+        self._placement = ShardPlacement(self._names, self.shards)
         self._memories: dict[Shard, StoreMemory] = {}
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
-from triptych.ec_connector.store.shards.placement import Placement
+from triptych.ec_connector.store.shards.placement import ShardPlacement
 from triptych.ec_connector.store.shards.shard import Shard
 from triptych.ec_connector.store.topology.topology import all_of
 from triptych.types import ItemPlan
@@ -14,7 +14,7 @@ from triptych.types import ItemPlan
 class Search:
     """The items of one look-up, each looked for on one shard after the other until it is found."""
 
-    def __init__(self, placement: Placement, keys: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, placement: ShardPlacement, keys: Sequence[tuple[str, str]]) -> None:
         self.plans: list[ItemPlan | None] = [None] * len(keys)
         self._placement = placement
         self._keys = keys
