@@ -51,6 +51,7 @@ class EmbeddingStore:
         self._names = [location.name for location in locations]
         self._placement = ShardPlacement(self._names, self.shards)
         self._memories: dict[Shard, StoreMemory] = {}
+        self._epochs = [_DOWN] * len(self.shards)
 
     @classmethod
     async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
@@ -70,17 +71,18 @@ class EmbeddingStore:
     async def _connect(self, shard: Shard) -> None:
         try:
             await shard.topology.connect()
-            await self._warn_of_policy(shard)
         except StoreUnavailable as error:
             if shard is self.shards[0]:
                 raise
             self._placement.failed(shard, error)
+        else:
+            await self._warn_of_policy(shard)
 
     async def _warn_of_policy(self, shard: Shard) -> None:
         try:
             memory = self._memories[shard] = await shard.memory()
-        except StoreRefused:
-            logger.info("store %s does not report its memory policy", shard.label)
+        except StoreUnavailable as error:
+            logger.info("store %s does not report its memory policy: %s", shard.label, error)
             return
         if memory.policy != POLICY:
             logger.warning(
@@ -190,8 +192,12 @@ class EmbeddingStore:
 
     async def epoch(self) -> str:
         """The store's epoch: a word that changes when a shard is flushed, restarted, down or replaced."""
-        words = await self._of_all(Shard.epoch)
-        return " ".join(_DOWN if word is None else word for word in words)
+        self._epochs = [_DOWN if word is None else word for word in await self._of_all(Shard.epoch)]
+        return " ".join(self._epochs)
+
+    def epoch_with(self, word: str) -> str:
+        """The epoch, where the first shard's word is this one and the others' are as last read."""
+        return " ".join((self.shards[0].named(word), *self._epochs[1:]))
 
     async def _of_all(self, ask: Callable[[Shard], Awaitable[T]]) -> list[T | None]:
         """The answers of all shards, with None for one that is down; StoreUnavailable when all are."""

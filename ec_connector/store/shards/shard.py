@@ -218,7 +218,11 @@ class Shard:
         sent = time.monotonic()
         word, seconds, micros = await self.control.script(scripts.EPOCH, [keys.EPOCH], uuid.uuid4().hex)
         self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())
-        return " ".join(filter(None, (word.decode(), self.topology.generation)))
+        return self.named(word.decode())
+
+    def named(self, word: str) -> str:
+        """The epoch of which the store holds this word."""
+        return " ".join(filter(None, (word, self.topology.generation)))
 
     @property
     def clock_jumps(self) -> int:

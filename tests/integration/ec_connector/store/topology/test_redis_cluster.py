@@ -211,6 +211,8 @@ async def test_a_dead_node_without_a_replica_takes_only_its_own_items_away(
                     eventually, "the others to find it", lambda: is_failed(own_cluster, victim)
                 )
         await Registry(writer).register(WorkerInfo("h:1", "encoder", "i", "k", "m"))
+        async with clients(own_cluster.url, 1) as (newcomer,):
+            assert await is_right(newcomer, others[0]), "a process may start meanwhile"
         await asyncio.to_thread(victim.start)
         await asyncio.to_thread(eventually, "it to be back", lambda: not is_failed(own_cluster, victim))
         assert isinstance(await reader.load(theirs, fresh_buffer), Missing), "it has come back empty"
