@@ -49,9 +49,9 @@ def test_all_keys_of_an_item_are_in_one_slot() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        leases._KEYS,
-        [*registry._WORKER_KEYS, keys.PROXIES, keys.EPOCH, keys.SHARDS],
-        scaling._DECISION_KEYS,
+        leases.KEYS,
+        [*registry.WORKER_KEYS, keys.PROXIES, keys.EPOCH, keys.SHARDS],
+        scaling.DECISION_KEYS,
         keys.demands("encoder"),
     ],
 )
