@@ -17,15 +17,13 @@ from support.chaos.rest import assert_at_rest
 from support.chaos.stages import hold
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
-from support.data.traffic import Case, expected, mixed_cases
+from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 from support.stores.redis_cluster import redis_cluster
 from support.stores.sentinels import watched_servers
 from support.stores.server import StoreServer
 from support.tools import tool
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.topology.slots import slot_of
-
-TOKENS = 40
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -37,7 +35,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
-    return expected(checkpoint, cases, TOKENS)
+    return expected(checkpoint, cases, STREAM_TOKENS)
 
 
 @contextmanager
@@ -98,13 +96,13 @@ async def test_a_server_of_the_store_that_dies_or_moves_changes_no_answer(
         def towers() -> float:
             return float(cluster.total("encoder", "triptych_encoder_tower_items_total"))
 
-        async with Streams(cluster.url, cases, TOKENS, [""]) as streams:
+        async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
             await hold("an embedding", lambda: towers() > 1, streams)
             await asyncio.to_thread(fault)
             got = await streams.all()
         assert_exact(reference, [answer.token_ids for answer in got])
         # Once more: what is stored is found, where it is now.
-        async with Streams(cluster.url, cases, TOKENS, [""]) as streams:
+        async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
             got = await streams.all()
         assert_exact(reference, [answer.token_ids for answer in got])
         await asyncio.to_thread(assert_at_rest, cluster)
