@@ -115,6 +115,7 @@ class Registry:
     """The registry in the store. Every method raises StoreUnavailable when the store is down."""
 
     def __init__(self, store: EmbeddingStore) -> None:
+        self._store = store
         self._control = store.control
 
     async def register(self, info: WorkerInfo, term: float = TERM) -> None:
@@ -143,7 +144,8 @@ class Registry:
             mark,
         )
         workers = _infos(found[3]) if len(found) > 3 else None
-        return RegistrySnapshot(found[0].decode(), found[1].decode(), int(found[2]), workers)
+        epoch = self._store.epoch_with(found[1].decode())
+        return RegistrySnapshot(found[0].decode(), epoch, int(found[2]), workers)
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
         """Declares a live proxy for `term` seconds."""

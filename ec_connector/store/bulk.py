@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
@@ -12,6 +13,9 @@ _NOT_SERVING = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN")
 _SHOWN = 80
 #: Bytes per second below which a transfer counts as stalled.
 SLOWEST = 20e6
+#: Seconds after which a connection is not used again: the server's name may be another host's by then, while
+#: the one before goes on answering reads as a replica.
+MAX_AGE = 60.0
 
 
 class BulkError(Exception):
@@ -80,7 +84,8 @@ class BulkPool(Generic[C]):
         self._timeout = timeout
         #: One for each connection in use; waiting for one is not part of a transfer's deadline.
         self._slots = asyncio.Semaphore(size)
-        self._idle: list[C] = []
+        #: Connections and when each was opened.
+        self._idle: list[tuple[C, float]] = []
         self._closed = False
 
     async def transfer(self, nbytes: int, exchange: Callable[[C], Awaitable[T]]) -> T:
@@ -101,22 +106,22 @@ class BulkPool(Generic[C]):
     @asynccontextmanager
     async def _connection(self, *, fresh: bool = False) -> AsyncIterator[C]:
         """A connection for one exchange; any exception inside closes it."""
-        connection = (None if fresh else self._pop_idle()) or await self._make()
+        connection, opened = (None if fresh else self._pop_idle()) or (await self._make(), time.monotonic())
         try:
             yield connection
         except BaseException:
             connection.close()
             raise
         if connection.usable and not self._closed:
-            self._idle.append(connection)
+            self._idle.append((connection, opened))
         else:
             connection.close()
 
-    def _pop_idle(self) -> C | None:
+    def _pop_idle(self) -> tuple[C, float] | None:
         while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
+            connection, opened = self._idle.pop()
+            if connection.usable and time.monotonic() - opened < MAX_AGE:
+                return connection, opened
             connection.close()
         return None
 
@@ -128,4 +133,4 @@ class BulkPool(Generic[C]):
     def drop_idle(self) -> None:
         """Closes the idle connections: the next transfers open others."""
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop()[0].close()

@@ -10,7 +10,7 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.typing import EncodableT
 
 from triptych.ec_connector.store.address import StoreAddress
@@ -88,7 +88,7 @@ class Control(Commands):
 
     async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
         replies = await self.replies(commands)
-        if any("READONLY" in str(reply) for reply in replies if isinstance(reply, ResponseError)):
+        if any(map(_is_read_only, replies)):
             # The server has become a replica, and its name may be another's now: resolved again at a connect.
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             replies = await self.replies(commands)
@@ -128,3 +128,8 @@ class Control(Commands):
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def _is_read_only(reply: object) -> bool:
+    """Whether a replica refused a write. Servers before Redis 7 name it inside a script's error."""
+    return isinstance(reply, ReadOnlyError) or (isinstance(reply, ResponseError) and "READONLY" in str(reply))

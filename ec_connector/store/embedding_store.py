@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -19,11 +18,12 @@ from triptych.ec_connector.store.results import (
     StoreMemory,
     combined,
 )
-from triptych.ec_connector.store.shards.placement import Placement
+from triptych.ec_connector.store.shards.placement import ShardPlacement
 from triptych.ec_connector.store.shards.search import Search
 from triptych.ec_connector.store.shards.shard import Shard
 from triptych.ec_connector.store.topology.build import build_topology
 from triptych.ec_connector.store.topology.location import StoreLocation, parse_store
+from triptych.ec_connector.store.topology.topology import all_of
 from triptych.errors import ConfigError
 from triptych.types import ItemPlan
 
@@ -49,8 +49,9 @@ class EmbeddingStore:
         self.shards = [Shard(build_topology(location, timeout)) for location in locations]
         self.control = self.shards[0].control
         self._names = [location.name for location in locations]
-        self._placement = Placement(self._names, self.shards)
+        self._placement = ShardPlacement(self._names, self.shards)
         self._memories: dict[Shard, StoreMemory] = {}
+        self._epochs = [_DOWN] * len(self.shards)
 
     @classmethod
     async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
@@ -60,7 +61,7 @@ class EmbeddingStore:
         """
         store = cls(parse_store(url), timeout)
         try:
-            await asyncio.gather(*map(store._connect, store.shards))
+            await all_of(map(store._connect, store.shards))
             await store._compare_shards()
         except BaseException:
             await store.close()
@@ -70,17 +71,18 @@ class EmbeddingStore:
     async def _connect(self, shard: Shard) -> None:
         try:
             await shard.topology.connect()
-            await self._warn_of_policy(shard)
         except StoreUnavailable as error:
             if shard is self.shards[0]:
                 raise
             self._placement.failed(shard, error)
+        else:
+            await self._warn_of_policy(shard)
 
     async def _warn_of_policy(self, shard: Shard) -> None:
         try:
             memory = self._memories[shard] = await shard.memory()
-        except StoreRefused:
-            logger.info("store %s does not report its memory policy", shard.label)
+        except StoreUnavailable as error:
+            logger.info("store %s does not report its memory policy: %s", shard.label, error)
             return
         if memory.policy != POLICY:
             logger.warning(
@@ -110,7 +112,7 @@ class EmbeddingStore:
     async def close(self) -> None:
         """Closes all connections."""
         await self._placement.close()
-        await asyncio.gather(*(shard.close() for shard in self.shards))
+        await all_of(shard.close() for shard in self.shards)
 
     async def ping(self) -> bool:
         """Whether the first shard answers within the timeout. Never raises."""
@@ -190,8 +192,12 @@ class EmbeddingStore:
 
     async def epoch(self) -> str:
         """The store's epoch: a word that changes when a shard is flushed, restarted, down or replaced."""
-        words = await self._of_all(Shard.epoch)
-        return " ".join(_DOWN if word is None else word for word in words)
+        self._epochs = [_DOWN if word is None else word for word in await self._of_all(Shard.epoch)]
+        return " ".join(self._epochs)
+
+    def epoch_with(self, word: str) -> str:
+        """The epoch, where the first shard's word is this one and the others' are as last read."""
+        return " ".join((self.shards[0].named(word), *self._epochs[1:]))
 
     async def _of_all(self, ask: Callable[[Shard], Awaitable[T]]) -> list[T | None]:
         """The answers of all shards, with None for one that is down; StoreUnavailable when all are."""
@@ -208,7 +214,7 @@ class EmbeddingStore:
                     self._placement.failed(shard, error)
                 return None
 
-        answers = await asyncio.gather(*map(answer, self.shards))
+        answers = await all_of(map(answer, self.shards))
         if all(each is None for each in answers):
             raise errors[0] if errors else StoreUnavailable(f"store {self.label}: no shard answers")
         return answers

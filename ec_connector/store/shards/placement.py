@@ -23,7 +23,7 @@ def placed(names: Sequence[str], mm_hash: str) -> list[int]:
     return sorted(range(len(names)), key=lambda index: rendezvous(mm_hash, names[index]), reverse=True)
 
 
-class Placement:
+class ShardPlacement:
     """The shards by name, and which of them are down; a task for each of these probes it."""
 
     def __init__(self, names: Sequence[str], shards: Sequence[Shard]) -> None:

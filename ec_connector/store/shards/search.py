@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
-from triptych.ec_connector.store.shards.placement import Placement
+from triptych.ec_connector.store.shards.placement import ShardPlacement
 from triptych.ec_connector.store.shards.shard import Shard
+from triptych.ec_connector.store.topology.topology import all_of
 from triptych.types import ItemPlan
 
 
 class Search:
     """The items of one look-up, each looked for on one shard after the other until it is found."""
 
-    def __init__(self, placement: Placement, keys: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, placement: ShardPlacement, keys: Sequence[tuple[str, str]]) -> None:
         self.plans: list[ItemPlan | None] = [None] * len(keys)
         self._placement = placement
         self._keys = keys
         self._tried: list[list[Shard]] = [[] for _ in keys]
         #: Items that a shard has answered for.
         self._answered: set[int] = set()
+        self._failures: list[StoreUnavailable] = []
 
     async def run(self) -> list[ItemPlan | None]:
         """The plans; StoreUnavailable when no shard answers for one of the items."""
         left = list(range(len(self._keys)))
         while groups := self._groups(left):
-            errors = await asyncio.gather(*(self._ask(shard, items) for shard, items in groups.items()))
+            await all_of(self._ask(shard, items) for shard, items in groups.items())
             left = [index for items in groups.values() for index in items if self.plans[index] is None]
-            failures = [error for error in errors if error is not None]
         if len(self._answered) < len(self._keys):
-            raise failures[0]
+            raise self._failures[-1]
         return self.plans
 
     def _groups(self, items: Sequence[int]) -> dict[Shard, list[int]]:
@@ -42,7 +42,7 @@ class Search:
                 groups.setdefault(shard, []).append(index)
         return groups
 
-    async def _ask(self, shard: Shard, items: Sequence[int]) -> StoreUnavailable | None:
+    async def _ask(self, shard: Shard, items: Sequence[int]) -> None:
         for index in items:
             self._tried[index].append(shard)
         try:
@@ -51,8 +51,8 @@ class Search:
             raise
         except StoreUnavailable as error:
             self._placement.failed(shard, error)
-            return error
+            self._failures.append(error)
+            return
         for index, plan in zip(items, plans, strict=True):
             self.plans[index] = plan
         self._answered.update(items)
-        return None

@@ -28,7 +28,7 @@ from triptych.ec_connector.store.results import (
 )
 from triptych.ec_connector.store.scatter import Received, ScatterBuffer, scattered
 from triptych.ec_connector.store.server_clock import ServerClock
-from triptych.ec_connector.store.topology.topology import Topology
+from triptych.ec_connector.store.topology.topology import Topology, all_of
 from triptych.errors import ConfigError
 from triptych.log import log_fields, short
 from triptych.types import ItemPlan
@@ -210,7 +210,7 @@ class Shard:
     async def memory(self) -> StoreMemory:
         """The byte budget of all servers. StoreUnavailable when one does not report it."""
         parts = self.topology.servers()
-        memories = await asyncio.gather(*(each.server.memory() for each in parts))
+        memories = await all_of(each.server.memory() for each in parts)
         return combined([(memory, each.part) for memory, each in zip(memories, parts, strict=True)])
 
     async def epoch(self) -> str:
@@ -218,7 +218,11 @@ class Shard:
         sent = time.monotonic()
         word, seconds, micros = await self.control.script(scripts.EPOCH, [keys.EPOCH], uuid.uuid4().hex)
         self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())
-        return " ".join(filter(None, (word.decode(), self.topology.generation)))
+        return self.named(word.decode())
+
+    def named(self, word: str) -> str:
+        """The epoch of which the store holds this word."""
+        return " ".join(filter(None, (word, self.topology.generation)))
 
     @property
     def clock_jumps(self) -> int:

@@ -138,7 +138,13 @@ def _changed(url: str, change: Callable[[str], str]) -> str:
 def _location(url: str) -> StoreLocation:
     split = _split(url)
     if split is None:
-        return StoreLocation(Kind.SERVER, (parse_store_url(url),))
+        address = parse_store_url(url)
+        if "," in address.host:
+            raise ConfigError(
+                "--store names several hosts in one URL: write a URL for each shard, separated by spaces, or "
+                "redis+cluster://"
+            )
+        return StoreLocation(Kind.SERVER, (address,))
     first = parse_store_url(split.one)
     if split.kind is Kind.CLUSTER and first.db:
         raise ConfigError(
@@ -153,14 +159,14 @@ def _split(url: str) -> _Url | None:
     base, plus, kind = scheme.partition("+")
     if not mark or not plus or base not in ("redis", "rediss") or kind not in ("cluster", "sentinel"):
         return None
-    netloc, slash, path = rest.partition("/")
-    path, query_mark, query = path.partition("?")
+    before, query_mark, query = rest.partition("?")
+    netloc, slash, path = before.partition("/")
     user, at, places = netloc.rpartition("@")
     default = _SENTINEL_PORT if kind == "sentinel" else _CLUSTER_PORT
     hosts = tuple(
         host if ":" in host.rpartition("]")[2] else f"{host}:{default}" for host in places.split(",")
     )
-    if "?" in places or "#" in rest or "@" in path + query or "" in places.split(","):
+    if "#" in rest or "@" in path + query or "" in places.split(","):
         raise ConfigError(
             f"--store is no address: {_FORMS}; in a password, /, ?, # and @ are percent-encoded"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -39,9 +40,10 @@ class SentinelPrimary(Topology):
         self._timeout = timeout
         self._sentinels = _Sentinels(location.servers, location.service, min(timeout, _ANSWER_SECONDS))
         self._server: Server | None = None
+        #: Servers that were the primary, and until when.
+        self._retired: deque[tuple[float, Server]] = deque()
         self._asked = float("-inf")
-        self._asking = asyncio.Lock()
-        self._background: set[asyncio.Task[Any]] = set()
+        self._asking: asyncio.Task[Server] | None = None
 
     async def connect(self) -> None:
         await self.control.execute("PING")
@@ -50,31 +52,41 @@ class SentinelPrimary(Topology):
         """The primary as last named; StoreUnavailable when no Sentinel has named one yet."""
         if self._server is None:
             return await self.ask(None)
-        if time.monotonic() - self._asked > _ASK_SECONDS and not self._background:
-            task = asyncio.create_task(self._ask_again(self._server), name="sentinels")
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+        if time.monotonic() - self._asked > _ASK_SECONDS:
+            self._question()
         return self._server
-
-    async def _ask_again(self, server: Server) -> None:
-        try:
-            await self.ask(server)
-        except StoreUnavailable:
-            self._asked = time.monotonic()
 
     async def ask(self, failed: Server | None) -> Server:
         """The primary that the Sentinels name now, unless another than `failed` has become it meanwhile."""
-        async with self._asking:
-            if self._server is not None and self._server is not failed:
-                return self._server
-            host, port = await self._sentinels.primary()
-            self._asked = time.monotonic()
-            address = replace(self._first, host=host, port=port)
-            if self._server is None or self._server.address != address:
-                before, self._server = self._server, Server(address, self._timeout)
-                if before is not None:
-                    await before.close()
+        if self._server is not None and self._server is not failed:
             return self._server
+        return await asyncio.shield(self._question())
+
+    def _question(self) -> asyncio.Task[Server]:
+        """The question to the Sentinels that is under way; a new one where there is none."""
+        if self._asking is None or self._asking.done():
+            self._asked = time.monotonic()
+            self._asking = asyncio.create_task(self._find(), name="sentinels")
+            # Those who wait for it may have been cancelled: its error is read here.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._asking
+
+    async def _find(self) -> Server:
+        host, port = await self._sentinels.primary()
+        address = replace(self._first, host=host, port=port)
+        if self._server is None or self._server.address != address:
+            await self._retire(self._server)
+            self._server = Server(address, self._timeout)
+        return self._server
+
+    async def _retire(self, server: Server | None) -> None:
+        """Keeps the server until commands to it have ended, and closes those that were retired long ago."""
+        now = time.monotonic()
+        while self._retired and now - self._retired[0][0] > 2 * self._timeout:
+            await self._retired.popleft()[1].close()
+        if server is not None:
+            server.drop_idle()
+            self._retired.append((now, server))
 
     async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
         return await self._on_primary(lambda server: server.read(nbytes, use))
@@ -102,11 +114,12 @@ class SentinelPrimary(Topology):
         return "" if self._server is None else self._server.address.label
 
     async def close(self) -> None:
-        for task in self._background.copy():
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        if self._server is not None:
-            await self._server.close()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        for server in [self._server, *(server for _, server in self._retired)]:
+            if server is not None:
+                await server.close()
         await self._sentinels.close()
 
 

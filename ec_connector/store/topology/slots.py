@@ -19,7 +19,7 @@ class SlotMap:
     """The owner of each slot, by host and port; slots that no server has are None."""
 
     def __init__(self, owners: Sequence[Place | None]) -> None:
-        self._owners = list(owners)
+        self._owners = [*owners, *[None] * (SLOTS - len(owners))]
 
     @classmethod
     def parse(cls, rows: Sequence[Sequence[object]], asked: str) -> SlotMap:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,3 +58,14 @@ class Topology(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Closes all connections."""
+
+
+async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of all, which run at once; the first error, but not before all have ended."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    found: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        found.append(result)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from support.processes.cluster import free_port
 from support.stores.server import StoreServer, eventually
@@ -12,7 +13,7 @@ from support.stores.server import StoreServer, eventually
 SLOTS = 16384
 
 
-def cluster_node(folder: Path, binary: str = "", **options: str) -> StoreServer:
+def cluster_node(folder: Path, binary: str = "", **options: Any) -> StoreServer:
     """A server that may be a node of a cluster, not started."""
     return StoreServer(
         folder,
@@ -30,7 +31,7 @@ def cluster_node(folder: Path, binary: str = "", **options: str) -> StoreServer:
 class ClusterServers:
     """`primaries` nodes with slots, in equal parts, and for each of them `replicas` replicas."""
 
-    def __init__(self, folder: Path, primaries: int = 3, replicas: int = 0, binary: str = "", **options: str):
+    def __init__(self, folder: Path, primaries: int = 3, replicas: int = 0, binary: str = "", **options: Any):
         nodes = [
             cluster_node(folder / f"node-{index}", binary, **options)
             for index in range(primaries * (1 + replicas))
@@ -81,6 +82,7 @@ class ClusterServers:
         self._meet(node)
         self.primaries.append(node)
         eventually("all to know the new node", lambda: all(self._known(each) for each in self.nodes))
+        eventually("it to serve", lambda: _info(node)["cluster_state"] == "ok")
 
     def begin_move(self, slot: int, source: StoreServer, target: StoreServer) -> None:
         """The slot is being moved: what the source does not have is asked of the target."""

@@ -14,11 +14,20 @@ NAME = "embeddings"
 class WatchedServers:
     """One primary, its replicas, and Sentinels, which take half a second of silence for a failure."""
 
-    def __init__(self, folder: Path, replicas: int = 1, sentinels: int = 3, binary: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replicas: int = 1,
+        sentinels: int = 3,
+        binary: str = "",
+        password: str = "",
+        sentinel_password: str = "",
+    ) -> None:
         self._folder = folder
         self._binary = binary
         self.servers = [
-            StoreServer(folder / f"server-{index}", binary, repl_diskless_sync_delay=0)
+            StoreServer(folder / f"server-{index}", binary, password=password, repl_diskless_sync_delay=0)
             for index in range(1 + replicas)
         ]
         config = (
@@ -26,8 +35,13 @@ class WatchedServers:
             f"sentinel down-after-milliseconds {NAME} 500\n"
             f"sentinel failover-timeout {NAME} 2000\n"
         )
+        if password:
+            config += f"sentinel auth-pass {NAME} {password}\n"
+        if sentinel_password:
+            config += f"requirepass {sentinel_password}\nsentinel sentinel-pass {sentinel_password}\n"
         self.sentinels = [
-            StoreServer(folder / f"sentinel-{index}", binary, config=config) for index in range(sentinels)
+            StoreServer(folder / f"sentinel-{index}", binary, config=config, password=sentinel_password)
+            for index in range(sentinels)
         ]
 
     @property
@@ -75,9 +89,11 @@ def _role(server: StoreServer) -> str:
 
 
 @contextmanager
-def watched_servers(folder: Path, binary: str = "") -> Iterator[WatchedServers]:
+def watched_servers(
+    folder: Path, binary: str = "", password: str = "", sentinel_password: str = ""
+) -> Iterator[WatchedServers]:
     """Servers and Sentinels for the length of a `with`."""
-    servers = WatchedServers(folder, binary=binary)
+    servers = WatchedServers(folder, binary=binary, password=password, sentinel_password=sentinel_password)
     try:
         servers.start()
         yield servers

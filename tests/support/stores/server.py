@@ -31,22 +31,28 @@ class StoreServer:
         folder: Path,
         binary: str = "",
         config: str = "",
+        password: str = "",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
         **options: object,
     ) -> None:
-        self.port = free_port()
+        self.host, self.port = host, port or free_port()
         folder.mkdir(parents=True)
         self._folder = folder
         self._binary = binary or str(find_server_binary())
         self._config = config
         self._options: dict[str, object] = {
-            "bind": "127.0.0.1",
+            "bind": host,
             "dir": folder,
             **({} if config else {"save": "", "maxmemory": "64mb", "maxmemory-policy": "volatile-lru"}),
+            **({"requirepass": password, "masterauth": password} if password and not config else {}),
             **{name.replace("_", "-"): value for name, value in options.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
-        user, password = ADMIN if "aclfile" in options else ("", "")
+        user, password = ADMIN if "aclfile" in options else ("", password)
         self._client = redis.Redis(
+            host=host,
             port=self.port,
             username=user or None,
             password=password or None,
@@ -56,7 +62,7 @@ class StoreServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.host}:{self.port}/0"
 
     @property
     def pid(self) -> int:

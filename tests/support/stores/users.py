@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from support.stores.server import ADMIN, StoreServer
@@ -36,7 +37,7 @@ def write_users(path: Path) -> Path:
 
 
 @contextmanager
-def guarded_server(folder: Path, binary: str = "", **options: str) -> Iterator[StoreServer]:
+def guarded_server(folder: Path, binary: str = "", **options: Any) -> Iterator[StoreServer]:
     """A server with the users for the length of a `with`."""
     folder.mkdir(parents=True, exist_ok=True)
     users = write_users(folder / "users.acl")

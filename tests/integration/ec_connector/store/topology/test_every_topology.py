@@ -108,6 +108,7 @@ async def test_the_budget_is_that_of_all_servers(topology_store: EmbeddingStore,
 async def test_the_epoch_stays_until_a_flush(topology_store: EmbeddingStore) -> None:
     before = await topology_store.epoch()
     assert await topology_store.epoch() == before
+    assert (await Registry(topology_store).poll("p1")).epoch == before, "they are compared with each other"
     for shard in topology_store.shards:
         for each in shard.topology.servers():
             await each.server.control.execute("FLUSHALL")
