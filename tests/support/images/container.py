@@ -60,13 +60,13 @@ class Container:
 
     def pid(self) -> int:
         """The first process as the host counts it; 0 while there is none."""
-        done = subprocess.run(self._crun("state", self.name), capture_output=True, text=True, timeout=30)
+        done = subprocess.run(self._crun("state", self.name), capture_output=True, text=True, timeout=60)
         return int(json.loads(done.stdout)["pid"]) if done.returncode == 0 else 0
 
     def terminate(self) -> None:
         """Sends the image's stop signal."""
         signal = str(self._configuration["StopSignal"])
-        subprocess.run(self._crun("kill", self.name, signal), check=True, capture_output=True, timeout=30)
+        subprocess.run(self._crun("kill", self.name, signal), check=True, capture_output=True, timeout=60)
 
     def wait(self) -> int:
         """The exit code, when the container has ended."""
@@ -81,8 +81,8 @@ class Container:
 
     def stop(self) -> None:
         """Kills what still runs."""
-        subprocess.run(self._crun("delete", "-f", self.name), capture_output=True, timeout=30)
-        self.process.wait(30)
+        subprocess.run(self._crun("delete", "-f", self.name), capture_output=True, timeout=60)
+        self.process.wait(60)
 
     def _crun(self, *words: str) -> list[str]:
         options = ("--root", str(self._state), "--cgroup-manager=disabled")

@@ -48,7 +48,7 @@ class ImageStore:
             (self.folder / "storage.conf").write_text(f"[storage]\n{words}\n")
             self._environment["STORAGE_DRIVER"] = driver
             works = subprocess.run(
-                ["buildah", "info"], env=self._environment, capture_output=True, timeout=60
+                ["buildah", "info"], env=self._environment, capture_output=True, timeout=PATIENCE
             )
             if works.returncode == 0:
                 return
