@@ -122,21 +122,29 @@ async def _findings(store: EmbeddingStore) -> list[Finding]:
                 findings.append(
                     note("store", str(error), "its user may not ask for INFO: use the administrator's")
                 )
-    workers = await Registry(store).workers()
-    return findings + await check_workers(workers)
+    return findings + await _workers(store)
+
+
+async def _workers(store: EmbeddingStore) -> list[Finding]:
+    try:
+        workers = await Registry(store).workers()
+    except StoreRefused as error:
+        return [note("workers", str(error), "its user may not read the registry: use the administrator's")]
+    return await check_workers(workers)
 
 
 async def _state(server: Server) -> StoreState:
-    info, memory, stats = [await server.info(section) for section in ("server", "memory", "stats")]
-    persistence = await server.info("persistence")
+    before = time.time()
+    info = await server.info("server")
+    middle = (before + time.time()) / 2
+    memory, stats, persistence = [
+        await server.info(section) for section in ("memory", "stats", "persistence")
+    ]
     took = []
     for _ in range(_PINGS):
         began = time.monotonic()
         await server.control.execute("PING")
         took.append(time.monotonic() - began)
-    before = time.time()
-    seconds, micros = await server.control.execute("TIME")
-    middle = (before + time.time()) / 2
     return StoreState(
         label=server.address.label,
         version=info.get("valkey_version") or info.get("redis_version", ""),
@@ -145,7 +153,8 @@ async def _state(server: Server) -> StoreState:
         used_bytes=int(memory.get("used_memory", 0)),
         evicted=int(stats.get("evicted_keys", 0)),
         latency=statistics.median(took),
-        skew=int(seconds) + int(micros) / 1e6 - middle,
+        # No TIME: a service's user may ask for INFO alone.
+        skew=int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0,
         persistent=persistence.get("aof_enabled") == "1" or int(persistence.get("rdb_saves", 0) or 0) > 0,
     )
 

@@ -37,6 +37,16 @@ async def test_a_policy_that_evicts_registrations_is_found(store: EmbeddingStore
     assert finding.verdict is Verdict.FAIL and "volatile-lru" in finding.remedy
 
 
+async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: EmbeddingStore, store_url: str):
+    await store.control.execute("ACL", "SETUSER", "default", "-time", "-eval", "-evalsha")
+    try:
+        findings = await _by_check(store_url)
+    finally:
+        await store.control.execute("ACL", "SETUSER", "default", "+@all")
+    assert findings["policy"].verdict is findings["clock"].verdict is Verdict.OK
+    assert findings["workers"].verdict is Verdict.NOTE and "administrator" in findings["workers"].remedy
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(DEMO_MODEL, tmp_path_factory.mktemp("doctor"), "--log-format", "json") as running:
