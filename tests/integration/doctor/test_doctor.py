@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.processes.cluster import Cluster, running_cluster, wait_for
-from triptych.doctor.finding import Finding, Verdict
+from triptych.doctor.finding import CheckOutcome, CheckResult
 from triptych.doctor.store import look_at_store
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.model_path import DEMO_MODEL
@@ -20,14 +20,14 @@ from triptych.launch.model_path import DEMO_MODEL
 GREETING = ("Triptych answers", "Paste ", "The picture:", "The answer:", "  ", "Ctrl-C")
 
 
-async def _by_check(url: str) -> dict[str, Finding]:
+async def _by_check(url: str) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in await look_at_store(url)}
 
 
 async def test_a_store_that_is_well_is_fit(store: EmbeddingStore, store_url: str):
     findings = await _by_check(store_url)
     assert findings.keys() == {"version", "policy", "maxmemory", "persistence", "latency", "clock"}
-    assert all(finding.verdict is not Verdict.FAIL for finding in findings.values()), findings
+    assert all(finding.verdict is not CheckOutcome.FAIL for finding in findings.values()), findings
     assert findings["clock"].found.endswith("against this machine")
 
 
@@ -37,7 +37,7 @@ async def test_a_policy_that_evicts_registrations_is_found(store: EmbeddingStore
         finding = (await _by_check(store_url))["policy"]
     finally:
         await store.control.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
-    assert finding.verdict is Verdict.FAIL and "volatile-lru" in finding.remedy
+    assert finding.verdict is CheckOutcome.FAIL and "volatile-lru" in finding.remedy
 
 
 async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: EmbeddingStore, store_url: str):
@@ -46,8 +46,8 @@ async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: Embedding
         findings = await _by_check(store_url)
     finally:
         await store.control.execute("ACL", "SETUSER", "default", "+@all")
-    assert findings["policy"].verdict is findings["clock"].verdict is Verdict.OK
-    assert findings["workers"].verdict is Verdict.NOTE and "administrator" in findings["workers"].remedy
+    assert findings["policy"].verdict is findings["clock"].verdict is CheckOutcome.OK
+    assert findings["workers"].verdict is CheckOutcome.NOTE and "administrator" in findings["workers"].remedy
 
 
 @pytest.fixture(scope="module")
