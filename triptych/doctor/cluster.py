@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-from triptych.doctor.finding import Finding, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, note, ok
 
 _SECONDS = 5.0
 _MOST_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def ask(url: str, key: str = "") -> PageReply:
         return PageReply(error=f"{'TLS: ' if isinstance(reason, ssl.SSLError) else ''}{reason}")
 
 
-def look_at_cluster(url: str, key: str = "") -> list[Finding]:
+def look_at_cluster(url: str, key: str = "") -> list[CheckResult]:
     """The findings on the proxy at `url`, like http://10.0.0.5:8000."""
     url = url.rstrip("/")
     if not url.startswith(("http://", "https://")):
@@ -56,20 +56,20 @@ def look_at_cluster(url: str, key: str = "") -> list[Finding]:
     ]
 
 
-def _unreached(url: str, error: str) -> Finding:
+def _unreached(url: str, error: str) -> CheckResult:
     if error.startswith("TLS: "):
         return fail("proxy", f"{url}: {error}", "give SSL_CERT_FILE the CA, or the name in the certificate")
     return fail("proxy", f"{url}: {error}", "start it, or correct --url; a firewall may be between")
 
 
-def check_health(answer: PageReply) -> Finding:
+def check_health(answer: PageReply) -> CheckResult:
     """GET /health."""
     if answer.status == 200:
         return ok("proxy", f"answers in {answer.seconds * 1000:.0f} ms")
     return fail("proxy", f"/health says {answer.status}", "see its log; is it a Triptych proxy?")
 
 
-def check_ready(answer: PageReply) -> Finding:
+def check_ready(answer: PageReply) -> CheckResult:
     """GET /ready."""
     try:
         said = json.loads(answer.body)
@@ -84,7 +84,7 @@ def check_ready(answer: PageReply) -> Finding:
     return ok("ready", "takes requests")
 
 
-def check_models(answer: PageReply) -> Finding:
+def check_models(answer: PageReply) -> CheckResult:
     """GET /v1/models."""
     if answer.status == 401:
         return note("models", "the API key is missing or wrong", "give one of the cluster's by --api-key")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class CheckOutcome(StrEnum):
     """How a check went. A note is for people to judge; it fails nothing."""
 
     OK = "ok"
@@ -16,28 +16,28 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line: what was checked and what was found; `remedy` says what to do about it."""
 
     check: str
     found: str
-    verdict: Verdict = Verdict.OK
+    verdict: CheckOutcome = CheckOutcome.OK
     remedy: str = ""
 
 
-def ok(check: str, found: str) -> Finding:
-    return Finding(check, found)
+def ok(check: str, found: str) -> CheckResult:
+    return CheckResult(check, found)
 
 
-def note(check: str, found: str, remedy: str = "") -> Finding:
-    return Finding(check, found, Verdict.NOTE, remedy)
+def note(check: str, found: str, remedy: str = "") -> CheckResult:
+    return CheckResult(check, found, CheckOutcome.NOTE, remedy)
 
 
-def fail(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, found, Verdict.FAIL, remedy)
+def fail(check: str, found: str, remedy: str) -> CheckResult:
+    return CheckResult(check, found, CheckOutcome.FAIL, remedy)
 
 
-def table(groups: Iterable[tuple[str, Sequence[Finding]]]) -> str:
+def table(groups: Iterable[tuple[str, Sequence[CheckResult]]]) -> str:
     """The findings under their headings, each remedy below its line, and a last line with the counts."""
     groups = [(heading, findings) for heading, findings in groups if findings]
     everything = [finding for _, findings in groups for finding in findings]
@@ -49,14 +49,16 @@ def table(groups: Iterable[tuple[str, Sequence[Finding]]]) -> str:
             lines.append(f"  {finding.verdict:<4}  {finding.check:<{width}}  {_one_line(finding.found)}")
             if finding.remedy:
                 lines.append(f"        {'':<{width}}  -> {_one_line(finding.remedy)}")
-    counts = {verdict: sum(1 for one in everything if one.verdict is verdict) for verdict in Verdict}
-    lines.append(f"{counts[Verdict.FAIL]} of {len(everything)} checks failed, {counts[Verdict.NOTE]} notes")
+    counts = {verdict: sum(1 for one in everything if one.verdict is verdict) for verdict in CheckOutcome}
+    lines.append(
+        f"{counts[CheckOutcome.FAIL]} of {len(everything)} checks failed, {counts[CheckOutcome.NOTE]} notes"
+    )
     return "\n".join(lines) + "\n"
 
 
-def failed(groups: Iterable[tuple[str, Sequence[Finding]]]) -> bool:
+def failed(groups: Iterable[tuple[str, Sequence[CheckResult]]]) -> bool:
     """Whether any check has failed."""
-    return any(finding.verdict is Verdict.FAIL for _, findings in groups for finding in findings)
+    return any(finding.verdict is CheckOutcome.FAIL for _, findings in groups for finding in findings)
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.config import GIB, format_size
-from triptych.doctor.finding import Finding, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, note, ok
 from triptych.machine.resources import allowed_cpus, available_memory, cpu_quota
 
 #: Least memory for any worker: the interpreter and torch take a third of it.
@@ -46,12 +46,12 @@ class MachineState:
         )
 
 
-def check_machine(state: MachineState, *, media_disk: int) -> list[Finding]:
+def check_machine(state: MachineState, *, media_disk: int) -> list[CheckResult]:
     """`media_disk`: bytes that the proxy may spool."""
     return [_memory(state), _cores(state), _files(state), _shm(state), _disk(state, media_disk)]
 
 
-def _memory(state: MachineState) -> Finding:
+def _memory(state: MachineState) -> CheckResult:
     shown = f"{format_size(state.memory)} available to this process"
     if state.memory >= LEAST_MEMORY:
         return ok("memory", shown)
@@ -61,7 +61,7 @@ def _memory(state: MachineState) -> Finding:
     return fail("memory", shown, f"{remedy}; `triptych check MODEL` says how much a model needs")
 
 
-def _cores(state: MachineState) -> Finding:
+def _cores(state: MachineState) -> CheckResult:
     if state.quota is None or state.quota >= state.cpus:
         return ok("cores", f"{state.cpus}")
     shown = f"{state.cpus}, with a quota of {state.quota:g}"
@@ -70,19 +70,19 @@ def _cores(state: MachineState) -> Finding:
     return note("cores", shown, "threads are chosen by the quota; equal requests and limits keep steps even")
 
 
-def _files(state: MachineState) -> Finding:
+def _files(state: MachineState) -> CheckResult:
     shown = f"{state.files} open files at most"
     if state.files >= LEAST_FILES:
         return ok("files", shown)
     return fail("files", shown, f"`ulimit -Hn 65536`, LimitNOFILE= of systemd: at least {LEAST_FILES}")
 
 
-def _shm(state: MachineState) -> Finding:
+def _shm(state: MachineState) -> CheckResult:
     shown = f"{format_size(state.shm)} free in /dev/shm"
     return ok("shm", shown) if state.shm else note("shm", shown, "services on CPUs do without it")
 
 
-def _disk(state: MachineState, media_disk: int) -> Finding:
+def _disk(state: MachineState, media_disk: int) -> CheckResult:
     shown = f"{format_size(state.disk)} free for spooled media"
     if state.disk >= media_disk:
         return ok("disk", shown)
@@ -91,12 +91,12 @@ def _disk(state: MachineState, media_disk: int) -> Finding:
     )
 
 
-def check_ports(ports: Sequence[tuple[str, str, int]]) -> list[Finding]:
+def check_ports(ports: Sequence[tuple[str, str, int]]) -> list[CheckResult]:
     """Each (flag, host, port) is bound for a moment; port 0 is always free."""
     return [_port(flag, host, port) for flag, host, port in ports]
 
 
-def _port(flag: str, host: str, port: int) -> Finding:
+def _port(flag: str, host: str, port: int) -> CheckResult:
     shown = f"{host}:{port}"
     if not port:
         return ok(flag, "picked at the start")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triptych.config import ServeConfig, format_size
-from triptych.doctor.finding import Finding, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, note, ok
 from triptych.errors import ConfigError
 from triptych.launch.model_path import resolve_demo, resolve_model
 
 
-def check_model(config: ServeConfig) -> list[Finding]:
+def check_model(config: ServeConfig) -> list[CheckResult]:
     """Whether the folder holds a checkpoint that can be served; a hub id is not looked up."""
     try:
         given = resolve_demo(config.demo, config.model)
@@ -27,7 +27,7 @@ def check_model(config: ServeConfig) -> list[Finding]:
     return [_family(path, weights)]
 
 
-def _family(path: Path, weights: int) -> Finding:
+def _family(path: Path, weights: int) -> CheckResult:
     shown = f"{path}, {format_size(weights)} of weights"
     try:
         from triptych.models.registry import family_of
@@ -39,7 +39,7 @@ def _family(path: Path, weights: int) -> Finding:
         return fail("model", shown, str(error))
 
 
-def check_devices(wanted: Sequence[str]) -> list[Finding]:
+def check_devices(wanted: Sequence[str]) -> list[CheckResult]:
     """Each device that a worker is to use, by what torch sees."""
     try:
         import torch
@@ -50,7 +50,7 @@ def check_devices(wanted: Sequence[str]) -> list[Finding]:
     return [device_finding(device, names) for device in dict.fromkeys(wanted)]
 
 
-def device_finding(device: str, gpus: Sequence[str]) -> Finding:
+def device_finding(device: str, gpus: Sequence[str]) -> CheckResult:
     """One device, like "cpu" or "cuda:1", where these GPUs are."""
     kind, _, index = device.partition(":")
     if kind == "cpu":

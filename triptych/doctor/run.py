@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from triptych.config import DoctorConfig
 from triptych.doctor.cluster import look_at_cluster
-from triptych.doctor.finding import Finding, fail
+from triptych.doctor.finding import CheckResult, fail
 from triptych.doctor.machine import MachineState, check_machine, check_ports
 from triptych.doctor.model import check_devices, check_model
 from triptych.doctor.secrets import check_secrets
@@ -16,7 +16,7 @@ from triptych.doctor.versions import check_versions, installed
 from triptych.errors import ConfigError
 from triptych.launch.secrets.credentials import store_url
 
-Group = tuple[str, Sequence[Finding]]
+Group = tuple[str, Sequence[CheckResult]]
 
 
 def examine(config: DoctorConfig) -> list[Group]:
@@ -24,7 +24,7 @@ def examine(config: DoctorConfig) -> list[Group]:
     proxy = config.proxy
     devices = [config.encoder.device, config.pd.device]
     state = MachineState.of_this(proxy.spool_folder)
-    checks: list[tuple[str, Callable[[], list[Finding]]]] = [
+    checks: list[tuple[str, Callable[[], list[CheckResult]]]] = [
         ("versions", lambda: check_versions(installed())),
         ("machine", lambda: check_machine(state, media_disk=proxy.media_disk)),
         (
@@ -54,11 +54,11 @@ def ports_of(config: DoctorConfig) -> list[tuple[str, str, int]]:
     return ports
 
 
-def _store(config: DoctorConfig) -> list[Finding]:
+def _store(config: DoctorConfig) -> list[CheckResult]:
     return asyncio.run(look_at_store(store_url(config.store, config.proxy)))
 
 
-def _guarded(heading: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _guarded(heading: str, check: Callable[[], list[CheckResult]]) -> list[CheckResult]:
     try:
         return check()
     except ConfigError as error:

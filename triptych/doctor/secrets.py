@@ -9,7 +9,7 @@ from pathlib import Path
 from triptych.config import ProxyConfig, check_front_door, read_internal_token
 from triptych.config.flags import flags_of
 from triptych.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
-from triptych.doctor.finding import Finding, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, note, ok
 from triptych.doctor.machine import readable_by_others
 from triptych.errors import ConfigError
 from triptych.proxy.auth.key_ring import KeyRing
@@ -21,7 +21,7 @@ _SECRET_FILES = ("internal_token_file", "store_password_file", "api_key_file")
 _KEY_FILES = ("store_key_file", "tls_key_file", "http_key_file")
 
 
-def check_secrets(config: ProxyConfig) -> list[Finding]:
+def check_secrets(config: ProxyConfig) -> list[CheckResult]:
     """The files that are named by flags, what they hold, and whether the front door may be open as it is."""
     findings = [_file(option, path) for option, path in _named(config)]
     findings += _attempt("internal token", lambda: _token(config))
@@ -38,7 +38,7 @@ def _named(config: ProxyConfig) -> list[tuple[str, str]]:
     return [(given[name], str(getattr(config, name))) for name in names if getattr(config, name)]
 
 
-def _file(option: str, name: str) -> Finding:
+def _file(option: str, name: str) -> CheckResult:
     path = Path(name)
     try:
         with path.open("rb"):
@@ -56,7 +56,7 @@ def _file(option: str, name: str) -> Finding:
     return ok(option, str(path))
 
 
-def _token(config: ProxyConfig) -> Finding:
+def _token(config: ProxyConfig) -> CheckResult:
     token = read_internal_token(config.internal_token, config.internal_token_file)
     if not token:
         return note("internal token", "none: `triptych serve` makes one for this machine alone")
@@ -64,20 +64,20 @@ def _token(config: ProxyConfig) -> Finding:
     return ok("internal token", "is set" if lines == 1 else f"{lines} are in force: a rotation is under way")
 
 
-def _keys(config: ProxyConfig) -> Finding:
+def _keys(config: ProxyConfig) -> CheckResult:
     ring = KeyRing(config.api_key, config.api_key_file, KeyLimits())
     if not ring.in_use:
         return note("API keys", "none: every client is let in")
     return ok("API keys", "are asked for")
 
 
-def _front_door(config: ProxyConfig) -> Finding:
+def _front_door(config: ProxyConfig) -> CheckResult:
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_front_encryption(config)
     return ok("front door", f"--host {config.host} may be served as configured")
 
 
-def _certificate(name: str, files: TlsFiles | None) -> Finding:
+def _certificate(name: str, files: TlsFiles | None) -> CheckResult:
     from triptych.rpc.tls.material import read_material
 
     if files is None:
@@ -85,7 +85,7 @@ def _certificate(name: str, files: TlsFiles | None) -> Finding:
     return certificate_finding(name, read_material(files).not_after, time.time())
 
 
-def certificate_finding(name: str, not_after: float, now: float) -> Finding:
+def certificate_finding(name: str, not_after: float, now: float) -> CheckResult:
     """A certificate that ends at `not_after`, in seconds since 1970."""
     days = (not_after - now) / 86400
     if days <= 0:
@@ -96,7 +96,7 @@ def certificate_finding(name: str, not_after: float, now: float) -> Finding:
     return ok(name, f"the certificate is valid for {days:.0f} days")
 
 
-def _attempt(check: str, find: Callable[[], Finding]) -> list[Finding]:
+def _attempt(check: str, find: Callable[[], CheckResult]) -> list[CheckResult]:
     """The finding, or the failure that a ConfigError tells: it names the flag and the remedy."""
     try:
         return [find()]

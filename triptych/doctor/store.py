@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 
 from triptych.config import MIB, format_size
-from triptych.doctor.finding import Finding, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, note, ok
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import POLICY
+from triptych.ec_connector.store.topology.location import parse_store
 from triptych.ec_connector.store.topology.server import Server
-from triptych.errors import TriptychError
 from triptych.types import WorkerInfo
 
 #: Least versions of Redis and Valkey.
@@ -44,12 +44,12 @@ class StoreState:
     persistent: bool = False
 
 
-def check_server(state: StoreState) -> list[Finding]:
+def check_server(state: StoreState) -> list[CheckResult]:
     """The findings on one server of the store."""
     return [_version(state), _policy(state), _memory(state), _disk(state), _latency(state), _clock(state)]
 
 
-def _version(state: StoreState) -> Finding:
+def _version(state: StoreState) -> CheckResult:
     name, check = f"{state.label}: {state.version or 'unknown'}", "version"
     first = state.version.partition(".")[0]
     if first.isdecimal() and int(first) < LEAST_REDIS:
@@ -57,14 +57,14 @@ def _version(state: StoreState) -> Finding:
     return ok(check, name)
 
 
-def _policy(state: StoreState) -> Finding:
+def _policy(state: StoreState) -> CheckResult:
     if state.policy == POLICY:
         return ok("policy", state.policy)
     why = f"CONFIG SET maxmemory-policy {POLICY}, and in the server's file: leases and registrations, which "
     return fail("policy", state.policy or "unknown", why + "have no TTL, must never be evicted")
 
 
-def _memory(state: StoreState) -> Finding:
+def _memory(state: StoreState) -> CheckResult:
     used, most = format_size(state.used_bytes), format_size(state.max_bytes)
     if not state.max_bytes:
         return fail("maxmemory", f"none; {used} in use", "CONFIG SET maxmemory, 0.7 of the server's memory")
@@ -74,13 +74,13 @@ def _memory(state: StoreState) -> Finding:
     return ok("maxmemory", shown)
 
 
-def _disk(state: StoreState) -> Finding:
+def _disk(state: StoreState) -> CheckResult:
     if not state.persistent:
         return ok("persistence", "off")
     return note("persistence", "on", "CONFIG SET save '' appendonly no: embeddings are made again when lost")
 
 
-def _latency(state: StoreState) -> Finding:
+def _latency(state: StoreState) -> CheckResult:
     shown = f"{state.latency * 1000:.2f} ms for a PING"
     if state.latency < SLOW_SECONDS:
         return ok("latency", shown)
@@ -88,32 +88,31 @@ def _latency(state: StoreState) -> Finding:
     return note("latency", shown, remedy) if state.latency < BAD_SECONDS else fail("latency", shown, remedy)
 
 
-def _clock(state: StoreState) -> Finding:
+def _clock(state: StoreState) -> CheckResult:
     shown = f"{state.skew:+.3f} s against this machine"
     if abs(state.skew) <= MOST_SKEW_SECONDS:
         return ok("clock", shown)
     return fail("clock", shown, "synchronise both machines' clocks by NTP (chrony, systemd-timesyncd)")
 
 
-async def look_at_store(url: str) -> list[Finding]:
+async def look_at_store(url: str) -> list[CheckResult]:
     """The findings on the store at this address, and on the workers that are registered in it."""
+    # Not by `connect`, which tells other processes which shards there are.
+    store = EmbeddingStore(parse_store(url), _SECONDS)
     try:
         async with asyncio.timeout(_SECONDS):
-            store = await EmbeddingStore.connect(url)
-    except (TriptychError, TimeoutError, OSError) as error:
+            for shard in store.shards:
+                await shard.topology.connect()
+            return await _findings(store)
+    except (StoreUnavailable, TimeoutError, OSError) as error:
         remedy = "start it, or correct --store, its password and TLS files; a firewall may be between"
         return [fail("store", str(error) or "no answer in time", remedy)]
-    try:
-        async with asyncio.timeout(_SECONDS):
-            return await _findings(store)
-    except (StoreUnavailable, TimeoutError) as error:
-        return [fail("store", str(error) or "no answer in time", "see the store's log")]
     finally:
         await store.close()
 
 
-async def _findings(store: EmbeddingStore) -> list[Finding]:
-    findings: list[Finding] = []
+async def _findings(store: EmbeddingStore) -> list[CheckResult]:
+    findings: list[CheckResult] = []
     for shard in store.shards:
         for part in shard.topology.servers():
             try:
@@ -122,21 +121,29 @@ async def _findings(store: EmbeddingStore) -> list[Finding]:
                 findings.append(
                     note("store", str(error), "its user may not ask for INFO: use the administrator's")
                 )
-    workers = await Registry(store).workers()
-    return findings + await check_workers(workers)
+    return findings + await _workers(store)
+
+
+async def _workers(store: EmbeddingStore) -> list[CheckResult]:
+    try:
+        workers = await Registry(store).workers()
+    except StoreRefused as error:
+        return [note("workers", str(error), "its user may not read the registry: use the administrator's")]
+    return await check_workers(workers)
 
 
 async def _state(server: Server) -> StoreState:
-    info, memory, stats = [await server.info(section) for section in ("server", "memory", "stats")]
-    persistence = await server.info("persistence")
+    before = time.time()
+    info = await server.info("server")
+    middle = (before + time.time()) / 2
+    memory, stats, persistence = [
+        await server.info(section) for section in ("memory", "stats", "persistence")
+    ]
     took = []
     for _ in range(_PINGS):
         began = time.monotonic()
         await server.control.execute("PING")
         took.append(time.monotonic() - began)
-    before = time.time()
-    seconds, micros = await server.control.execute("TIME")
-    middle = (before + time.time()) / 2
     return StoreState(
         label=server.address.label,
         version=info.get("valkey_version") or info.get("redis_version", ""),
@@ -145,17 +152,18 @@ async def _state(server: Server) -> StoreState:
         used_bytes=int(memory.get("used_memory", 0)),
         evicted=int(stats.get("evicted_keys", 0)),
         latency=statistics.median(took),
-        skew=int(seconds) + int(micros) / 1e6 - middle,
+        # No TIME: a service's user may ask for INFO alone.
+        skew=int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0,
         persistent=persistence.get("aof_enabled") == "1" or int(persistence.get("rdb_saves", 0) or 0) > 0,
     )
 
 
-async def check_workers(workers: list[WorkerInfo], seconds: float = 3.0) -> list[Finding]:
+async def check_workers(workers: list[WorkerInfo], seconds: float = 3.0) -> list[CheckResult]:
     """Whether each registered worker's address can be reached from here."""
     return list(await asyncio.gather(*(_reached(info, seconds) for info in workers)))
 
 
-async def _reached(info: WorkerInfo, seconds: float) -> Finding:
+async def _reached(info: WorkerInfo, seconds: float) -> CheckResult:
     host, _, port = info.address.rpartition(":")
     name = f"{info.pool} {info.address} ({info.model})"
     try:

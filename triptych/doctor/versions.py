@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from triptych.doctor.finding import Finding, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, note, ok
 
 LEAST_PYTHON = (3, 11)
 
@@ -54,7 +54,9 @@ def installed() -> dict[str, str]:
     return found
 
 
-def check_versions(found: Mapping[str, str], python: tuple[int, ...] = sys.version_info[:3]) -> list[Finding]:
+def check_versions(
+    found: Mapping[str, str], python: tuple[int, ...] = sys.version_info[:3]
+) -> list[CheckResult]:
     """Python and each library; one that only workers need may be missing."""
     shown = ".".join(map(str, python))
     remedy = f"make the environment with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"

@@ -11,20 +11,23 @@ from collections.abc import Iterator
 import pytest
 
 from support.processes.cluster import Cluster, running_cluster, wait_for
-from triptych.doctor.finding import Finding, Verdict
+from triptych.doctor.finding import CheckOutcome, CheckResult
 from triptych.doctor.store import look_at_store
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.model_path import DEMO_MODEL
 
+#: What `serve` says to people, on stdout.
+GREETING = ("Triptych answers", "Paste ", "The picture:", "The answer:", "  ", "Ctrl-C")
 
-async def _by_check(url: str) -> dict[str, Finding]:
+
+async def _by_check(url: str) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in await look_at_store(url)}
 
 
 async def test_a_store_that_is_well_is_fit(store: EmbeddingStore, store_url: str):
     findings = await _by_check(store_url)
     assert findings.keys() == {"version", "policy", "maxmemory", "persistence", "latency", "clock"}
-    assert all(finding.verdict is not Verdict.FAIL for finding in findings.values()), findings
+    assert all(finding.verdict is not CheckOutcome.FAIL for finding in findings.values()), findings
     assert findings["clock"].found.endswith("against this machine")
 
 
@@ -34,7 +37,17 @@ async def test_a_policy_that_evicts_registrations_is_found(store: EmbeddingStore
         finding = (await _by_check(store_url))["policy"]
     finally:
         await store.control.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
-    assert finding.verdict is Verdict.FAIL and "volatile-lru" in finding.remedy
+    assert finding.verdict is CheckOutcome.FAIL and "volatile-lru" in finding.remedy
+
+
+async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: EmbeddingStore, store_url: str):
+    await store.control.execute("ACL", "SETUSER", "default", "-time", "-eval", "-evalsha")
+    try:
+        findings = await _by_check(store_url)
+    finally:
+        await store.control.execute("ACL", "SETUSER", "default", "+@all")
+    assert findings["policy"].verdict is findings["clock"].verdict is CheckOutcome.OK
+    assert findings["workers"].verdict is CheckOutcome.NOTE and "administrator" in findings["workers"].remedy
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +99,9 @@ def test_every_line_of_every_process_is_json_with_the_request_as_a_field(cluster
     record = wait_for("the record of the request", ended)[-1]
     assert len(str(record["request_id"])) == 32 and record["process"] == "proxy"
     assert record["completion_tokens"] == 2
-    names = {json.loads(line)["process"] for line in cluster.log.read_text().splitlines() if line[:1] == "{"}
-    assert {"serve", "proxy", "encoder-0", "pd-0"} <= names
-    shouted = [line for line in cluster.log.read_text().splitlines() if " I " in line[:20]]
-    assert not shouted
+    lines = cluster.log.read_text().splitlines()
+    assert {"serve", "proxy", "encoder-0", "pd-0"} <= {
+        json.loads(line)["process"] for line in lines if line.startswith("{")
+    }
+    others = [line for line in lines if line and not line.startswith(("{", *GREETING))]
+    assert not others

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from triptych.doctor.cluster import PageReply, check_health, check_models, check_ready, look_at_cluster
-from triptych.doctor.finding import Verdict
+from triptych.doctor.finding import CheckOutcome
 
 
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (PageReply(200, '{"status": "ready"}'), Verdict.OK),
-        (PageReply(200, '{"status": "ready", "degraded": "store"}'), Verdict.FAIL),
-        (PageReply(503, '{"status": "no PD worker is live"}'), Verdict.FAIL),
-        (PageReply(503, "<html>"), Verdict.FAIL),
-        (PageReply(503, "[]"), Verdict.FAIL),
-        (PageReply(error="timed out"), Verdict.FAIL),
+        (PageReply(200, '{"status": "ready"}'), CheckOutcome.OK),
+        (PageReply(200, '{"status": "ready", "degraded": "store"}'), CheckOutcome.FAIL),
+        (PageReply(503, '{"status": "no PD worker is live"}'), CheckOutcome.FAIL),
+        (PageReply(503, "<html>"), CheckOutcome.FAIL),
+        (PageReply(503, "[]"), CheckOutcome.FAIL),
+        (PageReply(error="timed out"), CheckOutcome.FAIL),
     ],
 )
 def test_a_proxy_that_is_not_ready_says_why(answer, verdict):
@@ -26,12 +26,12 @@ def test_a_proxy_that_is_not_ready_says_why(answer, verdict):
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (PageReply(200, '{"data": [{"id": "demo"}]}'), Verdict.OK),
-        (PageReply(200, '{"data": []}'), Verdict.FAIL),
-        (PageReply(401, "{}"), Verdict.NOTE),
-        (PageReply(200, "{}"), Verdict.FAIL),
-        (PageReply(200, '{"data": [1]}'), Verdict.FAIL),
-        (PageReply(502, "<html>"), Verdict.FAIL),
+        (PageReply(200, '{"data": [{"id": "demo"}]}'), CheckOutcome.OK),
+        (PageReply(200, '{"data": []}'), CheckOutcome.FAIL),
+        (PageReply(401, "{}"), CheckOutcome.NOTE),
+        (PageReply(200, "{}"), CheckOutcome.FAIL),
+        (PageReply(200, '{"data": [1]}'), CheckOutcome.FAIL),
+        (PageReply(502, "<html>"), CheckOutcome.FAIL),
     ],
 )
 def test_models_are_listed(answer, verdict):
@@ -39,7 +39,7 @@ def test_models_are_listed(answer, verdict):
 
 
 def test_another_server_is_no_proxy():
-    assert check_health(PageReply(404)).verdict is Verdict.FAIL
+    assert check_health(PageReply(404)).verdict is CheckOutcome.FAIL
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_another_server_is_no_proxy():
 )
 def test_an_address_that_is_none_or_does_not_answer_is_one_failure(url):
     (finding,) = look_at_cluster(url)
-    assert finding.verdict is Verdict.FAIL and finding.remedy
+    assert finding.verdict is CheckOutcome.FAIL and finding.remedy

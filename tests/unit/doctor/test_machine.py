@@ -8,40 +8,40 @@ from dataclasses import replace
 import pytest
 
 from triptych.config import GIB, MIB
-from triptych.doctor.finding import Finding, Verdict
+from triptych.doctor.finding import CheckOutcome, CheckResult
 from triptych.doctor.machine import MachineState, check_machine, check_ports, readable_by_others
 
 WELL = MachineState(memory=8 * GIB, cpus=4, quota=None, files=65536, shm=64 * MIB, disk=20 * GIB)
 
 
-def _findings(state: MachineState) -> dict[str, Finding]:
+def _findings(state: MachineState) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in check_machine(state, media_disk=4 * GIB)}
 
 
 def test_a_machine_that_is_well_fails_nothing():
-    assert {finding.verdict for finding in _findings(WELL).values()} == {Verdict.OK}
+    assert {finding.verdict for finding in _findings(WELL).values()} == {CheckOutcome.OK}
 
 
 @pytest.mark.parametrize(
     ("check", "state", "verdict"),
     [
-        ("memory", replace(WELL, memory=500 * MIB), Verdict.FAIL),
-        ("cores", replace(WELL, quota=2.5), Verdict.NOTE),
-        ("cores", replace(WELL, quota=0.5), Verdict.FAIL),
-        ("files", replace(WELL, files=1024), Verdict.FAIL),
-        ("shm", replace(WELL, shm=0), Verdict.NOTE),
-        ("disk", replace(WELL, disk=GIB), Verdict.NOTE),
+        ("memory", replace(WELL, memory=500 * MIB), CheckOutcome.FAIL),
+        ("cores", replace(WELL, quota=2.5), CheckOutcome.NOTE),
+        ("cores", replace(WELL, quota=0.5), CheckOutcome.FAIL),
+        ("files", replace(WELL, files=1024), CheckOutcome.FAIL),
+        ("shm", replace(WELL, shm=0), CheckOutcome.NOTE),
+        ("disk", replace(WELL, disk=GIB), CheckOutcome.NOTE),
     ],
 )
 def test_what_is_missing_is_found_with_its_remedy(check, state, verdict):
     findings = _findings(state)
     assert findings.pop(check).verdict is verdict
-    assert {finding.verdict for finding in findings.values()} == {Verdict.OK}
+    assert {finding.verdict for finding in findings.values()} == {CheckOutcome.OK}
     assert _findings(state)[check].remedy
 
 
 def test_a_quota_of_all_cores_is_no_matter():
-    assert _findings(replace(WELL, quota=4.0))["cores"].verdict is Verdict.OK
+    assert _findings(replace(WELL, quota=4.0))["cores"].verdict is CheckOutcome.OK
 
 
 def test_this_machine_can_be_looked_at():
@@ -55,20 +55,20 @@ def test_a_taken_port_is_named_with_its_flag():
         taken.listen()
         port = taken.getsockname()[1]
         (finding,) = check_ports([("--grpc-port", "127.0.0.1", port)])
-    assert finding.verdict is Verdict.FAIL
+    assert finding.verdict is CheckOutcome.FAIL
     assert (finding.check, str(port) in finding.found) == ("--grpc-port", True)
-    assert check_ports([("--grpc-port", "127.0.0.1", port)])[0].verdict is Verdict.OK
+    assert check_ports([("--grpc-port", "127.0.0.1", port)])[0].verdict is CheckOutcome.OK
 
 
 def test_an_address_of_another_machine_and_a_number_that_is_no_port_fail():
     verdicts = [
         one.verdict for one in check_ports([("--port", "203.0.113.1", 80), ("--port", "127.0.0.1", 70000)])
     ]
-    assert verdicts == [Verdict.FAIL, Verdict.FAIL]
+    assert verdicts == [CheckOutcome.FAIL, CheckOutcome.FAIL]
 
 
 def test_port_zero_is_always_free():
-    assert check_ports([("--port", "127.0.0.1", 0)])[0].verdict is Verdict.OK
+    assert check_ports([("--port", "127.0.0.1", 0)])[0].verdict is CheckOutcome.OK
 
 
 @pytest.mark.parametrize(

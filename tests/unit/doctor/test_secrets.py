@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from triptych.config import ProxyConfig
-from triptych.doctor.finding import Finding, Verdict, table
+from triptych.doctor.finding import CheckOutcome, CheckResult, table
 from triptych.doctor.secrets import certificate_finding, check_secrets
 
 SECRET = "a-secret-of-more-than-16-characters"
@@ -22,19 +22,19 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
-def _findings(**flags: object) -> dict[str, Finding]:
+def _findings(**flags: object) -> dict[str, CheckResult]:
     config = ProxyConfig(**flags)  # type: ignore[arg-type]
     return {finding.check: finding for finding in check_secrets(config)}
 
 
 def test_a_file_for_this_user_alone_is_fine(token):
     findings = _findings(internal_token_file=str(token))
-    assert findings["--internal-token-file"].verdict is Verdict.OK
+    assert findings["--internal-token-file"].verdict is CheckOutcome.OK
     assert findings["internal token"].found == "is set"
 
 
 @pytest.mark.parametrize(
-    ("mode", "verdict"), [(0o644, Verdict.NOTE), (0o666, Verdict.FAIL), (0o660, Verdict.FAIL)]
+    ("mode", "verdict"), [(0o644, CheckOutcome.NOTE), (0o666, CheckOutcome.FAIL), (0o660, CheckOutcome.FAIL)]
 )
 def test_a_file_that_others_may_read_or_write_is_named(token, mode, verdict):
     token.chmod(mode)
@@ -44,14 +44,14 @@ def test_a_file_that_others_may_read_or_write_is_named(token, mode, verdict):
 
 def test_a_missing_file_fails_by_its_flag(tmp_path):
     findings = _findings(api_key_file=str(tmp_path / "keys"))
-    assert findings["--api-key-file"].verdict is Verdict.FAIL
-    assert findings["API keys"].verdict is Verdict.FAIL
+    assert findings["--api-key-file"].verdict is CheckOutcome.FAIL
+    assert findings["API keys"].verdict is CheckOutcome.FAIL
 
 
 def test_a_short_token_fails_with_how_to_make_one(token):
     token.write_text("short")
     finding = _findings(internal_token_file=str(token))["internal token"]
-    assert finding.verdict is Verdict.FAIL and "openssl rand" in finding.remedy
+    assert finding.verdict is CheckOutcome.FAIL and "openssl rand" in finding.remedy
 
 
 def test_two_tokens_are_a_rotation(token):
@@ -62,16 +62,16 @@ def test_two_tokens_are_a_rotation(token):
 def test_a_key_file_without_keys_fails(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
-    assert _findings(api_key_file=str(file))["API keys"].verdict is Verdict.FAIL
+    assert _findings(api_key_file=str(file))["API keys"].verdict is CheckOutcome.FAIL
 
 
 def test_a_front_door_that_is_open_to_other_machines_fails():
     finding = _findings(host="0.0.0.0")["front door"]
-    assert finding.verdict is Verdict.FAIL and "--api-key-file" in finding.remedy
+    assert finding.verdict is CheckOutcome.FAIL and "--api-key-file" in finding.remedy
 
 
 def test_half_of_the_files_of_tls_fail(token):
-    assert _findings(tls_cert_file=str(token))["internal TLS"].verdict is Verdict.FAIL
+    assert _findings(tls_cert_file=str(token))["internal TLS"].verdict is CheckOutcome.FAIL
 
 
 def test_no_secret_is_shown(token, tmp_path):
@@ -86,6 +86,8 @@ def test_no_secret_is_shown(token, tmp_path):
     assert SECRET[:15] not in table([("secrets", list(_findings(**flags).values()))])
 
 
-@pytest.mark.parametrize(("days", "verdict"), [(90, Verdict.OK), (13, Verdict.NOTE), (-1, Verdict.FAIL)])
+@pytest.mark.parametrize(
+    ("days", "verdict"), [(90, CheckOutcome.OK), (13, CheckOutcome.NOTE), (-1, CheckOutcome.FAIL)]
+)
 def test_a_certificate_is_judged_by_its_last_day(days, verdict):
     assert certificate_finding("front TLS", 1e9 + days * DAY, 1e9).verdict is verdict

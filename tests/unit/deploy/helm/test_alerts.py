@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from support.monitoring.alerts import CASES, alert_rules, rules
+from support.kubernetes.chart import render
+from support.kubernetes.manifests import of_kind
+from support.monitoring.alerts import CASES, FILE, alert_rules, rules
 from support.monitoring.metric_table import documented
 from support.monitoring.promql import metric_names, selectors
 
@@ -57,3 +60,8 @@ def test_no_alert_is_explained_that_is_none():
 def test_every_alert_is_tried():
     assert {case.alert for case in CASES} == alert_rules().keys()
     assert all(case.quiet for case in CASES)
+
+
+def test_the_chart_makes_a_prometheus_rule_of_them_as_they_are():
+    (made,) = of_kind(render({"prometheusRules": {"enabled": True}}), "PrometheusRule")
+    assert made["spec"] == yaml.safe_load(FILE.read_text())

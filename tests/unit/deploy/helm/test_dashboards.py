@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.kubernetes.chart import render
+from support.kubernetes.manifests import of_kind
 from support.monitoring.dashboards import DASHBOARDS
 from support.monitoring.grafana import Dashboard, document
 from support.monitoring.metric_table import documented
@@ -108,3 +110,16 @@ def test_nothing_is_bound_to_one_grafana():
         }
         names = [variable["name"] for variable in shown["templating"]["list"]]
         assert names == ["datasource", "namespace", "model"]
+
+
+def test_the_chart_mounts_them_as_they_are():
+    made = of_kind(render({"dashboards": {"enabled": True}}), "ConfigMap")
+    mounted = {
+        name: json.loads(text) for one in made for name, text in one["data"].items() if ".json" in name
+    }
+    assert mounted == {f"{dashboard.name}.json": document(dashboard) for dashboard in DASHBOARDS}
+    assert all(
+        one["metadata"]["labels"]["grafana_dashboard"] == "1"
+        for one in made
+        if "dashboard" in one["metadata"]["name"]
+    )
