@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,32 @@ def test_the_download_takes_the_files_that_the_code_takes_from_a_hub() -> None:
 
     code = ROOT / "triptych/launch/model_path.py"
     assert patterns(ROOT / "deploy/helm/triptych/files/download.py") == patterns(code)
+
+
+def test_the_download_ends_with_the_file_that_workers_wait_for(tmp_path: Path) -> None:
+    (tmp_path / "huggingface_hub.py").write_text(
+        "from pathlib import Path\n"
+        "def snapshot_download(name, *, revision, local_dir, allow_patterns):\n"
+        "    assert not Path(local_dir, '.complete').exists()\n"
+        "    Path(local_dir).mkdir()\n"
+        "    Path(local_dir, 'config.json').write_text(f'{name} {revision}')\n"
+    )
+    values = {"model": {"source": "download", "name": "m", "download": {"id": "a/b", "revision": "v1"}}}
+    (job,) = [one for one in render(values) if one["kind"] == "Job"]
+    container = main_container(job)
+    assert container["command"] == ["python", "-c"]
+    folder = tmp_path / "model"
+    given = {one["name"]: one["value"] for one in container["env"]} | {"FOLDER": str(folder)}
+    # A second run, as after a restart, finds everything there.
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", *container["args"]],
+            env=given | {"PYTHONPATH": str(tmp_path)},
+            check=True,
+            timeout=30,
+        )
+    assert (folder / "config.json").read_text() == "a/b v1"
+    assert (folder / ".complete").is_file()
 
 
 @pytest.mark.parametrize("name", CASES)

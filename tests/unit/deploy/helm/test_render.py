@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from triptych import __version__
 
 #: The oldest version that the chart allows, and the newest one with a schema.
 VERSIONS = ("1.30", "1.37")
+EXTERNAL = {"url": "rediss://a:1/0", "clientSecret": "c", "caSecret": "d"}
 #: Options by which every kind of object appears.
 EVERYTHING = {
     "model": {"source": "download", "name": "m", "download": {"id": "a/b", "tokenSecret": {"name": "hf"}}},
@@ -33,7 +35,7 @@ EVERYTHING = {
         "frontDoorTls": {"certManager": {"issuerRef": {"name": "public"}}, "hosts": ["m.example"]},
     },
     "encoderPools": [{"name": "gpu", "device": "cuda", "autoscale": {"max": 8}}],
-    "pdPools": [{"name": "gpu", "device": "cuda:0", "autoscale": {"max": 3}}],
+    "pdPools": [{"name": "gpu", "device": "cuda", "autoscale": {"max": 3}}],
     "autoscaling": {"engine": "keda"},
     "tls": {"enabled": True, "certManager": {"issuerRef": {"name": "ca", "kind": "Issuer"}}},
     "gatewayApi": {"enabled": True, "parentRefs": [{"name": "public"}]},
@@ -58,6 +60,26 @@ def test_every_object_is_valid(name: str, version: str) -> None:
 @pytest.mark.parametrize("engine", ["keda", "hpa"])
 def test_every_object_of_every_option_is_valid(engine: str) -> None:
     for manifest in render(EVERYTHING | {"autoscaling": {"engine": engine}}):
+        validate(manifest, VERSIONS[0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"podSecurity": {"runAsUser": None, "storeUser": None}, "serviceAccount": {"create": False}},
+        {"proxy": {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["203.0.113.0/24"]}}},
+        {"commonLabels": {"team": "x"}, "extraEnv": [{"name": "A", "value": "b"}], "logFormat": "json"},
+        {
+            "topologySpread": {"enabled": False},
+            "pdb": {"enabled": False},
+            "networkPolicy": {"enabled": False},
+        },
+        {"networkPolicy": {"dns": {"to": []}}, "encoderPools": [{"name": "a", "runtimeClassName": "nvidia"}]},
+        {"store": {"mode": "external", "acl": False, "existingSecret": "s", "external": EXTERNAL}},
+    ],
+)
+def test_objects_are_valid_with_rarer_options(values: dict[str, Any]) -> None:
+    for manifest in render(values):
         validate(manifest, VERSIONS[0])
 
 
