@@ -78,7 +78,7 @@ async def _cluster(
     made = MiniCluster(folder, tempo=0.4, disks={"model": checkpoint}, environment=variables)
     async with made as cluster:
         cluster.apply(render(values))
-        await cluster.wait_until_rolled_out(seconds=PATIENCE)
+        await cluster.wait_until_rolled_out(seconds=2 * PATIENCE)
         yield cluster
 
 
@@ -164,7 +164,7 @@ async def _stuck(cluster: MiniCluster, values: dict[str, Any]) -> None:
             len(one.restarts) >= 2 for pod in cluster.pods_of("triptych-pd-default") for one in pod.containers
         ),
         "the new pod to fail",
-        PATIENCE,
+        3 * PATIENCE,
     )
 
 
