@@ -55,8 +55,8 @@ async def test_a_pod_gets_sigterm_after_its_hook_and_is_killed_when_the_grace_pe
 
 
 async def test_a_container_that_ends_or_fails_its_liveness_probe_is_restarted(tmp_path: Path) -> None:
-    alive = {"httpGet": {"path": "/health", "port": 9100}, "periodSeconds": 1, "failureThreshold": 2}
-    startup = {"httpGet": {"path": "/health", "port": 9100}, "periodSeconds": 1, "failureThreshold": 1000}
+    alive = {"httpGet": {"path": "/health", "port": 9100}, "timeoutSeconds": 30, "failureThreshold": 2}
+    startup = alive | {"failureThreshold": 1000}
     async with _cluster(tmp_path) as cluster:
         cluster.apply([workload(container(livenessProbe=alive, startupProbe=startup))])
         await cluster.wait_until_rolled_out()

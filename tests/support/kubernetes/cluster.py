@@ -257,7 +257,7 @@ class MiniCluster:
             disks=self._disks,
             hosts=self._hosts(namespace),
         )
-        pod = Pod(template, context, lambda: None, tempo=self._tempo, environment=self.environment)
+        pod = Pod(template, context, tempo=self._tempo, environment=self.environment)
         self.pods[name] = pod
         self._owners[name] = key, _revision(manifest), age
         pod.start()

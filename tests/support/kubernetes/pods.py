@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +50,6 @@ class ContainerState:
     name: str
     command: Command | None = None
     process: ContainerProcess | None = None
-    started: bool = False
     ready: bool = False
     restarts: list[str] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
@@ -62,7 +62,6 @@ class Pod:
         self,
         manifest: Manifest,
         context: PodContext,
-        on_change: Callable[[], None],
         *,
         tempo: float = 1.0,
         environment: Mapping[str, str] | None = None,
@@ -75,12 +74,10 @@ class Pod:
         self.ended_in = 0.0
         self.errors: list[str] = []
         self.containers = [ContainerState(one["name"]) for one in self.spec["containers"]]
-        self._on_change = on_change
         self._tempo = tempo
         self._environment = environment or {}
         self._tasks: list[asyncio.Task[None]] = []
         self._deletion: asyncio.Task[None] | None = None
-        self._shown = False
 
     @property
     def name(self) -> str:
@@ -117,7 +114,6 @@ class Pod:
             seconds = self.spec.get("terminationGracePeriodSeconds", 30) if grace is None else grace
             self.terminating = True
             self._deletion = asyncio.create_task(self._end(float(seconds)), name=f"end of {self.name}")
-            self._on_change()
         return self._deletion
 
     async def _run(self) -> None:
@@ -129,7 +125,6 @@ class Pod:
                 state.command = self._command(container, volumes)
         except SpecError as error:
             self.errors.append(str(error))
-            self._on_change()
             return
         self.phase = PodPhase.RUNNING
         for container, state in zip(self.spec["containers"], self.containers, strict=True):
@@ -146,7 +141,7 @@ class Pod:
 
     async def _initialize(self, container: Manifest, command: Command) -> None:
         """Runs an init container until it succeeds."""
-        for attempt in range(100):
+        for attempt in itertools.count():
             await asyncio.sleep(back_off(attempt) * self._tempo)
             process = await self._launch(container, command)
             try:
@@ -178,8 +173,7 @@ class Pod:
             reason = why[0] if isinstance(why[0], str) else f"exit code {process.code}"
             if isinstance(why[0], Exception):
                 raise why[0]
-            state.started = state.ready = False
-            self._on_change()
+            state.ready = False
             if process.code is None:
                 await self._end_container(container, state, float(self._grace()))
             else:
@@ -206,7 +200,6 @@ class Pod:
         startup = probe("startupProbe")
         if startup and not await self._repeat(startup, startup.count(), until=(True, False)):
             return "startup probe failed"
-        state.started = True
         readiness, liveness = probe("readinessProbe"), probe("livenessProbe")
         following = asyncio.create_task(self._follow_readiness(readiness, state))
         try:
@@ -230,16 +223,12 @@ class Pod:
     async def _follow_readiness(self, probe: Probe | None, state: ContainerState) -> None:
         if probe is None:
             state.ready = True
-            self._on_change()
             await asyncio.Event().wait()
-        assert probe is not None
+            return
         count = probe.count()
         await asyncio.sleep(probe.initial_delay)
         while True:
-            ready = count.add(await probe.ask()) is True
-            if ready is not state.ready:
-                state.ready = ready
-                self._on_change()
+            state.ready = count.add(await probe.ask()) is True
             await asyncio.sleep(probe.period)
 
     async def _execute(self, words: list[str], command: Command) -> bool:
@@ -265,7 +254,6 @@ class Pod:
                 state.codes.append(await state.process.kill())
         self.phase = PodPhase.GONE
         self.ended_in = time.monotonic() - began
-        self._on_change()
 
     async def _end_container(self, container: Manifest, state: ContainerState, grace: float) -> None:
         """The preStop hook, SIGTERM, and SIGKILL when the grace period is over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _PIECE = 1 << 16
@@ -101,7 +101,3 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether all of the selector's labels are there."""
     return bool(selector) and all(labels.get(key) == value for key, value in selector.items())
-
-
-#: The pods that a Service may send to now.
-Ready = Callable[[Mapping[str, str]], Sequence[Endpoint]]
