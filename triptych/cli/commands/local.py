@@ -44,7 +44,7 @@ def cert(options: CertOptions) -> None:
         from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
     except ImportError:
         raise ConfigError(
-            "`triptych cert` needs the package cryptography: pip install cryptography"
+            "`triptych cert` needs the package cryptography: pip install 'triptych[cert]'"
         ) from None
     hosts = [host.strip() for host in options.host.split(",") if host.strip()]
     write_certificates(options.folder, hosts, options.name, options.days)
