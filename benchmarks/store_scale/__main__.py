@@ -20,10 +20,10 @@ RESULT = RESULTS / "store_scale.md"
 _CLIENTS = 2
 
 _READING = (
-    "Without the limit, clients and servers share the cores of this machine: further servers add no cores,",
-    "so these rows show what a topology costs, not what it gains. With the limit, the servers' links are",
-    "what is scarce, as on a network: the rate grows with the shards, short of their number where a round's",
-    "items are spread unevenly over them.",
+    "Without the limit, clients and servers share this machine's cores. Where other programs compete for",
+    "them, more server processes also get a larger part of them: these rows say little about bandwidth.",
+    "With the limit, the servers' links are what is scarce, as on a network: the rate grows with the shards,",
+    "short of their number where a round's items are spread unevenly, or where the cores are the limit.",
 )
 
 Rates = dict[tuple[str, str], list[float]]
