@@ -15,6 +15,7 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "goodput": "benchmarks/goodput",
     "simulator": "benchmarks/simulator",
     "baselines": "benchmarks/baselines",
+    "store_eviction": "benchmarks/store_eviction",
     "micro": "benchmarks/micro",
     "scaling": "benchmarks/scaling",
     "examples": "examples",
