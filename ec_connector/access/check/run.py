@@ -30,7 +30,8 @@ _USERS = "load the lines of `triptych store acl` by its ACL file"
 async def check_store(url: str, nbytes: int) -> list[Finding]:
     """The findings about the store of --store; bandwidth is measured with one value of up to `nbytes`.
 
-    ConfigError for an address that is none.
+    With 0 nothing is written, and neither bandwidth nor epoch is looked at. ConfigError for an address that
+    is none.
     """
     # Not by `connect`, which tells other processes which shards there are.
     store = EmbeddingStore(parse_store(url), _TIMEOUT)
@@ -59,8 +60,9 @@ class _ShardCheck:
             await self._server(each.server)
         if len(parts) != 1 or parts[0].part < 1:
             await self._try(label, "slots", _done(judge.judge_parts([each.part for each in parts])))
-        await self._try(label, "bandwidth", self._bandwidth(nbytes))
-        await self._try(label, "epoch", self._epoch())
+        if nbytes:
+            await self._try(label, "bandwidth", self._bandwidth(nbytes))
+            await self._try(label, "epoch", self._epoch())
         return self._findings
 
     async def _server(self, server: Server) -> None:

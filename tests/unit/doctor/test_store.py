@@ -1,48 +1,31 @@
-"""What a server of the store says of itself, judged by plain values."""
+"""The store as the doctor sees it: findings of the store's check, its clock, the workers' addresses."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from triptych.config import GIB, MIB
-from triptych.doctor.finding import CheckOutcome
-from triptych.doctor.store import StoreState, check_server, check_workers, look_at_store
+from triptych.doctor.finding import CheckOutcome, CheckResult
+from triptych.doctor.store import check_clock, check_workers, look_at_store, result_of
+from triptych.ec_connector.access.check.findings import Finding, Verdict
 from triptych.types import WorkerInfo
 
-WELL = StoreState("redis://10.0.0.5:6379/0", "7.0.15", "volatile-lru", 8 * GIB, GIB, 3, 0.0004, 0.01)
+
+@pytest.mark.parametrize("skew", [-30.0, 30.0])
+def test_a_clock_that_is_off_fails_with_its_remedy(skew: float):
+    assert check_clock(0.1).verdict is CheckOutcome.OK
+    result = check_clock(skew)
+    assert result.verdict is CheckOutcome.FAIL and result.remedy
 
 
-def _verdicts(state: StoreState) -> dict[str, CheckOutcome]:
-    return {finding.check: finding.verdict for finding in check_server(state)}
-
-
-def test_a_store_that_is_well_fails_nothing():
-    assert set(_verdicts(WELL).values()) == {CheckOutcome.OK}
-
-
-@pytest.mark.parametrize(
-    ("check", "state", "verdict"),
-    [
-        ("version", replace(WELL, version="5.0.14"), CheckOutcome.FAIL),
-        ("policy", replace(WELL, policy="noeviction"), CheckOutcome.FAIL),
-        ("policy", replace(WELL, policy="allkeys-lru"), CheckOutcome.FAIL),
-        ("maxmemory", replace(WELL, max_bytes=0), CheckOutcome.FAIL),
-        ("maxmemory", replace(WELL, max_bytes=MIB), CheckOutcome.FAIL),
-        ("persistence", replace(WELL, persistent=True), CheckOutcome.NOTE),
-        ("latency", replace(WELL, latency=0.02), CheckOutcome.NOTE),
-        ("latency", replace(WELL, latency=0.2), CheckOutcome.FAIL),
-        ("clock", replace(WELL, skew=-30.0), CheckOutcome.FAIL),
-        ("clock", replace(WELL, skew=30.0), CheckOutcome.FAIL),
-    ],
-)
-def test_what_is_wrong_is_found_with_its_remedy(check, state, verdict):
-    verdicts = _verdicts(state)
-    assert verdicts.pop(check) is verdict
-    assert set(verdicts.values()) == {CheckOutcome.OK}
-    (finding,) = [finding for finding in check_server(state) if finding.check == check]
-    assert finding.remedy
+def test_findings_of_the_stores_check_are_the_doctors_lines():
+    label = "redis://10.0.0.5:6379/0"
+    failure = Finding(label, "policy", Verdict.FAILURE, "noeviction", "set it")
+    assert result_of(failure) == CheckResult("policy", "noeviction", CheckOutcome.FAIL, "set it")
+    version = result_of(Finding(label, "version", Verdict.FINE, "Redis 7.0"))
+    assert version is not None and version.found == f"{label}: Redis 7.0"
+    warning = result_of(Finding(label, "latency", Verdict.WARNING, "20 ms", "nearer"))
+    assert warning is not None and warning.verdict is CheckOutcome.NOTE
+    assert result_of(Finding(label, "user pd", Verdict.UNKNOWN, "there is no user")) is None
 
 
 async def test_a_store_that_is_away_is_one_finding_without_its_password():
