@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
@@ -48,6 +49,7 @@ class WorkerSession:
         self._attempt: asyncio.Future[bytes] | None = None
         self._suspected = False
         self._checks: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
 
     def expect(self, info: WorkerInfo) -> None:
         """The worker at the address is this one from now on, which may be another process than before."""
@@ -89,6 +91,8 @@ class WorkerSession:
             if identity == self._identity:
                 self._session, self._renew_at = session, self._clock() + SESSION_SECONDS / 2
                 self._suspected = False
+                if self._watch is None or self._watch.done():
+                    self._watch = asyncio.ensure_future(self._forget_with_the_connection())
                 return session
 
     def _attempted(self, attempt: asyncio.Future[bytes]) -> None:
@@ -129,6 +133,17 @@ class WorkerSession:
         """Forgets the worker's proof when the connection over which it came is gone."""
         if self._channel is None or self._channel.get_state() is not grpc.ChannelConnectivity.READY:
             self._session = b""
+
+    async def _forget_with_the_connection(self) -> None:
+        """Forgets the worker's proof when the connection breaks, even if a new one is there at once.
+
+        A look at the state before a call sees the new one only: at its end may be another process.
+        """
+        assert self._channel is not None
+        # Closing the channel ends the wait, or refuses it.
+        with contextlib.suppress(aio.UsageError, RuntimeError):
+            await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        self._session = b""
 
     def refused(self, proof: bytes) -> None:
         """The worker does not accept this proof any more."""

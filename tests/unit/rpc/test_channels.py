@@ -243,6 +243,20 @@ async def test_another_incarnation_at_the_address_gets_nothing_until_it_is_expec
         assert await _codes(channel) == ["OK"] * 3
 
 
+async def test_a_connection_that_came_back_unseen_carries_no_proof_of_the_one_before(monkeypatch):
+    async with _Worker() as first:
+        session = WorkerSession(TOKEN, first.info)
+        channel = make_channel(first.address, session)
+        assert await _codes(channel) == ["OK"] * 3
+        # A look at the channel's state never meets the moment in which it is broken.
+        monkeypatch.setattr(session, "check_connection", lambda: None)
+    async with channel, _Worker(incarnation="i2", port=int(first.address.rpartition(":")[2])) as second:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        await check(health_pb2.HealthCheckRequest(), timeout=10, wait_for_ready=True)
+        assert await _codes(channel) == ["UNAVAILABLE"] * 3
+        assert second.pd.sessions == []
+
+
 async def test_calls_that_begin_together_share_one_challenge(worker, monkeypatch):
     asked = []
     made = WorkerSession._authenticate
