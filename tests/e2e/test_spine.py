@@ -25,11 +25,13 @@ REQUESTS = range(FIRST_REQUEST, FIRST_REQUEST + 3)
 IDLE_SECONDS = 8.0
 #: Most files on the way of one request, by package and the process that it runs in.
 MOST_FILES = {
-    ("proxy", "proxy"): 14,
+    # A proxy that leaves closes its connections.
+    ("proxy", "proxy"): 15,
     ("encoder_worker", "encoder-0"): 10,
     ("pd_worker", "pd-0"): 14,
-    ("ec_connector", "encoder-0"): 6,
-    ("ec_connector", "pd-0"): 6,
+    # The store may be shards, and each of them a server, a Redis Cluster or a primary with Sentinels.
+    ("ec_connector", "encoder-0"): 9,
+    ("ec_connector", "pd-0"): 9,
 }
 
 #: Files in the order in which they are first entered, with entries per request, by package and process.
