@@ -50,7 +50,7 @@ class RayNodes:
     def words(self, *words: str) -> list[str]:
         """The options of `triptych serve` that run a cluster here."""
         return [
-            *("--launcher", "ray", "--address", self.address),
+            *("--launcher", "ray", "--address", self.address, "--insecure"),
             *("--store", self.store.url, "--internal-token-file", str(self.token_file)),
             *words,
         ]
