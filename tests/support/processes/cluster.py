@@ -37,15 +37,15 @@ PATIENCE = 180.0
 def free_port() -> int:
     """A loopback port that was free a moment ago.
 
-    It is below those that the system gives to connections and to whoever binds port 0: between this moment
-    and the use of the port, only another test that draws the same number could take it.
+    It is above Ray's, and below those that the system gives to connections and to port 0: between this
+    moment and the use of the port, only another test that draws the same number could take it.
     """
     for _ in range(100):
-        port = random.SystemRandom().randrange(10_240, 20_000)
+        port = random.SystemRandom().randrange(30_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("no port of 100 between 10240 and 20000 is free")
+    raise AssertionError("no port of 100 between 30000 and 32767 is free")
 
 
 def wait_for(what: str, holds: Callable[[], Any], patience: float = PATIENCE) -> Any:
