@@ -17,7 +17,7 @@ from triptych.launch.model_path import DEMO_MODEL
 pytestmark = pytest.mark.timeout(240)
 
 _RAY = ("serve", str(DEMO_MODEL), "--launcher", "ray")
-_SHARED = ("--store", "redis://127.0.0.1:1/0", "--internal-token-file")
+_SHARED = ("--insecure", "--store", "redis://127.0.0.1:1/0", "--internal-token-file")
 
 
 async def test_a_ray_of_its_own_serves_exactly_and_ends_with_it(tmp_path):
