@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import xxhash
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.ec_connector.store import codec, keys
-from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
 from triptych.ec_connector.store.topology.location import parse_store
@@ -224,7 +224,6 @@ async def test_a_value_replaced_while_it_is_read_arrives_whole(store: EmbeddingS
     [
         b"-MOVED 1234 10.0.0.1:6379\r\n",
         b"-ASK 1234 10.0.0.1:6379\r\n",
-        b"-NOAUTH Authentication required.\r\n",
         b"+OK\r\n",
         b":1\r\n",
         b"*1\r\n$1\r\na\r\n",
@@ -238,6 +237,26 @@ async def test_a_value_replaced_while_it_is_read_arrives_whole(store: EmbeddingS
 async def test_a_server_that_answers_a_get_otherwise_is_a_miss_and_its_connection_is_closed(
     store: EmbeddingStore, tmp_path: Path, reply: bytes
 ) -> None:
+    async with answering(store, tmp_path, reply) as (other, closed):
+        assert isinstance(await other.load(PLAN, fresh_buffer), Missing)
+        await asyncio.wait_for(closed.wait(), 5)
+
+
+@pytest.mark.parametrize("reply", [b"-NOAUTH Authentication required.\r\n", b"-NOPERM no permission\r\n"])
+async def test_a_server_that_refuses_a_get_is_no_miss_as_the_item_would_be_encoded_for_ever(
+    store: EmbeddingStore, tmp_path: Path, reply: bytes
+) -> None:
+    async with answering(store, tmp_path, reply) as (other, closed):
+        with pytest.raises(StoreRefused):
+            await other.load(PLAN, fresh_buffer)
+        await asyncio.wait_for(closed.wait(), 5)
+
+
+@contextlib.asynccontextmanager
+async def answering(
+    store: EmbeddingStore, folder: Path, reply: bytes
+) -> AsyncIterator[tuple[EmbeddingStore, asyncio.Event]]:
+    """(a store whose bulk connections get this reply to every GET, whether one was closed since)."""
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -248,12 +267,11 @@ async def test_a_server_that_answers_a_get_otherwise_is_a_miss_and_its_connectio
         closed.set()
         writer.close()
 
-    server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
-    other = EmbeddingStore(parse_store(f"unix://{tmp_path / 's.sock'}"), timeout=5)
+    server = await asyncio.start_unix_server(serve, str(folder / "s.sock"))
+    other = EmbeddingStore(parse_store(f"unix://{folder / 's.sock'}"), timeout=5)
     other.shards[0].control = store.control
     try:
-        assert isinstance(await other.load(PLAN, fresh_buffer), Missing)
-        await asyncio.wait_for(closed.wait(), 5)
+        yield other, closed
     finally:
         server.close()
         await server.wait_closed()
