@@ -182,86 +182,107 @@ class ProxyMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or new_registry()
+        self._kinds: set[str] = set()
+        self._add_requests()
+        self._add_workers()
+        self._add_store_and_media()
+        self._add_scaling()
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(name, text, registry=self.registry, buckets=_SECONDS)
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, registry=self.registry, buckets=_SECONDS)
 
-        self.requests = counter("triptych_requests", "requests ended", "status")
-        self.refusals = counter("triptych_refusals", "requests refused for their API key", "reason")
-        self.in_flight = gauge("triptych_requests_in_flight", "requests that have not ended")
-        self.in_flight_limit = gauge(
+    def _add_requests(self) -> None:
+        self.requests = self._counter("triptych_requests", "requests ended", "status")
+        self.refusals = self._counter("triptych_refusals", "requests refused for their API key", "reason")
+        self.in_flight = self._gauge("triptych_requests_in_flight", "requests that have not ended")
+        self.in_flight_limit = self._gauge(
             "triptych_requests_in_flight_limit", "requests in flight from which on new ones get 429"
         )
-        self.body_bytes = gauge("triptych_body_bytes", "bytes of request bodies held")
-        self.body_limit = gauge("triptych_body_limit_bytes", "bytes of bodies from which on there is a 429")
-        self.poison = counter(
+        self.body_bytes = self._gauge("triptych_body_bytes", "bytes of request bodies held")
+        self.body_limit = self._gauge(
+            "triptych_body_limit_bytes", "bytes of bodies from which on there is a 429"
+        )
+        self.poison = self._counter(
             "triptych_poison", "requests and items given up: workers have ended at them", "kind"
         )
         # From 0 on: the first increase of a series that comes with it is not seen.
         for kind in ("request", "item"):
             self.poison.labels(kind)
-        self.encoder_jobs = counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
-        self.items = counter("triptych_items", "items of requests, by where they were found", "result")
-        self.resumes = counter("triptych_resumes", "requests taken up by another attempt", "reason")
-        self.re_encodes = counter("triptych_re_encodes", "items encoded again for admitted requests")
-        self.published_bytes = gauge(
+        self.encoder_jobs = self._counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
+        self.items = self._counter("triptych_items", "items of requests, by where they were found", "result")
+        self.resumes = self._counter("triptych_resumes", "requests taken up by another attempt", "reason")
+        self.re_encodes = self._counter("triptych_re_encodes", "items encoded again for admitted requests")
+        self.published_bytes = self._gauge(
             "triptych_published_bytes", "bytes published in the store and not yet loaded"
         )
-        self.workers = gauge("triptych_workers", "live workers", "pool")
-        self.workers_stalled = gauge(
+        self.waiting_items = self._gauge(
+            "triptych_waiting_items", "items and first requests that wait for an encoder"
+        )
+        self.time_to_first_token = self._histogram(
+            "triptych_time_to_first_token_seconds", "from the request's first byte to its first token"
+        )
+        self.duration = self._histogram(
+            "triptych_request_seconds", "from the request's first byte to its end"
+        )
+
+    def _add_workers(self) -> None:
+        self.workers = self._gauge("triptych_workers", "live workers", "pool")
+        self.workers_stalled = self._gauge(
             "triptych_workers_stalled", "registered workers whose engine stands still", "pool"
         )
-        self.workers_limit = gauge("triptych_workers_limit", "most workers of a scaled pool", "pool")
-        self.worker_losses = counter(
+        self.workers_limit = self._gauge("triptych_workers_limit", "most workers of a scaled pool", "pool")
+        self.worker_losses = self._counter(
             "triptych_worker_losses", "registered workers that have stopped answering", "pool"
         )
-        self.worker_restarts = counter(
+        self.worker_restarts = self._counter(
             "triptych_worker_restarts", "workers that another process has replaced at its address", "pool"
         )
-        self.store_up = gauge("triptych_store_up", "1 while the store answers, else 0")
-        self.store_used_bytes = gauge("triptych_store_used_bytes", "memory that the store uses")
-        self.store_max_bytes = gauge("triptych_store_max_bytes", "the store's maxmemory; 0: no limit")
-        self.store_evictions = counter("triptych_store_evictions", "keys that the store has evicted")
-        self.mismatched_encoders = gauge(
+        self.mismatched_encoders = self._gauge(
             "triptych_mismatched_encoders", "encoders whose embeddings no PD worker takes", "reason"
         )
-        self.media_bytes = gauge("triptych_media_bytes", "media of requests in flight", "place")
-        self.media_fetches = counter("triptych_media_fetches", "media fetched by URL, by outcome", "result")
-        self.media_fetched_bytes = counter("triptych_media_fetched_bytes", "bytes of media fetched by URL")
-        self.media_fetch_seconds = histogram(
+
+    def _add_store_and_media(self) -> None:
+        self.store_up = self._gauge("triptych_store_up", "1 while the store answers, else 0")
+        self.store_used_bytes = self._gauge("triptych_store_used_bytes", "memory that the store uses")
+        self.store_max_bytes = self._gauge("triptych_store_max_bytes", "the store's maxmemory; 0: no limit")
+        self.store_evictions = self._counter("triptych_store_evictions", "keys that the store has evicted")
+        self.media_bytes = self._gauge("triptych_media_bytes", "media of requests in flight", "place")
+        self.media_fetches = self._counter(
+            "triptych_media_fetches", "media fetched by URL, by outcome", "result"
+        )
+        self.media_fetched_bytes = self._counter(
+            "triptych_media_fetched_bytes", "bytes of media fetched by URL"
+        )
+        self.media_fetch_seconds = self._histogram(
             "triptych_media_fetch_seconds", "one fetch with its redirects and retries"
         )
-        self.encode_cost = gauge("triptych_encode_cost_seconds", "tower time of an average item", "kind")
-        self.encoder_backlog = gauge(
+
+    def _add_scaling(self) -> None:
+        self.encode_cost = self._gauge(
+            "triptych_encode_cost_seconds", "tower time of an average item", "kind"
+        )
+        self.encoder_backlog = self._gauge(
             "triptych_encoder_backlog_seconds", "outstanding encoder work of all proxies"
         )
-        self.encoder_arrivals = gauge(
+        self.encoder_arrivals = self._gauge(
             "triptych_encoder_arrival_seconds",
             "encoder work that arrives in a second, all proxies",
             "average",
         )
-        self._kinds: set[str] = set()
         #: By pool; a pool that is not scaled has none.
         self.workers_desired: dict[str, Gauge] = {}
-        self.scale_decisions = counter(
+        self.scale_decisions = self._counter(
             "triptych_scale_decisions", "decisions for another number of workers", "pool", "reason"
         )
-        self.cold_start = gauge(
+        self.cold_start = self._gauge(
             "triptych_cold_start_seconds", "from a decision for a worker to its registration", "pool", "kind"
         )
-        self.waiting_items = gauge(
-            "triptych_waiting_items", "items and first requests that wait for an encoder"
-        )
-        self.time_to_first_token = histogram(
-            "triptych_time_to_first_token_seconds", "from the request's first byte to its first token"
-        )
-        self.duration = histogram("triptych_request_seconds", "from the request's first byte to its end")
 
     def kind(self, kind: str) -> str:
         """The label of a kind of worker: itself for the first that come, one for all others."""
