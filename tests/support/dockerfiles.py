@@ -1,4 +1,4 @@
-"""Dockerfiles, taken apart into stages and instructions."""
+"""A parser of Dockerfiles: their stages and instructions."""
 
 from __future__ import annotations
 

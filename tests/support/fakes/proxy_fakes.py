@@ -85,13 +85,7 @@ class FakeCluster:
         worker_certificates = options.pop("worker_certificates", None)
         #: How the client verifies the front door.
         self._trust: ssl.SSLContext | None = options.pop("trust", None)
-        for worker in (*self.encoders, *self.pd_workers):
-            worker.token = token
-            worker.certificates = worker_certificates
-            worker.modality = self._modality
-            worker.encoder_decoder = self._encoder_decoder
-            worker.register = self._register
-            await worker.start()
+        await self._start_workers(token, worker_certificates)
         view = options.pop("store_view", self.store)
         registry = options.pop("registry_view", self.registry)
         timeout = options.pop("request_timeout", 20.0)
@@ -132,13 +126,7 @@ class FakeCluster:
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
         admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls)
-        self.grpc_server = make_server(
-            interceptors=[admission], options=server_options(self.bodies.message_bytes, limits.grpc)
-        )
-        servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
-        proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
-        self.grpc_port = listen(self.grpc_server, "127.0.0.1:0", front_door, mutual=False)
-        await self.grpc_server.start()
+        await self._start_grpc(admission, limits, front_door, timeout)
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
         self.client = AsyncOpenAI(
@@ -149,6 +137,30 @@ class FakeCluster:
             http_client=self._trust and AsyncClient(verify=self._trust, timeout=40.0),
         )
         return self
+
+    async def _start_workers(self, token: str, certificates: Certificates | None) -> None:
+        for worker in (*self.encoders, *self.pd_workers):
+            worker.token = token
+            worker.certificates = certificates
+            worker.modality = self._modality
+            worker.encoder_decoder = self._encoder_decoder
+            worker.register = self._register
+            await worker.start()
+
+    async def _start_grpc(
+        self,
+        admission: GrpcAdmission,
+        limits: ConnectionLimits,
+        front_door: Certificates | None,
+        timeout: float,
+    ) -> None:
+        self.grpc_server = make_server(
+            interceptors=[admission], options=server_options(self.bodies.message_bytes, limits.grpc)
+        )
+        servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
+        proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
+        self.grpc_port = listen(self.grpc_server, "127.0.0.1:0", front_door, mutual=False)
+        await self.grpc_server.start()
 
     async def _register(self, info: WorkerInfo) -> None:
         await self.registry.register(info, term=600.0)

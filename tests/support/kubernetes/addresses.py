@@ -6,7 +6,7 @@ import random
 import socket
 from collections import deque
 
-#: A port that no pod listens on; whoever has bound it on a network's first address owns the network.
+#: The lock of a network: it belongs to the test process that has bound this port at its first address.
 _CLAIM_PORT = 61_999
 
 
