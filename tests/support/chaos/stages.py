@@ -76,12 +76,18 @@ def stopped(cluster: Cluster, pool: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def caught(
-    cluster: Cluster, streams: Streams, what: str, holds: Callable[[], Any], pool: str = "pd"
+    cluster: Cluster,
+    streams: Streams,
+    what: str,
+    holds: Callable[[], Any],
+    pool: str = "pd",
+    moment: float = 0.02,
 ) -> AsyncIterator[None]:
     """Opens the gate, and stops the pool once `holds`.
 
-    Until then its processes run for moments between which they stand still and are looked at: they cannot be
-    far beyond the stage by the time that a slow test process sees it. `holds` asks none of them.
+    Until then its processes run for moments of so many seconds, between which they stand still and are
+    looked at: they cannot be far beyond the stage by the time that a slow test process sees it. `holds` asks
+    none of them.
     """
     deadline = time.monotonic() + PATIENCE
     with stopped(cluster, pool):
@@ -91,7 +97,7 @@ async def caught(
             streams.assert_under_way(what)
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
             _signal(cluster, pool, signal.SIGCONT)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(moment)
             _signal(cluster, pool, signal.SIGSTOP)
             # What they have said reaches the others, which get ahead of them.
             await asyncio.sleep(0.1)
@@ -144,7 +150,8 @@ async def kill_encoding(cluster: Cluster, streams: Streams) -> None:
         new = {item: owner for item, owner in _leases(cluster).items() if item not in before}
         return len(set(new.values())) == towers
 
-    async with caught(cluster, streams, "all towers at work", at_work, "encoder"):
+    # A tower works for milliseconds at a time; longer moments find it between two items too often.
+    async with caught(cluster, streams, "all towers at work", at_work, "encoder", moment=0.004):
         assert_unfinished(cluster)
         assert cluster.total("proxy", "triptych_waiting_items"), "the encoders had nothing left to do"
         cluster.kill("encoder-0")
