@@ -139,7 +139,7 @@ class RankGroup:
         seconds: float = COMMAND_SECONDS,
         while_waiting: Callable[[], object] = lambda: None,
     ) -> list[Message]:
-        """The replies of all other ranks, in their order; the first RankFailed is raised when all are read."""
+        """The replies of all other ranks, in order; reads all of them, then raises the first RankFailed."""
         replies, failed = list[Message](), list[RankFailed]()
         for rank in self._ranks:
             try:

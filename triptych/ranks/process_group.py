@@ -20,7 +20,7 @@ def join(descriptor: int, rank: int, size: int, device: torch.device, *, seconds
     then they raise a RuntimeError (DistBackendError, DistStoreError), also where a rank has died. A group
     that has raised is of no use any more: raise RankLost.
 
-    On CUDA `device` is this rank's own; see `device_of`.
+    On CUDA `device` is this rank's own; see `devices.device_of`.
     """
     for variable, interface in _INTERFACES.items():
         os.environ.setdefault(variable, interface)
@@ -46,10 +46,3 @@ def leave() -> None:
     """Leaves the group, if this process is in one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def device_of(device: torch.device, rank: int) -> torch.device:
-    """The device of a rank whose worker was given `device`: from cuda:2 on a GPU each; the CPU is everyone's."""
-    if device.type != "cuda":
-        return device
-    return torch.device("cuda", (device.index or 0) + rank)

@@ -173,6 +173,4 @@ def test_ranks_of_a_rank_0_that_is_killed_end_by_themselves(start):
         os.kill(pids[0], signal.SIGSTOP)
         leader.kill()
     assert len(pids) == 2
-    wait_for(
-        "the end of an idle, stopped rank and of one in a command", lambda: not any(map(alive, pids)), 10
-    )
+    wait_for("the end of a stopped rank and of one at work", lambda: not any(map(alive, pids)), 10)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from support.ranks.groups import obedient_group
 from triptych.ranks.group import RankGroup
-from triptych.ranks.process_group import device_of, leave
+from triptych.ranks.process_group import leave
 
 CPU = torch.device("cpu")
 
@@ -56,15 +56,3 @@ def _listening(group: RankGroup) -> list[str]:
     with open(f"/proc/{pid}/net/tcp") as table:
         lines = table.readlines()[1:]
     return [line for line in lines if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in sockets]
-
-
-@pytest.mark.parametrize(
-    ("given", "devices"),
-    [
-        ("cpu", ["cpu", "cpu", "cpu"]),
-        ("cuda", ["cuda:0", "cuda:1", "cuda:2"]),
-        ("cuda:2", ["cuda:2", "cuda:3", "cuda:4"]),
-    ],
-)
-def test_each_rank_has_a_gpu_of_its_own_and_all_have_the_cpu(given, devices):
-    assert [str(device_of(torch.device(given), rank)) for rank in range(3)] == devices
