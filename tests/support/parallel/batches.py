@@ -58,7 +58,7 @@ def open_decoder(
 
 @torch.no_grad()
 def compute(decoder: DecoderSide, batch: RankBatch) -> dict[str, torch.Tensor]:
-    """`hidden` [T, hidden_size] and `logits` [T, vocabulary] of the batch; `cross` keys of the first layer."""
+    """`hidden` [T, hidden_size], `logits` [T, vocabulary], and one item's keys as `cross`."""
     merged, attention, found = None, batch.lengths, {}
     embeds = decoder.embed(batch.token_ids)
     if decoder.cross is not None:

@@ -53,7 +53,9 @@ def _merged(path: Path) -> Said:
     """A question about a picture, and one about none."""
     encoder = load_encoder(path, device=CPU, dtype=torch.float32)
     decoder = open_decoder(path, "float32", "none")
-    ids, positions, rows, index, at, logits, lengths = [], [], [], [], [], [], []
+    ids: list[int] = []
+    lengths: list[int] = []
+    positions, rows, index, at, logits = [], [], [], [], []
     for images in ([picture(1, 64, 64)], []):
         result = oracle(path, question(len(images)), images, max_new_tokens=NEW_TOKENS)
         tokens = [*result.prompt_token_ids, *result.token_ids]
@@ -80,7 +82,9 @@ def _crossed(path: Path) -> Said:
         inputs = [image_inputs(path, picture(seed)) for seed in (1, 2)]
     else:
         inputs = [text_inputs(path, text) for text in ("A calm sea.", "größer als " * 9)]
-    ids, rows, logits, lengths = [], [], [], []
+    ids: list[int] = []
+    lengths: list[int] = []
+    rows, logits = [], []
     for each in inputs:
         result = greedy(path, each, max_new_tokens=NEW_TOKENS)
         tokens = [*result.prompt_token_ids, *result.token_ids]

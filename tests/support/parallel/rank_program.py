@@ -31,9 +31,12 @@ TIMEOUT, SHORT = 60, 1
 
 def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=TIMEOUT)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=TIMEOUT),
     )
     parallel = TensorParallel(rank, size)
     for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):

@@ -40,7 +40,7 @@ class Outputs:
 
 
 def run_ranks(size: int, jobs: Sequence[Job], folder: Path, *, timeout: float = 300.0) -> Outputs:
-    """What `size` gloo ranks compute; AssertionError with their output where one fails or is not done in time."""
+    """What `size` gloo ranks compute; AssertionError with their logs where one fails."""
     lines = []
     for number, job in enumerate(jobs):
         job.batch.save(folder / f"batch-{number}.safetensors")
