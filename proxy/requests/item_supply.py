@@ -107,9 +107,7 @@ class ItemSupply:
         """The item is stored now, in this epoch of the store."""
         request.epochs[mm_hash] = (epoch, self._store.clock_jumps)
 
-    def encode(
-        self, request: InFlightRequest, mm_hashes: Sequence[str], *, expected: bool = False
-    ) -> None:
+    def encode(self, request: InFlightRequest, mm_hashes: Sequence[str], *, expected: bool = False) -> None:
         """Has items encoded that the store does not hold; `expected`: nor does their PD worker."""
         if expected:
             logger.debug("request %s: its PD worker lacks %d items", request.name, len(mm_hashes))

@@ -25,9 +25,7 @@ def again(
     name: str, prompt: int, *features: MMFeature, root: bytes = b"r" * 32, max_tokens: int = 1
 ) -> EngineRequest:
     """A later request whose items nobody encodes."""
-    request = make_request(
-        name, prompt, features, ready=[], arrival=1.0, root=root, max_tokens=max_tokens
-    )
+    request = make_request(name, prompt, features, ready=[], arrival=1.0, root=root, max_tokens=max_tokens)
     return replace(request, unencoded=frozenset(feature.mm_hash for feature in features))
 
 
@@ -61,7 +59,9 @@ def test_an_item_whose_span_is_cached_is_neither_loaded_nor_missed(make: Make) -
     engine.assert_at_rest()
 
 
-def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(make: Make) -> None:
+def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(
+    make: Make,
+) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
     engine.add(again("a", 12, image))
     engine.step()
