@@ -58,7 +58,8 @@ class EngineRequest:
     `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
     [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
     i + position_delta in every row. `ready` are the mm_hashes that are stored already, `unencoded` those that
-    nobody encodes unless they are reported missing. `prefix_root` roots the KV prefix chain. `output_token_ids` starts with the `resumed_tokens` tokens of earlier attempts.
+    nobody encodes unless they are reported missing. `prefix_root` roots the KV prefix chain.
+    `output_token_ids` starts with the `resumed_tokens` tokens of earlier attempts.
     """
 
     request_id: str

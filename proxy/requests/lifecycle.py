@@ -54,8 +54,8 @@ class LookUpItems:
 
 @dataclass(frozen=True, slots=True)
 class StartJobs:
-    """Have these items encoded; `damaged_digest` is of a stored value that could not be read. `expected`: they
-    are not where they were expected, at the PD worker."""
+    """Have these items encoded; `damaged_digest` is of a stored value that could not be read. `expected`: not
+    found where they were expected, at the PD worker."""
 
     mm_hashes: tuple[str, ...]
     re_encode: bool = False
@@ -65,8 +65,8 @@ class StartJobs:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that nobody
-    encodes, since a PD worker is expected to hold them."""
+    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that
+    nobody encodes, since a PD worker is expected to hold them."""
 
     attempt: int
     resume: ResumeState | None
@@ -183,8 +183,8 @@ class Lifecycle:
     def looked_up(
         self, plans: Mapping[str, ItemPlan], expected: Mapping[str, ItemPlan] | None = None
     ) -> list[Instruction]:
-        """The store's answer: the plans of the items that it holds. `expected` are those of further ones that a
-        PD worker is expected to hold: they are encoded only if it reports them missing."""
+        """The store's answer: the plans of the items that it holds. `expected` are those of further ones that
+        a PD worker is expected to hold: they are encoded only if it reports them missing."""
         if self.phase is not Phase.LOOK_UP:
             return []
         self.plans = {**(expected or {}), **plans}

@@ -1,4 +1,4 @@
-"""Chats with pictures whose embeddings the store loses between the turns: the PD worker's KV cache has them."""
+"""Chats whose embeddings the store loses between the turns: the PD worker's KV cache has the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items that nobody encodes since their KV cache is expected here: used where it is, missed where it is not."""
+"""Items that nobody encodes since this worker is expected to hold them: used, or missed at once."""
 
 from __future__ import annotations
 
