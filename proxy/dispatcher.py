@@ -46,6 +46,7 @@ class Dispatcher:
         share: int = 1 << 30,
         media: MediaSource | None = None,
         flow_control: bool = True,
+        skip_held_items: bool = True,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
     ) -> None:
@@ -60,7 +61,7 @@ class Dispatcher:
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
-        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock)
+        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc

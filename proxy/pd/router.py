@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 #: How long a request keeps away from a worker that refused it, or failed to take it.
 BACK_OFF_SECONDS = 0.5
 DEFAULT_SEQS = 64
-#: In a worker's capacity: 1 where its KV cache keeps what items gave, 0 where it does not. A worker without it
+#: In a worker's capacity: 1 where its KV cache keeps what items gave, else 0. A worker that does not say
 #: does not know of items that nobody encodes.
 KEEPS_ITEMS = "keeps_items"
 _OUR_FAULT = (

@@ -48,12 +48,14 @@ class ItemSupply:
         log: WorkLog,
         metrics: ProxyMetrics,
         clock: Callable[[], float],
+        skip_held_items: bool,
     ) -> None:
         self._store = store
         self._jobs = jobs
         self._log = log
         self._metrics = metrics
         self._clock = clock
+        self._skip_held_items = skip_held_items
         self.known = KnownPlans()
 
     async def look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> Mapping[str, ItemPlan]:
@@ -85,7 +87,7 @@ class ItemSupply:
 
         A job that is under way is joined.
         """
-        if not prefixes:
+        if not (prefixes and self._skip_held_items):
             return {}
         items = request.content.items
         missing = {item.mm_hash for item in items} - stored.keys()

@@ -121,6 +121,13 @@ async def test_a_worker_that_keeps_nothing_gets_what_is_encoded(store: Embedding
         assert UNENCODED not in states(cluster.pd_workers[0])
 
 
+async def test_without_the_flag_what_the_store_has_lost_is_encoded(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store, skip_held_items=False)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        assert await cluster.stream(turn) == whole_text(8)
+        assert len(cluster.jobs) == 2
+
+
 async def test_another_tenants_salt_shares_nothing(store: EmbeddingStore) -> None:
     async with keeping(FakeCluster(store)) as cluster:
         turn = await first_turn(cluster, FIRST)
@@ -209,6 +216,28 @@ async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_on
         await served.kill()
         assert await asked == whole_text(8)
         assert states(other) == [UNENCODED]
+        assert len(cluster.jobs) == 2
+        await cluster.at_rest()
+
+
+async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itself(
+    store: EmbeddingStore,
+) -> None:
+    async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        served = next(worker for worker in cluster.pd_workers if worker.submits)
+        other = next(worker for worker in cluster.pd_workers if worker is not served)
+        other.keeps_items = None
+        await cluster.registry.register(other.info, term=600.0)
+        known = cluster.pool.workers
+        await until(lambda: "keeps_items" not in known["pd", other.address].info.capacity)
+        served.held, served.pause_at, other.missing = {key_of(FIRST)}, 4, {key_of(FIRST): [""]}
+        asked = asyncio.create_task(cluster.stream(turn))
+        await until(lambda: cluster.received == 4, "four tokens")
+        await served.kill()
+        assert await asked == whole_text(8)
+        assert states(other) == [pd_pb2.ITEM_STATE_READY]
+        assert counted(cluster, "triptych_skipped_jobs_total", "missing") == 1
         assert len(cluster.jobs) == 2
         await cluster.at_rest()
 
