@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.encoder_worker.graphs.budgets import parse_budgets, smallest_fitting, token_budgets
@@ -28,6 +28,7 @@ def test_budgets_double_from_the_least_and_end_with_the_most(
     assert token_budgets(least, most, multiple) == budgets
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(1, 10_000))
 def test_budgets_ascend_by_at_most_a_factor_of_two_and_are_multiples(
     multiple: int, items: int, most: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.encoder_worker.graphs.budgets import smallest_fitting
@@ -65,6 +65,7 @@ def cases(draw: st.DrawFn) -> tuple[list[ItemSize], GraphLimits]:
     return draw(st.lists(size, max_size=12)), limits
 
 
+@settings(deadline=None)
 @given(cases())
 def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(
     case: tuple[list[ItemSize], GraphLimits],
@@ -83,6 +84,7 @@ def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(
         assert size.tokens > limits.budgets[-1] or size.frames > limits.max_frames_per_batch
 
 
+@settings(deadline=None)
 @given(cases())
 def test_no_packing_computes_more_rows_than_each_item_by_itself(
     case: tuple[list[ItemSize], GraphLimits],
