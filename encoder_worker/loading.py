@@ -38,10 +38,9 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
         path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
     )
     warm_up(encoder)
-    encoder = with_graphs(config, encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
-    return encoder, model
+    return with_graphs(config, encoder), model
 
 
 def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:
