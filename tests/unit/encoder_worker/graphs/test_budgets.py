@@ -28,7 +28,7 @@ def test_budgets_double_from_the_least_and_end_with_the_most(
     assert token_budgets(least, most, multiple) == budgets
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(1, 10_000))
 def test_budgets_ascend_by_at_most_a_factor_of_two_and_are_multiples(
     multiple: int, items: int, most: int

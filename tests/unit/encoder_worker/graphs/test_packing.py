@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn) -> tuple[list[ItemSize], GraphLimits]:
     return draw(st.lists(size, max_size=12)), limits
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(cases())
 def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(
     case: tuple[list[ItemSize], GraphLimits],
@@ -84,7 +84,7 @@ def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(
         assert size.tokens > limits.budgets[-1] or size.frames > limits.max_frames_per_batch
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(cases())
 def test_no_packing_computes_more_rows_than_each_item_by_itself(
     case: tuple[list[ItemSize], GraphLimits],
