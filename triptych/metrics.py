@@ -224,6 +224,11 @@ class ProxyMetrics:
             self.poison.labels(kind)
         self.encoder_jobs = self._counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
         self.items = self._counter("triptych_items", "items of requests, by where they were found", "result")
+        self.skipped_jobs = self._counter(
+            "triptych_skipped_jobs",
+            "encoder jobs put off for items that a PD worker was expected to hold; missing: made after all",
+            "result",
+        )
         self.resumes = self._counter("triptych_resumes", "requests taken up by another attempt", "reason")
         self.re_encodes = self._counter("triptych_re_encodes", "items encoded again for admitted requests")
         self.published_bytes = self._gauge(
