@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.families.packed_texts import PackedTexts
 from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 from triptych.types import JsonObject, Options
@@ -28,8 +29,8 @@ TOKEN_IDS = "token_ids"
 _MOST_CHARS_PER_TOKEN = 128
 
 
-class TextEncoder(EncoderSide):
-    """The encoder of all text-to-text families; a family names its keys and builds its stack."""
+class TextEncoder(PackedTexts, EncoderSide):
+    """The encoder of all text-to-text families; each has its keys, its stack and the walk of its layers."""
 
     modality: ClassVar[str] = "text"
     keys: ClassVar[KeyMap]
