@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
 from transformers.utils import ModelOutput
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.families.qwen import QwenDecoder, QwenEncoder
+from triptych.models.families.qwen_graph import BufferShape
 from triptych.models.weights.loading import KeyMap
 
 KEYS = KeyMap(
@@ -36,6 +39,20 @@ class Qwen3VLEncoder(QwenEncoder):
 
     def columns(self, out: ModelOutput) -> list[torch.Tensor]:
         return [out.pooler_output, *out.deepstack_features]
+
+    def graph_shapes(self, rows: int, frames: int) -> Mapping[str, BufferShape]:
+        taps = (rows * self.merge_size**2, 4)
+        return {"interp_indices": (taps, torch.int64), "interp_weights": (taps, torch.float32)}
+
+    def graph_values(self, grids: torch.Tensor) -> dict[str, torch.Tensor]:
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            grids,
+            self.module.num_grid_per_side,
+            mode=self.module.interpolation_mode,
+            align_corners=self.module.interpolation_align_corners,
+            spatial_merge_size=self.merge_size,
+        )
+        return {"interp_indices": indices, "interp_weights": weights}
 
 
 class Qwen3VLDecoder(QwenDecoder):
