@@ -94,7 +94,9 @@ def padded_buffers(
     device: torch.device,
 ) -> EncoderCudaGraphCaptureInputs:
     """New buffers of these shapes that hold padding only: what most towers can be captured with."""
-    values = {key: torch.empty(tuple(shape), dtype=dtype, device=device) for key, (shape, dtype) in shapes.items()}
+    values = {
+        key: torch.empty(tuple(shape), dtype=dtype, device=device) for key, (shape, dtype) in shapes.items()
+    }
     for key, buffer in values.items():
         config.padding(key)(buffer, 0)
     return EncoderCudaGraphCaptureInputs(values)

@@ -68,6 +68,7 @@ class QwenEncoder(QwenGraph, EncoderSide):
         self.module = module
         self.device = device
         self.dtype = dtype
+        self.vision_config = config.vision_config
         self.merge_size = int(config.vision_config.spatial_merge_size)
         self.width = self.row_width(config.vision_config)
         self._images = images

@@ -46,7 +46,7 @@ class Qwen2_5VLEncoder(QwenEncoder):
     @property
     def window(self) -> int:
         """Output rows of a whole window."""
-        config = self.module.config
+        config = self.vision_config
         return int(config.window_size // config.patch_size // self.merge_size) ** 2
 
     def graph_shapes(self, rows: int, frames: int) -> Mapping[str, BufferShape]:
@@ -58,7 +58,7 @@ class Qwen2_5VLEncoder(QwenEncoder):
         }
 
     def graph_values(self, grids: torch.Tensor) -> dict[str, torch.Tensor]:
-        config = self.module.config
+        config = self.vision_config
         index, offsets = get_vision_window_index(
             grids, self.merge_size, config.window_size, config.patch_size
         )

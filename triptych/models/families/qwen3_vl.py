@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -45,11 +45,12 @@ class Qwen3VLEncoder(QwenEncoder):
         return {"interp_indices": (taps, torch.int64), "interp_weights": (taps, torch.float32)}
 
     def graph_values(self, grids: torch.Tensor) -> dict[str, torch.Tensor]:
+        tower: Any = self.module
         indices, weights = get_vision_interpolation_indices_and_weights(
             grids,
-            self.module.num_grid_per_side,
-            mode=self.module.interpolation_mode,
-            align_corners=self.module.interpolation_align_corners,
+            tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
             spatial_merge_size=self.merge_size,
         )
         return {"interp_indices": indices, "interp_weights": weights}

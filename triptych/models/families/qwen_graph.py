@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
@@ -34,6 +35,7 @@ class QwenGraph(SupportsEncoderCudaGraph):
     """
 
     module: nn.Module
+    vision_config: PreTrainedConfig
     merge_size: int
     width: int
     dtype: torch.dtype
@@ -100,7 +102,7 @@ class QwenGraph(SupportsEncoderCudaGraph):
 
     def _shapes(self, rows: int, frames: int, dtype: torch.dtype) -> dict[str, BufferShape]:
         patches = rows * self.merge_size**2
-        config = self.module.config
+        config = self.vision_config
         pixels = config.in_channels * config.temporal_patch_size * config.patch_size**2
         return {
             "pixel_values": ((patches, pixels), dtype),

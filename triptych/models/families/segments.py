@@ -15,8 +15,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_
 class Segments:
     """Segments of fixed shape over all rows of a call, those of padding included.
 
-    Either `mask`, bool [rows, rows], true inside a segment, or where there is a kernel for it `offsets`, int32
-    [segments + 1] from 0 to the number of rows; `longest` is the longest segment that the shape allows.
+    `offsets`, int32 [segments + 1], go from 0 to the number of rows; `longest` is the longest segment that
+    the shape allows. Where no kernel takes offsets, `mask`, bool [rows, rows], is true inside a segment.
     """
 
     mask: torch.Tensor | None
@@ -52,9 +52,13 @@ class SegmentAttention(nn.Module):
     `cu_seqlens` are int32 offsets [segments + 1], read on the host, or `Segments`, which nothing reads there.
     """
 
+    qkv: nn.Module
+    proj: nn.Module
+
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
-        self.qkv, self.proj = original.qkv, original.proj
+        self.add_module("qkv", original.get_submodule("qkv"))
+        self.add_module("proj", original.get_submodule("proj"))
         self.num_heads, self.scaling = int(original.num_heads), float(original.scaling)  # type: ignore[arg-type]
 
     def forward(
@@ -75,7 +79,9 @@ class SegmentAttention(nn.Module):
         else:
             # Its own scale is the same, the root of head_dim.
             bounds, longest = cu_seqlens.offsets, cu_seqlens.longest
-            out = varlen_attn(query, key, value, bounds, bounds, longest, longest)
+            packed = varlen_attn(query, key, value, bounds, bounds, longest, longest)
+            assert isinstance(packed, torch.Tensor)
+            out = packed
         attended: torch.Tensor = self.proj(out.reshape(rows, -1))
         return attended
 
