@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -115,10 +116,8 @@ def capture(arguments: argparse.Namespace) -> Subject:
 def capture_rows(subject: Subject) -> list[str]:
     """One line per budget, the largest first, as they are captured."""
     lines = []
-    moments = subject.captures.moments
-    for budget, before, after in zip(
-        sorted(subject.manager.limits.budgets, reverse=True), moments, moments[1:], strict=True
-    ):
+    budgets = sorted(subject.manager.limits.budgets, reverse=True)
+    for budget, (before, after) in zip(budgets, pairwise(subject.captures.moments), strict=True):
         memory = format_size(after[1] - before[1]) if subject.encoder.device.type == "cuda" else "-"
         lines.append(f"| {budget} | {(after[0] - before[0]) * 1e3:.1f} ms | {memory} |")
     return lines

@@ -12,21 +12,11 @@ import pytest
 import torch
 
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
-from support.encoder_graphs.replays import Replays, assert_rows, replays
+from support.encoder_graphs.replays import ChangedTower, Replays, assert_rows, replays
 from triptych.encoder_worker.graphs.budget_graph import poison
 from triptych.models.encoder_graph import EncoderCudaGraphCaptureInputs, EncoderCudaGraphReplayBuffers
 
 EVERY = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
-
-
-class ChangedTower:
-    """An encoder of which a test replaces one method."""
-
-    def __init__(self, inner: Any, **methods: Any) -> None:
-        self._inner, self._methods = inner, methods
-
-    def __getattr__(self, name: str) -> Any:
-        return self._methods.get(name) or getattr(self._inner, name)
 
 
 @EVERY
