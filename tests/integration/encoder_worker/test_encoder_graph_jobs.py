@@ -10,12 +10,16 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.data.sounds import audio_file, sound
-from support.engine.encoder_bench import Job, bench, png
+from support.encoder_graphs.two_towers import TwoTowerEncoder
+from support.engine.encoder_bench import Job, WatchedTower, bench, png
 from triptych.config import EncoderConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded
+from triptych.encoder_worker.graphs import graph_encoder
 from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
 from triptych.encoder_worker.graphs.manager import GraphCounts
+from triptych.errors import ConfigError
+from triptych.machine.graphs import EagerStatic
 from triptych.models.registry import load_encoder
 
 CPU = torch.device("cpu")
@@ -66,3 +70,14 @@ async def test_graphs_store_the_rows_of_the_ordinary_call(
     counts = graphs.graphs.counts
     assert isinstance(counts, GraphCounts)
     assert (counts.hits, counts.misses) == (len(media), 0)
+
+
+def test_a_tower_without_a_form_of_fixed_shape_is_refused_by_name_or_runs_without_graphs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = WatchedTower(TwoTowerEncoder())
+    with pytest.raises(ConfigError, match="--encoder-graphs static: WatchedTower .*: give .* off"):
+        with_graphs(EncoderConfig(store="unix:///none", encoder_graphs="static"), plain)
+    monkeypatch.setattr(graph_encoder, "graph_backend", lambda *_: EagerStatic())
+    assert with_graphs(EncoderConfig(store="unix:///none", encoder_graphs="auto"), plain) is plain
+    assert "WatchedTower has no form of fixed shape" in caplog.text

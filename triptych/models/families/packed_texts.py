@@ -17,6 +17,7 @@ from triptych.models.encoder_graph import (
 )
 
 _KEYS = ("input_ids", "positions", "segment_ids")
+_LEAST_BUDGET = 64
 
 
 def pad_own_segment(buffer: torch.Tensor, used: int) -> None:
@@ -29,11 +30,14 @@ class PackedTexts(SupportsEncoderCudaGraph):
 
     The buffers are `input_ids`, `positions` (each text's own, from 0) and `segment_ids` (which text a token
     is of), all int64 [token_budget]. The mask over them is [token_budget, token_budget]: attention costs what
-    one text of the budget's length would, however short the texts are.
+    one text of the budget's length would, however short the texts are, so that no budget is larger than the
+    longest text unless a worker is told so.
     """
 
     modality: ClassVar[str]
     width: int
+    #: Tokens of the longest text.
+    most_tokens: int
 
     @abstractmethod
     def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -46,6 +50,8 @@ class PackedTexts(SupportsEncoderCudaGraph):
             buffer_keys=_KEYS,
             out_hidden_size=self.width,
             padding_logics={"segment_ids": pad_own_segment},
+            max_token_budget=max(_LEAST_BUDGET, self.most_tokens),
+            min_token_budget=_LEAST_BUDGET,
         )
 
     def prepare_encoder_cudagraph_capture_inputs(

@@ -51,7 +51,7 @@ class TextEncoder(PackedTexts, EncoderSide):
         self.device = device
         self.dtype = dtype
         self.width = int(config.d_model)
-        self._most = self.max_rows(config) or MAX_ROWS
+        self.most_tokens = self.max_rows(config) or MAX_ROWS
 
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
@@ -112,9 +112,9 @@ class TextEncoder(PackedTexts, EncoderSide):
         ids = self._token_ids(media) if form else self._tokenise(media)
         if not ids:
             raise InvalidRequest("encoder_prompt: it has no tokens", param="encoder_prompt")
-        if len(ids) > self._most:
+        if len(ids) > self.most_tokens:
             raise TooLarge(
-                f"encoder_prompt: {len(ids)} tokens are more than this encoder's {self._most}; "
+                f"encoder_prompt: {len(ids)} tokens are more than this encoder's {self.most_tokens}; "
                 "send a shorter text",
                 param="encoder_prompt",
             )
@@ -132,10 +132,10 @@ class TextEncoder(PackedTexts, EncoderSide):
         except UnicodeDecodeError:
             raise InvalidRequest("encoder_prompt: not UTF-8 text", param="encoder_prompt") from None
         # Tokenising takes seconds for some MiB, which no request may cost before it is admitted.
-        if len(text) > self._most * _MOST_CHARS_PER_TOKEN:
+        if len(text) > self.most_tokens * _MOST_CHARS_PER_TOKEN:
             raise TooLarge(
-                f"encoder_prompt: {len(text)} characters are more than this encoder's {self._most} tokens "
-                "hold; send a shorter text",
+                f"encoder_prompt: {len(text)} characters are more than this encoder's {self.most_tokens} "
+                "tokens hold; send a shorter text",
                 param="encoder_prompt",
             )
         ids: list[int] = self.tokenizer(text)["input_ids"]
