@@ -16,6 +16,8 @@ from support.encoder_graphs.replays import ChangedTower, Replays, assert_rows, r
 from triptych.encoder_worker.graphs.budget_graph import poison
 from triptych.models.encoder_graph import EncoderCudaGraphCaptureInputs, EncoderCudaGraphReplayBuffers
 
+pytestmark = pytest.mark.timeout(300)
+
 EVERY = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
 
 

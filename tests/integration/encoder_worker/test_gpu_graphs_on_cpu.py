@@ -13,6 +13,8 @@ from support.data.checkpoints import build_checkpoint
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
 from triptych.machine.graphs import EagerStatic
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[3]
 #: One of each kind: items of one size, packed texts, patch grids, two towers.
 SOME = [adapter for adapter in ADAPTERS if adapter.name in ("trocr", "t5", "qwen3_vl", "two_towers")]

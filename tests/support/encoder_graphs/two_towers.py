@@ -44,7 +44,8 @@ class _Tower(nn.Module):
         hidden = self.patches(pixels).flatten(2).transpose(1, 2) + self.positions
         query, key, value = self.qkv(hidden).chunk(3, dim=-1)
         attended: torch.Tensor = self.out(functional.scaled_dot_product_attention(query, key, value))
-        return hidden + attended
+        rows: torch.Tensor = hidden + attended
+        return rows
 
 
 class TwoTowerEncoder(EncoderSide, SupportsEncoderCudaGraph):
@@ -52,7 +53,8 @@ class TwoTowerEncoder(EncoderSide, SupportsEncoderCudaGraph):
 
     def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.width, self.dtype, self.device = WIDTH, dtype, torch.device(device)
-        towers = nn.ModuleDict({"picture": _Tower(), "piece": _Tower()}).requires_grad_(False)
+        self._picture, self._piece = _Tower(), _Tower()
+        towers = nn.ModuleList([self._picture, self._piece]).requires_grad_(False)
         generator = torch.Generator().manual_seed(7)
         for parameter in towers.parameters():
             parameter.normal_(0, 0.3, generator=generator)
@@ -77,8 +79,8 @@ class TwoTowerEncoder(EncoderSide, SupportsEncoderCudaGraph):
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         outputs = []
         for item in items:
-            pieces = self.module["piece"](item.tensors["piece_values"].to(self.device, self.dtype))
-            whole = self.module["picture"](item.tensors["pixel_values"][None].to(self.device, self.dtype))
+            pieces = self._piece(item.tensors["piece_values"].to(self.device, self.dtype))
+            whole = self._picture(item.tensors["pixel_values"][None].to(self.device, self.dtype))
             outputs.append(torch.cat([pieces.flatten(0, 1), whole[0]]))
         return outputs
 
@@ -126,8 +128,8 @@ class TwoTowerEncoder(EncoderSide, SupportsEncoderCudaGraph):
 
     def encoder_cudagraph_forward(self, values: dict[str, torch.Tensor]) -> torch.Tensor:
         pixels, pieces, picture_rows, piece_rows = (values.pop(key) for key in _KEYS)
-        whole = _gathered(self.module["picture"](pixels), picture_rows)
-        return whole + _gathered(self.module["piece"](pieces), piece_rows)
+        whole = _gathered(self._picture(pixels), picture_rows)
+        return whole + _gathered(self._piece(pieces), piece_rows)
 
 
 def _gathered(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -85,9 +85,9 @@ def test_in_float16_a_layer_of_bart_gives_what_its_own_code_gives(louder: float)
 def test_no_budget_is_larger_than_the_longest_text_unless_a_worker_is_told_so() -> None:
     bart = loaded("bart")
     config = bart.get_encoder_cudagraph_config()
-    most = graph_limits(EncoderConfig(batch_patches=16384), bart, config).budgets
+    most = graph_limits(EncoderConfig(encoder_batch_patches=16384), bart, config).budgets
     assert most == (64, 128, 256) and most[-1] == bart.config.max_position_embeddings
-    told = EncoderConfig(batch_patches=16384, encoder_graph_budgets="512,64")
+    told = EncoderConfig(encoder_batch_patches=16384, encoder_graph_budgets="512,64")
     assert graph_limits(told, bart, config).budgets == (64, 512)
     with pytest.raises(ValueError, match="max_token_budget: 32 is below min_token_budget 64"):
         dataclasses.replace(config, max_token_budget=32)
