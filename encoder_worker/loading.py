@@ -28,20 +28,31 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
 
     ConfigError for a checkpoint that cannot be served.
     """
+    encoder = load_tower(config)
+    model = model_identity(
+        Path(config.model),
+        dtype=encoder.dtype,
+        revision=config.model_revision,
+        quantization=config.quantization,
+    )
+    return encoder, model
+
+
+def load_tower(config: EncoderConfig) -> EncoderSide:
+    """One rank's tower, warm and with its graphs, on the rank's device.
+
+    ConfigError for a checkpoint that cannot be served.
+    """
     start = time.monotonic()
     path = Path(config.model)
     check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    model = model_identity(
-        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
-    )
     warm_up(encoder)
-    encoder = with_graphs(config, encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
-    return encoder, model
+    return with_graphs(config, encoder)
 
 
 def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:

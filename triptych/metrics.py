@@ -193,6 +193,14 @@ class EncoderMetrics:
             ["model_name", "token_budget"],
             registry=self.registry,
         )
+        self.ranks = gauge("triptych_encoder_ranks", "ranks that share the tower's batches")
+        self.ranks.set(1)
+        self.rank_items = self._of_rank("triptych_encoder_rank_items", "items given to one rank")
+        self.rank_patches = self._of_rank("triptych_encoder_rank_patches", "patches given to one rank")
+        self.rank_failures = self._of_rank("triptych_encoder_rank_failures", "shares that a rank failed on")
+
+    def _of_rank(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name", "rank"], registry=self.registry)
 
 
 class ProxyMetrics:
@@ -234,6 +242,11 @@ class ProxyMetrics:
             self.poison.labels(kind)
         self.encoder_jobs = self._counter("triptych_encoder_jobs", "encoder jobs sent", "kind")
         self.items = self._counter("triptych_items", "items of requests, by where they were found", "result")
+        self.skipped_jobs = self._counter(
+            "triptych_skipped_jobs",
+            "encoder jobs put off for items that a PD worker was expected to hold; missing: made after all",
+            "result",
+        )
         self.resumes = self._counter("triptych_resumes", "requests taken up by another attempt", "reason")
         self.re_encodes = self._counter("triptych_re_encodes", "items encoded again for admitted requests")
         self.published_bytes = self._gauge(

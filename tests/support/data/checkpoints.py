@@ -10,6 +10,8 @@ sampling    generation_config with do_sample, temperature, top_p and top_k
 small       an image processor that shrinks images to a few patches (Qwen) or pads to a square (LLaVA)
 scaled      token embeddings times the root of their width (BART)
 summary     generation_config as summarisers have it: no trigram twice, a least length, beams (BART)
+even        four attention heads, which two ranks can share, not five (T5)
+six         six attention heads and three KV heads, which three ranks can share (Qwen3-VL)
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec.checkpoints import Parts
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
-TRAITS = frozenset({"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary"})
+TRAITS = frozenset(
+    {"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary", "even", "six"}
+)
 VOCAB_SIZE = 768
 _HIDDEN = 64
 #: Hub spelling of a key, by family: what the published checkpoints hold.
@@ -266,8 +270,9 @@ def _qwen_processor(traits: frozenset[str], **extra: Any) -> dict[str, Any]:
 def _qwen3_vl(traits: frozenset[str]) -> Parts:
     tokenizer = styles.qwen_tokenizer(VOCAB_SIZE, default_system=False)
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+    six = {"num_attention_heads": 6, "num_key_value_heads": 3} if "six" in traits else {}
     config = Qwen3VLConfig(
-        text_config=_text_config(tokenizer, head_dim=16, rope_parameters=rope),
+        text_config=_text_config(tokenizer, head_dim=16, rope_parameters=rope, **six),
         vision_config={
             "depth": 3,
             "hidden_size": 64,

@@ -44,14 +44,20 @@ class Qwen2_5VLEncoder(QwenEncoder):
         return tower
 
     @property
-    def window(self) -> int:
-        """Output rows of a whole window."""
+    def window_side(self) -> int:
+        """Output rows along each side of a whole window."""
         config = self.vision_config
-        return int(config.window_size // config.patch_size // self.merge_size) ** 2
+        return int(config.window_size // config.patch_size // self.merge_size)
+
+    @property
+    def window_patches(self) -> int:
+        """Patches of a whole window."""
+        return (self.window_side * self.merge_size) ** 2
 
     def graph_shapes(self, rows: int, frames: int) -> Mapping[str, BufferShape]:
-        # A frame has at most a window more than its rows fill, the padding too; and the offset 0.
-        windows = rows // self.window + frames + 2
+        # Most windows for their rows have pictures of one row: a window for each `window_side` rows, and the
+        # rest. Rows of padding have another rest.
+        windows = rows // self.window_side + frames + 2
         return {
             "window_index": ((rows,), torch.int64),
             "cu_window_seqlens": ((windows + 1,), torch.int32),
@@ -65,12 +71,10 @@ class Qwen2_5VLEncoder(QwenEncoder):
         return {"window_index": index, "cu_window_seqlens": offsets}
 
     def graph_padding(self) -> dict[str, PaddingLogic]:
-        patches = self.window * self.merge_size**2
-        return {"window_index": pad_identity, "cu_window_seqlens": partial(pad_windows, patches)}
+        return {"window_index": pad_identity, "cu_window_seqlens": partial(pad_windows, self.window_patches)}
 
     def graph_segments(self, patches: int) -> dict[str, int]:
-        # The rows behind the last window are a segment; no kernel computes more than the longest.
-        return {"cu_seqlens": patches, "cu_window_seqlens": self.window * self.merge_size**2}
+        return {"cu_seqlens": patches, "cu_window_seqlens": self.window_patches}
 
 
 def pad_windows(patches: int, buffer: torch.Tensor, used: int) -> None:
