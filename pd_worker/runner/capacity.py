@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 
 from triptych.config import VIEW_SHARE, PDConfig, format_size
 from triptych.errors import ConfigError
-from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
 
 #: Above this a default would ask for more memory than most machines give.
 _DEFAULT_MAX_MODEL_LEN = 32768
+
+
+class RunnerOptions(TypedDict):
+    """What a model runner is built with, besides its decoder."""
+
+    num_blocks: int
+    block_size: int
+    backend: str
+    num_host_blocks: int
+    view_memory: int
+
+
+def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
+    """The options of this decoder's runner; ConfigError for what its memory cannot hold."""
+    return RunnerOptions(
+        num_blocks=num_kv_blocks(config, decoder.geometry, decoder.dtype),
+        block_size=config.block_size,
+        backend=config.attention_backend,
+        num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
+        view_memory=view_memory(config, decoder.device),
+    )
 
 
 def max_model_len(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

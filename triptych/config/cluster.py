@@ -102,14 +102,19 @@ class ClusterConfig(Config):
         return self.pd.swap_memory if self.pd.preemption == "swap" else 0
 
 
-def check_scaled(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers in a topology that is not scaled."""
+def check_topology(config: ClusterConfig) -> None:
+    """ConfigError for a range of workers, or several ranks, in a topology that has neither."""
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(
                 f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
                 f"--replicas {given.most}"
             )
+    if config.topology == "colocated" and config.pd.tensor_parallel > 1:
+        raise ConfigError(
+            f"--tensor-parallel {config.pd.tensor_parallel} is for --topology epd: a replica's tower and "
+            "decoder are in one process; give --tensor-parallel 1"
+        )
 
 
 @dataclass(frozen=True, slots=True)

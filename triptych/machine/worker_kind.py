@@ -11,17 +11,21 @@ from triptych.errors import ConfigError
 MAX_KIND_CHARS = 100
 
 
-def worker_kind(given: str, device: str, threads: int, *, root: Path = Path("/")) -> str:
-    """--worker-kind, or what the device says: "cpu AMD EPYC 9B14 x2 threads", "cuda NVIDIA H200"."""
+def worker_kind(given: str, device: str, threads: int, *, ranks: int = 1, root: Path = Path("/")) -> str:
+    """--worker-kind, or what the device says: "cpu AMD EPYC 9B14 x2 threads", "cuda NVIDIA H200".
+
+    Several `ranks` are said besides: "cuda NVIDIA H200 x2 ranks".
+    """
     if given:
         if len(given) > MAX_KIND_CHARS or not given.isprintable():
             raise ConfigError(
                 f"--worker-kind has {len(given)} characters: use up to {MAX_KIND_CHARS} printable ones"
             )
         return given
+    shared = f" x{ranks} ranks" if ranks > 1 else ""
     if device.startswith("cuda"):
-        return _short(f"cuda {_gpu_name(device)}")
-    return _short(f"{device} {_cpu_name(root)} x{threads} threads")
+        return _short(f"cuda {_gpu_name(device)}{shared}")
+    return _short(f"{device} {_cpu_name(root)} x{threads} threads{shared}")
 
 
 def _gpu_name(device: str) -> str:

@@ -52,7 +52,8 @@ MATRIX = (
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
     Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
-    Support("tensor_parallel", "Tensor parallelism", "", "give --tensor-parallel 1, and more workers"),
+    Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", "`tests/e2e/test_tensor_parallel.py`"),
+    Support("flex_ranks", "FlexAttention with several ranks", "", "give --attention-backend sdpa"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
@@ -83,13 +84,15 @@ def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str
 
 def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
+    is_flex = getattr(flags, "attention_backend", "") == "flex"
     asked = {
-        "tensor_parallel": flags.tensor_parallel != 1,
+        "tensor_parallel": getattr(flags, "tensor_parallel", 1) != 1,
+        "flex_ranks": is_flex and getattr(flags, "tensor_parallel", 1) != 1,
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
         "fp8_kv": flags.kv_cache_dtype != "auto",
         "int8": flags.quantization != "none",
-        "flex": getattr(flags, "attention_backend", "") == "flex",
+        "flex": is_flex,
     }
     return [name for name, is_asked in asked.items() if is_asked]
 
