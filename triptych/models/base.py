@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from triptych.models.images import ImageProcessor
+from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.types import ItemPlan, JsonObject, MMFeature, Options
 
 #: Media as a family's `preprocess` takes them: an RGB picture, an `AudioFile`, or the bytes of a text.
@@ -232,11 +233,14 @@ class DecoderSide(ABC):
         dtype: torch.dtype,
         attn_implementation: str,
         quantize: bool = False,
+        parallel: TensorParallel | None = None,
     ) -> DecoderSide:
         """Loads only this side's tensors; nothing missing, nothing left on meta, else ConfigError.
 
         `attn_implementation` is a name registered with transformers' AttentionInterface. With `quantize`
-        linear layers are held in 8 bits, the head is not.
+        linear layers are held in 8 bits, the head is not. With `parallel` only this rank's share is loaded:
+        `geometry` and `cross` count its heads, and all ranks call `forward` and `logits` in the same order,
+        with the same batch. ConfigError for heads that cannot be divided so.
         """
 
     @abstractmethod
@@ -274,7 +278,10 @@ class DecoderSide(ABC):
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, vocab_size] of hidden [N, hidden_size], in the model's dtype."""
+        """[N, vocab_size] of hidden [N, hidden_size], in the model's dtype; of several ranks only on rank 0.
+
+        The other ranks get NaN of that shape.
+        """
 
     def project_cross(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Per layer, cross keys and values [R, num_kv_heads, head_dim] of one item's rows [R, width].

@@ -13,6 +13,7 @@ from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
+from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import KeyMap
 from triptych.models.weights.prepack import prepack
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
@@ -98,14 +99,19 @@ def load_decoder(
     dtype: torch.dtype,
     attn_implementation: str,
     quantization: str = NONE,
+    parallel: TensorParallel | None = None,
 ) -> DecoderSide:
-    """Text model and head of a checkpoint; ConfigError for one that cannot be served."""
+    """Text model and head of a checkpoint; ConfigError for one that cannot be served.
+
+    With `parallel` this rank's share of them (`DecoderSide.load`).
+    """
     side = family_of(path).decoder.load(
         Path(path),
         device=device,
         dtype=dtype,
         attn_implementation=attn_implementation,
         quantize=decoder_is_quantized(quantization),
+        parallel=parallel if parallel is not None and parallel.size > 1 else None,
     )
     prepack(side.module)
     return side

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.errors import ConfigError
+from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
 from triptych.types import JsonObject
 
@@ -25,15 +26,33 @@ class Checkpoint:
         self.config = read_config(self.path)
         self.files = _tensor_files(self.path)
 
-    def read(self, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of `keys`, file by file, as mapped memory: copy what shall outlive the files."""
+    def read(
+        self, keys: Iterable[str], cuts: Mapping[str, Cut] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of `keys`, file by file, as mapped memory: copy what shall outlive the files.
+
+        Of a key in `cuts` only that part is read; ConfigError for a tensor that it was not made for.
+        """
         wanted: dict[Path, list[str]] = {}
         for key in keys:
             wanted.setdefault(self.files[key], []).append(key)
         for file, names in wanted.items():
             with _open(file) as tensors:
                 for name in names:
-                    yield name, tensors.get_tensor(name)
+                    cut = (cuts or {}).get(name)
+                    yield name, tensors.get_tensor(name) if cut is None else self._part(tensors, name, cut)
+
+    def _part(self, tensors: safe_open, name: str, cut: Cut) -> torch.Tensor:
+        whole = tensors.get_slice(name)  # type: ignore[no-untyped-call]
+        shape = whole.get_shape()
+        if not cut.fits(shape):
+            raise ConfigError(
+                f"MODEL={self.path}: its tensors do not fit its config.json: {name} is {shape}, where "
+                f"dimension {cut.dim} should be {cut.whole}: fetch the checkpoint again"
+            )
+        span = slice(cut.first, cut.last)
+        part: torch.Tensor = whole[span] if cut.dim == 0 else whole[:, span]
+        return part
 
 
 def read_config(path: Path) -> JsonObject:

@@ -26,7 +26,11 @@ from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules
 from triptych.models.families.text import load_config, one_dimensional
-from triptych.models.weights.loading import KeyMap, empty_module, load_into
+from triptych.models.parallel.loading import load_share
+from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, Style
+from triptych.models.parallel.shares import take_share
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.weights.loading import KeyMap, empty_module
 from triptych.types import ItemPlan, MMFeature, Options
 
 
@@ -53,6 +57,13 @@ class EncDecDecoder(DecoderSide):
     modality: ClassVar[str] = "text"
     #: Whether cross-attention multiplies its query, not its scores.
     scale_query: ClassVar[bool] = False
+    #: How ranks divide the layers between embeddings and head; those of BART, after which most are made.
+    shard_rules: ClassVar[tuple[tuple[str, Style], ...]] = (
+        (r".+_attn\.[qkv]_proj", Style.HEADS),
+        (r".+_attn\.out_proj", Style.HEADS_ROW),
+        (r".+\.fc1", Style.COLUMN),
+        (r".+\.fc2", Style.ROW),
+    )
     keys: ClassVar[KeyMap]
     module: DecoderModule
     cross: CrossGeometry
@@ -90,6 +101,7 @@ class EncDecDecoder(DecoderSide):
         dtype: torch.dtype,
         attn_implementation: str,
         quantize: bool = False,
+        parallel: TensorParallel | None = None,
     ) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
@@ -104,10 +116,12 @@ class EncDecDecoder(DecoderSide):
 
         module = empty_module(build)
         assert isinstance(module, DecoderModule)
-        load_into(
+        load_share(
             module,
             checkpoint,
             names,
+            plan=cls.shard_plan(config),
+            parallel=parallel,
             device=device,
             dtype=dtype,
             tied=cls.keys.tied,
@@ -116,7 +130,10 @@ class EncDecDecoder(DecoderSide):
         )
         # Set afterwards: transformers would want the name to be one of its own while it builds.
         module.decoder.config._attn_implementation = attn_implementation
-        return cls(config, module, generation_defaults(path), device=device, dtype=dtype)
+        side = cls(config, module, generation_defaults(path), device=device, dtype=dtype)
+        if parallel is not None:
+            take_share(side, parallel)
+        return side
 
     @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
@@ -141,6 +158,12 @@ class EncDecDecoder(DecoderSide):
                 config=stack.config,
                 scale_query=cls.scale_query,
             )
+
+    @classmethod
+    def shard_plan(cls, config: PreTrainedConfig) -> ShardPlan:
+        """How ranks divide the stack and its head."""
+        heads, _ = cls.heads(config)
+        return ShardPlan((*cls.shard_rules, *WHOLE, HEAD), heads=heads, kv_heads=heads)
 
     @classmethod
     def computed(cls, stack: PreTrainedModel) -> dict[str, torch.Tensor]:

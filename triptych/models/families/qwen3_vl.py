@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
 from transformers.utils import ModelOutput
 
@@ -47,6 +49,11 @@ class Qwen3VLDecoder(QwenDecoder):
     def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         model: nn.Module = Qwen3VLTextModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return model
+
+    @classmethod
+    def tp_plan(cls, config: PreTrainedConfig) -> Mapping[str, str]:
+        # transformers has none for this text model, whose layers are those of Qwen3.
+        return Qwen3Config.base_model_tp_plan or {}
 
     def deepstack_levels(self) -> int:
         return len(self.config.vision_config.deepstack_visual_indexes)

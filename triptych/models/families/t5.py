@@ -15,6 +15,7 @@ from triptych.models.base import AttentionBias, BiasTable, DecoderSide, EncoderS
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text_encoder import TextEncoder
+from triptych.models.parallel.plan import Style
 from triptych.models.weights.loading import KeyMap
 
 #: Tokens of the decoder: the model itself counts none, its configs name what it was trained with.
@@ -113,6 +114,13 @@ class T5TextEncoder(TextEncoder):
 
 
 class T5TextDecoder(EncDecDecoder):
+    shard_rules: ClassVar[tuple[tuple[str, Style], ...]] = (
+        (r".+Attention\.[qkv]", Style.HEADS),
+        (r".+Attention\.relative_attention_bias", Style.HEADS),
+        (r".+Attention\.o", Style.HEADS_ROW),
+        (r".+\.DenseReluDense\.wi(_[01])?", Style.COLUMN),
+        (r".+\.DenseReluDense\.wo", Style.ROW),
+    )
     keys: ClassVar[KeyMap] = KEYS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -14,7 +14,11 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
 from triptych.models.checkpoint.folder import Checkpoint
-from triptych.models.weights.loading import KeyMap, empty_module, load_into
+from triptych.models.parallel.loading import load_share
+from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_transformers
+from triptych.models.parallel.shares import take_share
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.weights.loading import KeyMap, empty_module
 from triptych.types import ItemPlan
 
 
@@ -56,6 +60,7 @@ class TextDecoder(DecoderSide):
         dtype: torch.dtype,
         attn_implementation: str,
         quantize: bool = False,
+        parallel: TensorParallel | None = None,
     ) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
@@ -70,10 +75,23 @@ class TextDecoder(DecoderSide):
         assert isinstance(module, TextModule)
         tied = cls.keys.tied if config.tie_word_embeddings else ()
         names = cls.keys.decoder_names(checkpoint.files)
-        load_into(module, checkpoint, names, device=device, dtype=dtype, tied=tied, quantize=quantize)
+        load_share(
+            module,
+            checkpoint,
+            names,
+            plan=cls.shard_plan(text),
+            parallel=parallel,
+            device=device,
+            dtype=dtype,
+            tied=tied,
+            quantize=quantize,
+        )
         # Set afterwards: transformers would want the name to be one of its own while it builds.
         module.model.config._attn_implementation = attn_implementation
-        return cls(config, module, device=device, dtype=dtype)
+        side = cls(config, module, device=device, dtype=dtype)
+        if parallel is not None:
+            take_share(side, parallel)
+        return side
 
     @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
@@ -84,6 +102,20 @@ class TextDecoder(DecoderSide):
     @abstractmethod
     def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         """The family's text model, without weights."""
+
+    @classmethod
+    def shard_plan(cls, config: PreTrainedConfig) -> ShardPlan:
+        """How ranks divide the text model of `config`, and its head."""
+        return ShardPlan(
+            (*rules_of_transformers(cls.tp_plan(config), "model."), *WHOLE, HEAD),
+            heads=int(config.num_attention_heads),
+            kv_heads=int(config.num_key_value_heads),
+        )
+
+    @classmethod
+    def tp_plan(cls, config: PreTrainedConfig) -> Mapping[str, str]:
+        """transformers' own plan for the text model's layers."""
+        return config.base_model_tp_plan or {}
 
     @abstractmethod
     def rows_of(self, plan: ItemPlan) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from triptych.errors import ConfigError
+from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
@@ -79,27 +80,26 @@ def load_into(
     tied: Iterable[tuple[str, str]] = (),
     computed: Mapping[str, torch.Tensor] | None = None,
     quantize: bool = False,
+    cuts: Mapping[str, Cut] | None = None,
 ) -> None:
     """Fills `module` from the checkpoint keys of `names`; ConfigError for anything missing or misshapen.
 
     Tensors are copied, so that nothing depends on the files afterwards. `computed` stands in for those of
     its names that the checkpoint leaves out. With `quantize` linear layers are held in 8 bits, each as soon
-    as it is read.
+    as it is read. Parameters named in `cuts` are that part of the checkpoint's; of a tied one, it is a view.
     """
+    cuts = cuts or {}
     in_8_bits = replace_linears(module) if quantize else set()
-    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in (computed or {}).items()}
-    for key, tensor in checkpoint.read(names):
-        name = names[key]
-        if name in in_8_bits:
-            weight, scale = _quantized(checkpoint, key, tensor)
-            state[name] = weight.to(device)
-            state[name.removesuffix("weight") + "scale"] = scale.to(device)
-        else:
-            kept = dtype if tensor.is_floating_point() else None
-            state[name] = tensor.to(device=device, dtype=kept, copy=True)
+    state = {
+        name: _cut(cuts, name, tensor.to(device=device, dtype=dtype))
+        for name, tensor in (computed or {}).items()
+    }
+    state |= _read(checkpoint, names, cuts, in_8_bits, device=device, dtype=dtype)
     for name, source in tied:
-        if source in state and (name not in state or torch.equal(state[name], state[source])):
-            state[name] = state[source]
+        if source in state:
+            shared = _cut(cuts, name, state[source])
+            if name not in state or torch.equal(state[name], shared):
+                state[name] = shared
     try:
         result = module.load_state_dict(state, strict=False, assign=True)
     except RuntimeError as error:
@@ -117,6 +117,38 @@ def load_into(
     if left:
         raise ConfigError(f"MODEL={checkpoint.path}: not loaded: {_first(left)}")
     module.to(device).eval().requires_grad_(False)
+
+
+def _read(
+    checkpoint: Checkpoint,
+    names: Mapping[str, str],
+    cuts: Mapping[str, Cut],
+    in_8_bits: Collection[str],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, torch.Tensor]:
+    """The state of the module, as far as the checkpoint has it."""
+    state = {}
+    # A scale counts a channel's whole input: a weight that is cut there is quantized before it is cut.
+    late = {name for name, cut in cuts.items() if name in in_8_bits and cut.dim > 0}
+    early = {key: cuts[name] for key, name in names.items() if name in cuts and name not in late}
+    for key, tensor in checkpoint.read(names, early):
+        name = names[key]
+        if name in in_8_bits:
+            weight, scale = _quantized(checkpoint, key, tensor)
+            # Contiguous: a view would keep all of it.
+            state[name] = (_cut(cuts, name, weight) if name in late else weight).contiguous().to(device)
+            state[name.removesuffix("weight") + "scale"] = scale.to(device)
+        else:
+            kept = dtype if tensor.is_floating_point() else None
+            state[name] = tensor.to(device=device, dtype=kept, copy=True)
+    return state
+
+
+def _cut(cuts: Mapping[str, Cut], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    cut = cuts.get(name)
+    return tensor if cut is None else cut.of(tensor)
 
 
 def _quantized(checkpoint: Checkpoint, key: str, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,8 @@ QUANTIZATIONS = (NONE, INT8, INT8_DECODER)
 _KEPT = frozenset({"lm_head"})
 #: Up to so many rows torch's own kernel for 8-bit weights is the faster one; it is slow in float32.
 _KERNEL_ROWS = 4
+#: It reads so many inputs at a time, and beyond the end of what is no multiple.
+_KERNEL_INPUTS = 16
 #: Weights are cast so many bytes at a time: what was cast is still in the cache when it is multiplied.
 _CAST_BYTES = 1 << 20
 
@@ -53,7 +55,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], in x's dtype."""
         rows = x.reshape(-1, self.in_features)
-        if len(rows) <= _KERNEL_ROWS and x.dtype == torch.bfloat16 and not x.is_cuda:
+        if self._suits_kernel(rows):
             ones = torch.ones(self.out_features, dtype=x.dtype)
             product = torch._weight_int8pack_mm(rows, self.weight, ones)
         else:
@@ -62,6 +64,10 @@ class Int8Linear(nn.Module):
         if self.bias is not None:
             out += self.bias
         return out.view(*x.shape[:-1], self.out_features)
+
+    def _suits_kernel(self, rows: torch.Tensor) -> bool:
+        few = len(rows) <= _KERNEL_ROWS and self.in_features % _KERNEL_INPUTS == 0
+        return few and rows.dtype == torch.bfloat16 and not rows.is_cuda
 
     def _by_casting(self, rows: torch.Tensor) -> torch.Tensor:
         step = max(1, _CAST_BYTES // (self.in_features * rows.element_size()))

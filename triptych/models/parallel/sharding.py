@@ -1,0 +1,126 @@
+"""Division of an empty module as its plan says, and the layers that join the ranks once it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from triptych.errors import ConfigError
+from triptych.models.checkpoint.cut import Cut
+from triptych.models.parallel import shares
+from triptych.models.parallel.layers import RowParallelLinear, TiedRows, VocabularyParallelHead
+from triptych.models.parallel.plan import ShardPlan, Style
+from triptych.models.parallel.tensor_parallel import TensorParallel
+
+_ROWS = (Style.ROW, Style.HEADS_ROW)
+
+
+def divide(module: nn.Module, plan: ShardPlan, parallel: TensorParallel) -> dict[str, Cut]:
+    """Shrinks the layers of a module on meta to this rank's share; {parameter: its part of the checkpoint's}.
+
+    Attention modules count the heads of the share afterwards. ConfigError for a layer that the plan does not
+    name, or cannot divide so.
+    """
+    cuts: dict[str, Cut] = {}
+    for name, style in plan.styles(module).items():
+        if style is Style.REPLICATE:
+            continue
+        layer = module.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            cuts |= _divide_linear(name, layer, style, plan, parallel)
+        elif isinstance(layer, nn.Embedding) and style is Style.HEADS:
+            cuts |= _divide_table(name, layer, plan, parallel)
+        else:
+            raise ConfigError(
+                f"{name} is a {type(layer).__name__}, which cannot be divided by {style}: "
+                "give --tensor-parallel 1"
+            )
+        if style is Style.HEADS:
+            _count_share(module.get_submodule(name.rpartition(".")[0]), plan, parallel)
+    return cuts
+
+
+def join(module: nn.Module, plan: ShardPlan, parallel: TensorParallel, cuts: Mapping[str, Cut]) -> None:
+    """Puts the layers that sum or gather over the ranks in place of a loaded module's shares.
+
+    `cuts` are those that `divide` gave.
+    """
+    for name, style in plan.styles(module).items():
+        layer = module.get_submodule(name)
+        if style in _ROWS:
+            module.set_submodule(name, RowParallelLinear(layer, parallel))
+        elif style is Style.VOCABULARY:
+            module.set_submodule(name, _head(module, layer, cuts[f"{name}.weight"], parallel))
+
+
+def _divide_linear(
+    name: str, layer: nn.Linear, style: Style, plan: ShardPlan, parallel: TensorParallel
+) -> dict[str, Cut]:
+    dim = 1 if style in _ROWS else 0
+    whole = layer.weight.shape[dim]
+    first, last = _part(whole, style, plan, parallel)
+    weight = Cut(dim, first, last, whole)
+    layer.weight = nn.Parameter(weight.of(layer.weight), requires_grad=False)
+    layer.out_features, layer.in_features = layer.weight.shape
+    cuts = {f"{name}.weight": weight}
+    if layer.bias is not None and dim == 0:
+        cuts[f"{name}.bias"] = bias = Cut(0, first, last, whole)
+        layer.bias = nn.Parameter(bias.of(layer.bias), requires_grad=False)
+    return cuts
+
+
+def _divide_table(
+    name: str, table: nn.Embedding, plan: ShardPlan, parallel: TensorParallel
+) -> dict[str, Cut]:
+    """A bias [buckets, heads]."""
+    first, last = shares.heads(plan, parallel.rank, parallel.size)
+    cut = Cut(1, first, last, plan.heads)
+    table.weight = nn.Parameter(cut.of(table.weight), requires_grad=False)
+    table.embedding_dim = last - first
+    return {f"{name}.weight": cut}
+
+
+def _part(whole: int, style: Style, plan: ShardPlan, parallel: TensorParallel) -> tuple[int, int]:
+    """First and last of this rank's outputs, or inputs, of a layer that has `whole`."""
+    rank, size = parallel.rank, parallel.size
+    if style in (Style.HEADS, Style.HEADS_ROW):
+        return _elements(shares.heads(plan, rank, size), whole, plan.heads)
+    if style is Style.KV_HEADS:
+        return _elements(shares.kv_heads(plan, rank, size), whole, plan.kv_heads)
+    return shares.columns(whole, rank, size)
+
+
+def _elements(heads: tuple[int, int], whole: int, count: int) -> tuple[int, int]:
+    dim = whole // count
+    return heads[0] * dim, heads[1] * dim
+
+
+def _count_share(attention: nn.Module, plan: ShardPlan, parallel: TensorParallel) -> None:
+    """Makes the counts of an attention module those of the share; transformers' views follow from them."""
+    heads, kv_heads = (
+        last - first
+        for first, last in (
+            shares.heads(plan, parallel.rank, parallel.size),
+            shares.kv_heads(plan, parallel.rank, parallel.size),
+        )
+    )
+    counts = {
+        "num_heads": heads,
+        "n_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "num_key_value_groups": heads // kv_heads,
+    }
+    for name, count in counts.items():
+        if hasattr(attention, name):
+            setattr(attention, name, count)
+
+
+def _head(module: nn.Module, linear: nn.Module, cut: Cut, parallel: TensorParallel) -> nn.Module:
+    """The head of a rank; where its weight is a part of another parameter's memory, it keeps that one."""
+    bounds = [shares.columns(cut.whole, rank, parallel.size) for rank in range(parallel.size)]
+    weight = linear.get_parameter("weight")
+    memory = weight.untyped_storage().data_ptr()
+    tied = [p for p in module.parameters() if p is not weight and p.untyped_storage().data_ptr() == memory]
+    rows = TiedRows(tied[0], cut.first, cut.last) if tied else linear
+    return VocabularyParallelHead(rows, [last - first for first, last in bounds], parallel)
