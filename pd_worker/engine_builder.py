@@ -21,8 +21,7 @@ from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
-from triptych.pd_worker.ranks.ranked_runner import RankedRunner
+from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
 from triptych.pd_worker.runner.capacity import (
     cross_limits_of,
     max_model_len,
@@ -43,7 +42,7 @@ def build_engine(
     *,
     model_name: str = "",
     pacer: StepPacer | None = None,
-    ranks: DecoderRanks | None = None,
+    ranks: OtherRanks | None = None,
 ) -> Engine:
     """An engine whose thread is not started; ConfigError for what its memory cannot hold.
 
@@ -86,7 +85,7 @@ def _build_scheduler(config: PDConfig, decoder: DecoderSide, connector: ECConnec
     return Scheduler(limits, kv, items, cross_limits, swap)
 
 
-def _build_runner(config: PDConfig, decoder: DecoderSide, ranks: DecoderRanks | None) -> ModelRunner:
+def _build_runner(config: PDConfig, decoder: DecoderSide, ranks: OtherRanks | None) -> ModelRunner:
     options = runner_options(config, decoder)
     if ranks is None:
         return in_short_lived_thread(ModelRunner, decoder, **options)

@@ -68,10 +68,7 @@ class DecoderRanks:
         )
 
     def build(self, config: PDConfig, transfer: ECTransferConfig, on_progress: Callable[[], None]) -> None:
-        """Makes their runners and connectors; `config` is a rank's share, with the sizes found.
-
-        `on_progress` is called, from a thread, when a transfer of one of them may have finished.
-        """
+        """As `OtherRanks.build`. ConfigError for a connector within this process."""
         if transfer.store is not None:
             raise ConfigError(
                 f"embeddings of --connector {transfer.connector} are in this process, where other ranks cannot "

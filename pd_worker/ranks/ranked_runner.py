@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from triptych.ec_connector.base import ECConnectorOutput
+from triptych.config import PDConfig
+from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -27,11 +28,24 @@ class OtherRanks(Protocol):
     #: Of the other ranks together.
     parameter_bytes: int
 
-    def send_step(self, message: Message) -> None: ...
+    def build(self, config: PDConfig, transfer: ECTransferConfig, on_progress: Callable[[], None]) -> None:
+        """Makes their runners and connectors; `config` is a rank's share, with its sizes found.
 
-    def collect_reports(self) -> list[Message]: ...
+        `on_progress` is called, from any thread, when a transfer of one of them may have finished.
+        """
+        ...
 
-    def close(self) -> None: ...
+    def send_step(self, message: Message) -> None:
+        """Begins a step on all of them."""
+        ...
+
+    def collect_reports(self) -> list[Message]:
+        """The reports of the step, in the order of the ranks."""
+        ...
+
+    def close(self) -> None:
+        """Ends them. Idempotent."""
+        ...
 
 
 class RankedRunner(ModelRunner):
@@ -86,12 +100,9 @@ class RankedRunner(ModelRunner):
         reports = [read_report(message) for message in self._ranks.collect_reports()]
         check_same_step(scheduled.step, output, reports)
         merge_into(output, reports)
-        transfers = (output.ec_connector_output, *(report.transfers for report in reports))
-        output.ec_connector_output = self._merged(transfers)
+        transfers = [output.ec_connector_output, *(report.transfers for report in reports)]
+        output.ec_connector_output = self._transfers.merge(transfers)
         return output
-
-    def _merged(self, transfers: Sequence[ECConnectorOutput]) -> ECConnectorOutput:
-        return self._transfers.merge(transfers)
 
     def shutdown_ec_transfer(self) -> None:
         """Ends the other ranks, too. Idempotent."""

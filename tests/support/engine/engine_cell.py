@@ -30,6 +30,7 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.ranks.ranked_runner import OtherRanks
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
 MODEL_NAME = "tiny"
@@ -205,11 +206,15 @@ class EngineCell:
 
 @contextmanager
 def engine_cell(
-    checkpoint: Any, url: str = "", connector: str = "memory", **flags: Any
+    checkpoint: Any,
+    url: str = "",
+    connector: str = "memory",
+    ranks: OtherRanks | None = None,
+    **flags: Any,
 ) -> Iterator[EngineCell]:
     """A running engine; with the "memory" connector it has a store of its own.
 
-    `checkpoint` is a Checkpoint, or anything else with a `path` and a `decoder`.
+    `checkpoint` is a Checkpoint, or anything else with a `path` and a `decoder`, with `ranks` rank 0's.
     """
     values: dict[str, Any] = {
         "max_model_len": 512, "kv_memory": 4 * MIB, "encoder_cache_memory": 8 * MIB, **flags
@@ -228,6 +233,7 @@ def engine_cell(
         lambda events: cell.take(events),
         metrics,
         model_name=MODEL_NAME,
+        ranks=ranks,
     )
     cell = EngineCell(checkpoint, engine, metrics, store)
     engine.start()
