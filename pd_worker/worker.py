@@ -25,7 +25,7 @@ from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.model_loading import LoadedModel
-from triptych.pd_worker.ranks.share import threads_of_rank
+from triptych.pd_worker.ranks.share import decoder_threads_of_rank
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.types import WorkerInfo
 
@@ -109,7 +109,7 @@ class PDWorker:
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration. It serves all namespaces of its model_key."""
         ranks = self._config.tensor_parallel
-        threads = ranks * threads_of_rank(self._config, self._model.decoder.geometry.hidden_size)
+        threads = ranks * decoder_threads_of_rank(self._config, self._model.decoder.geometry.hidden_size)
         return WorkerInfo(
             address=address,
             pool="pd",

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from triptych.config import PDConfig
-from triptych.cpu.threads import decoder_threads, use_threads
-from triptych.errors import ConfigError
+from triptych.cpu.threads import decoder_threads, threads_of_rank, use_threads
 from triptych.machine.device_memory import memory_of
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.registry import load_decoder, resolve_device, resolve_dtype
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
-from triptych.ranks.process_group import device_of
+from triptych.ranks.devices import check_ranks, device_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +37,9 @@ def share_of_rank(config: PDConfig) -> PDConfig:
     )
 
 
-def threads_of_rank(config: PDConfig, hidden_size: int) -> int:
+def decoder_threads_of_rank(config: PDConfig, hidden_size: int) -> int:
     """Torch threads of one rank: its share of the worker's, at least one."""
-    return max(1, decoder_threads(config.threads, hidden_size) // config.tensor_parallel)
+    return threads_of_rank(decoder_threads(config.threads, hidden_size), config.tensor_parallel)
 
 
 def load_share(config: PDConfig, rank: int) -> DecoderSide:
@@ -51,9 +50,9 @@ def load_share(config: PDConfig, rank: int) -> DecoderSide:
     path = Path(config.model)
     parallel = TensorParallel(rank, config.tensor_parallel) if config.tensor_parallel > 1 else None
     device = resolve_device(config.device)
+    check_ranks("--tensor-parallel", config.tensor_parallel, device)
     if parallel is not None:
         device = device_of(device, rank)
-        _check_device_count(config)
     decoder = load_decoder(
         path,
         device=device,
@@ -62,22 +61,8 @@ def load_share(config: PDConfig, rank: int) -> DecoderSide:
         quantization=config.quantization,
         parallel=parallel,
     )
-    use_threads(threads_of_rank(config, decoder.geometry.hidden_size))
+    use_threads(decoder_threads_of_rank(config, decoder.geometry.hidden_size))
     return decoder
-
-
-def _check_device_count(config: PDConfig) -> None:
-    if not config.device.startswith("cuda"):
-        return
-    import torch
-
-    first = torch.device(config.device).index or 0
-    found, needed = torch.cuda.device_count(), first + config.tensor_parallel
-    if found < needed:
-        raise ConfigError(
-            f"--tensor-parallel {config.tensor_parallel} from --device {config.device} on needs {needed} GPUs, "
-            f"this process sees {found}: lower it, or make more visible"
-        )
 
 
 def sized(config: PDConfig, decoder: DecoderSide, other_peak: int = 0) -> PDConfig:

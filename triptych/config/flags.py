@@ -160,6 +160,12 @@ def arguments(config: Config) -> list[str]:
     return [word for one, value in _values(config) if not one.secret for word in one.words(value)]
 
 
+def public_values(config: Config) -> dict[str, object]:
+    """The values of a config, but for its secrets; `config_from` makes a config of them."""
+    secret = {one.name for one in flags_of(type(config)) if one.secret}
+    return {name: value for name, value in _by_name(config).items() if name not in secret}
+
+
 def secrets_of(config: Config) -> dict[str, str]:
     """The variables that give a process of our own the config's secrets."""
     return {one.variable: str(value) for one, value in _values(config) if one.secret}

@@ -8,6 +8,9 @@ from triptych.config.flags import Config, flag, part
 from triptych.config.memory import EMBEDDING_MEMORY, MIB
 from triptych.config.service import ServiceConfig
 
+#: Values of --encoder-graphs and --decode-graphs.
+GRAPH_MODES = ("off", "static", "cuda", "auto")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig(ServiceConfig):

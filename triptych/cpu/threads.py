@@ -45,6 +45,11 @@ def decoder_threads(threads: int, hidden_size: int) -> int:
     return threads or (1 if hidden_size < _WIDE else threads_of_one_worker())
 
 
+def threads_of_rank(threads: int, ranks: int) -> int:
+    """Torch threads of each of a worker's ranks, which share the `threads` of the worker."""
+    return max(1, threads // ranks)
+
+
 def use_threads(count: int) -> None:
     """`count` torch threads within an operator; between operators one per CPU, set once in a process."""
     # Not at the top: `thread_environment` comes before the first import of torch.

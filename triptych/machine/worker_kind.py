@@ -12,10 +12,7 @@ MAX_KIND_CHARS = 100
 
 
 def worker_kind(given: str, device: str, threads: int, *, ranks: int = 1, root: Path = Path("/")) -> str:
-    """--worker-kind, or what the device says: "cpu AMD EPYC 9B14 x2 threads", "cuda NVIDIA H200".
-
-    Several `ranks` are said besides: "cuda NVIDIA H200 x2 ranks".
-    """
+    """--worker-kind, or what the device says: "cpu AMD EPYC 9B14 x2 threads", "cuda NVIDIA H200 x4 ranks"."""
     if given:
         if len(given) > MAX_KIND_CHARS or not given.isprintable():
             raise ConfigError(

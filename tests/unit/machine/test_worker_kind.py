@@ -17,6 +17,8 @@ def machine(folder: Path, cpuinfo: str) -> Path:
 def test_the_kind_of_a_cpu_worker_names_its_model_and_threads(tmp_path: Path) -> None:
     root = machine(tmp_path, "processor\t: 0\nmodel name\t: AMD EPYC  9B14\nflags\t: fpu\n")
     assert worker_kind("", "cpu", 2, root=root) == "cpu AMD EPYC 9B14 x2 threads"
+    shared = worker_kind("", "cpu", 4, ranks=2, root=root)
+    assert shared == "cpu AMD EPYC 9B14 x4 threads x2 ranks", "as fast as others with as many ranks only"
 
 
 def test_a_cpu_without_a_model_name_is_named_by_its_architecture(tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+"""Ranks answer, and whatever becomes of one of them, or of rank 0, nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from support.processes.cluster import wait_for
+from support.ranks.groups import COMMAND, alive, obedient_group
+from triptych.config import EncoderConfig, PDConfig
+from triptych.config.flags import config_from, public_values
+from triptych.errors import ConfigError
+from triptych.ranks.errors import RankFailed, RankLost, RankStartError
+from triptych.ranks.group import RankGroup
+
+Start = Callable[..., RankGroup]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts groups, which end with the test."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    groups: list[RankGroup] = []
+
+    def started(size: int, *, model: str = "", token: str = "") -> RankGroup:
+        groups.append(obedient_group(size, model, token))
+        groups[-1].start()
+        return groups[-1]
+
+    yield started
+    for group in groups:
+        group.close(seconds=0)
+        assert not any(pid is not None and alive(pid) for pid in group.pids)
+
+
+def test_three_ranks_start_answer_in_their_order_and_end(start):
+    group = start(3, token="hush")
+    one, two = group.wait_ready()
+    assert (one["rank"], two["rank"]) == (1, 2)
+    assert "hush" not in str(one)
+    assert config_from(EncoderConfig, one["config"]) == EncoderConfig()
+    assert group.call({"do": "echo"}) == [
+        {"rank": rank, "size": 3, "echo": {"do": "echo"}} for rank in (1, 2)
+    ]
+    group.send({"do": "echo"}, to=2)
+    assert group.receive(2)["rank"] == 2
+
+
+@pytest.mark.parametrize("config", [EncoderConfig(model="m", threads=3), PDConfig(kv_memory=7, port=1)])
+def test_a_config_without_its_secrets_passes_unchanged(config):
+    assert config_from(type(config), public_values(config)) == config
+    assert "internal_token" not in public_values(config)
+
+
+def test_a_rank_reads_what_it_is_handed_and_keeps_no_descriptor(start):
+    group = start(2)
+    group.wait_ready()
+    with tempfile.TemporaryFile() as file:
+        file.write(b"pixels")
+        file.flush()
+        (before,) = group.call({"do": "descriptors"})
+        for _ in range(3):
+            group.send({"do": "read"}, [file.fileno()])
+            assert group.collect() == [{"texts": ["pixels"]}]
+        assert group.call({"do": "descriptors"}) == [before]
+
+
+def test_a_rank_that_raises_says_so_and_does_the_next_command(start):
+    group = start(3)
+    group.wait_ready()
+    group.send({"do": "raise"}, to=1)
+    group.send({"do": "echo"}, to=2)
+    with pytest.raises(RankFailed, match="rank 1: ValueError: the test says so") as failed:
+        group.collect()
+    assert failed.value.rank == 1
+    assert [reply["rank"] for reply in group.call({"do": "echo"})] == [1, 2]
+
+
+@pytest.mark.parametrize("end", ["kill", "panic"])
+def test_a_rank_that_dies_ends_the_wait_for_it_and_its_beat(start, end):
+    group = start(3)
+    group.wait_ready()
+    if end == "kill":
+        os.kill(group.pids[0], signal.SIGKILL)
+    else:
+        group.send({"do": "panic"}, to=1)
+    with pytest.raises(RankLost, match="rank 1 is gone"):
+        group.receive(1)
+    dead, alive_beat = group.beats
+    wait_for("the beat's death", lambda: dead.dead)
+    assert not alive_beat.dead
+
+
+def test_the_beat_of_a_rank_that_is_stopped_stands_still(start):
+    group = start(2)
+    group.wait_ready()
+    (beat,) = group.beats
+    first = beat.count
+    wait_for("a beat of an idle rank", lambda: beat.count > first)
+    os.kill(group.pids[0], signal.SIGSTOP)
+    group.send({"do": "echo"})
+    with pytest.raises(RankLost, match="has not answered in time"):
+        group.receive(1, seconds=1.5)
+    stopped = beat.count
+    with pytest.raises(RankLost):
+        group.receive(1, seconds=1.5)
+    assert beat.count == stopped
+    assert not beat.dead
+
+
+def test_a_rank_may_say_that_it_is_slow(start):
+    group = start(2)
+    group.wait_ready()
+    group.send({"do": "slow"})
+    wait_for("the rank's word", lambda: group.beats[0].patience > 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "text"),
+    [
+        ("wrong", ConfigError, "rank 1: --model wrong"),
+        ("broken", RankStartError, "rank 1 did not start: RuntimeError: half a checkpoint"),
+        ("killed", RankStartError, "rank 1 is gone; its log says more"),
+    ],
+)
+def test_ranks_that_do_not_start_say_why_and_leave_no_process(start, model, error, text):
+    group = start(3, model=model)
+    with pytest.raises(error, match=text):
+        group.wait_ready()
+    assert not any(alive(pid) for pid in group.pids)
+
+
+def test_a_rank_that_does_not_load_in_time_is_ended(start):
+    group = start(2, model="hangs")
+    with pytest.raises(RankStartError, match="in time"):
+        group.wait_ready(seconds=0.1)
+    assert not alive(group.pids[0])
+
+
+def test_a_program_that_is_not_known_is_not_imported(start):
+    group = RankGroup("os", 2, EncoderConfig(), command=COMMAND)
+    group.start()
+    with pytest.raises(RankStartError, match="KeyError: 'os'"):
+        group.wait_ready()
+
+
+def test_a_rank_whose_process_cannot_be_started_is_an_error_at_once():
+    group = RankGroup("test", 3, EncoderConfig(), command=("/nowhere",))
+    with pytest.raises(RankStartError, match="rank 1 did not start: .*No such file"):
+        group.start()
+
+
+def test_a_rank_outlives_the_signals_that_end_a_service_until_rank_0_ends_it(start):
+    group = start(2)
+    group.wait_ready()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(group.pids[0], number)
+    assert group.call({"do": "echo"})[0]["rank"] == 1
+    group.close()
+    assert not group.beats[0].dead
+
+
+def test_ranks_of_a_rank_0_that_is_killed_end_by_themselves(start):
+    with subprocess.Popen([sys.executable, "-m", "support.ranks.leader"], stdout=subprocess.PIPE) as leader:
+        assert leader.stdout is not None
+        pids = [int(word) for word in leader.stdout.readline().split()]
+        os.kill(pids[0], signal.SIGSTOP)
+        leader.kill()
+    assert len(pids) == 2
+    wait_for("the end of a stopped rank and of one at work", lambda: not any(map(alive, pids)), 10)

@@ -1,0 +1,48 @@
+"""The torch.distributed group of one worker's ranks: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+#: Both listen for their peers, and neither asks who connects: on this machine alone.
+_INTERFACES = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def join(descriptor: int, rank: int, size: int, device: torch.device, *, seconds: float) -> dist.ProcessGroup:
+    """The default process group of this process, as `rank` of `size`; returns when all have joined.
+
+    `descriptor` is an anonymous file that all ranks have inherited: its name in /proc, which no other user
+    can open, takes the place of a port or a folder. Joining, and later each collective, may take `seconds`;
+    then they raise a RuntimeError (DistBackendError, DistStoreError), also where a rank has died. A group
+    that has raised is of no use any more: raise RankLost.
+
+    On CUDA `device` is this rank's own; see `devices.device_of`.
+    """
+    for variable, interface in _INTERFACES.items():
+        os.environ.setdefault(variable, interface)
+    timeout = timedelta(seconds=seconds)
+    # Exported by torch, but not for type checkers.
+    store = dist.FileStore(f"/proc/self/fd/{descriptor}", size)  # type: ignore[attr-defined]
+    store.set_timeout(timeout)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=device if on_gpu else None,
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def leave() -> None:
+    """Leaves the group, if this process is in one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
