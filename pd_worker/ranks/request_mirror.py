@@ -145,9 +145,7 @@ class RequestMirror:
             raise ValueError(f"request {number} has {state.num_tokens} tokens here, not {start + count}")
         state.restored_in = step if restored else 0
         gathered = tuple(GatheredRows(*part) for part in rows)
-        return ScheduledChunk(
-            state, start, count, table, gathered, samples, cross_table, cross_length
-        )
+        return ScheduledChunk(state, start, count, table, gathered, samples, cross_table, cross_length)
 
 
 def _copies(flat: Sequence[int]) -> list[BlockCopy]:

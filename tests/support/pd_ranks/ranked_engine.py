@@ -94,7 +94,9 @@ class RankedTightEngine(TightEngine):
         assert all(worker.host_bytes == 0 for worker in self.others)
         assert len(self.merger) == 0
         resident = set(self.cache._entries)
-        assert all(set(cache) == resident for cache in (self.resident, *self.caches)), "a rank's entry is stray"
+        assert all(set(cache) == resident for cache in (self.resident, *self.caches)), (
+            "a rank's entry is stray"
+        )
 
     def close(self) -> None:
         for worker in self.others:

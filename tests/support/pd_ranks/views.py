@@ -16,9 +16,7 @@ def step_view(output: SchedulerOutput) -> dict[str, Any]:
         "step": output.step,
         "chunks": [chunk_view(chunk) for chunk in output.chunks],
         "digest": batch_digest([*decodes, *others]),
-        "if swapping in fails": [
-            chunk.state.request_id for chunk in output.computable(swapped_in=False)
-        ],
+        "if swapping in fails": [chunk.state.request_id for chunk in output.computable(swapped_in=False)],
         "swap_out": list(output.swap_out),
         "swap_in": list(output.swap_in),
         "restored": list(output.restored),

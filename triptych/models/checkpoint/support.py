@@ -52,7 +52,9 @@ MATRIX = (
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
     Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
-    Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", "`tests/e2e/test_tensor_parallel.py`"),
+    Support(
+        "tensor_parallel", "Tensor parallelism: `--tensor-parallel`", "`tests/e2e/test_tensor_parallel.py`"
+    ),
     Support("flex_ranks", "FlexAttention with several ranks", "", "give --attention-backend sdpa"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),

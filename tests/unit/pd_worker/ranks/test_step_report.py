@@ -40,7 +40,10 @@ def test_copies_have_succeeded_when_they_have_on_all_ranks(own: bool, other: boo
 
 def test_what_fails_on_any_rank_has_failed() -> None:
     output = ModelRunnerOutput(True, True, sampled=[4], unprojected=frozenset("a"), non_finite=frozenset({1}))
-    reports = [StepReport(1, True, True, frozenset("b")), StepReport(1, True, True, non_finite=frozenset({3}))]
+    reports = [
+        StepReport(1, True, True, frozenset("b")),
+        StepReport(1, True, True, non_finite=frozenset({3})),
+    ]
     merge_into(output, reports)
     assert output.unprojected == {"a", "b"}
     assert output.non_finite == {1, 3}
