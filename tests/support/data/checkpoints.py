@@ -10,6 +10,8 @@ sampling    generation_config with do_sample, temperature, top_p and top_k
 small       an image processor that shrinks images to a few patches (Qwen) or pads to a square (LLaVA)
 scaled      token embeddings times the root of their width (BART)
 summary     generation_config as summarisers have it: no trigram twice, a least length, beams (BART)
+even        four attention heads, which two ranks can share, not five (T5)
+six         six attention heads and three KV heads, which three ranks can share (LLaVA)
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec.checkpoints import Parts
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
-TRAITS = frozenset({"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary"})
+TRAITS = frozenset(
+    {"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary", "even", "six"}
+)
 VOCAB_SIZE = 768
 _HIDDEN = 64
 #: Hub spelling of a key, by family: what the published checkpoints hold.
@@ -317,12 +321,14 @@ def _qwen2_5_vl(traits: frozenset[str]) -> Parts:
 
 def _llava(traits: frozenset[str]) -> Parts:
     tokenizer = styles.llava_tokenizer(VOCAB_SIZE)
+    six = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16} if "six" in traits else {}
     config = LlavaConfig(
         text_config=_text_config(
             tokenizer,
             model_type="llama",
             rope_parameters={"rope_type": "default", "rope_theta": 1e4},
             tie_word_embeddings="tied" in traits,
+            **six,
         ),
         vision_config={
             "model_type": "clip_vision_model",

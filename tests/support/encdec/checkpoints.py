@@ -192,7 +192,7 @@ def _whisper_scale(name: str, parameter: torch.Tensor) -> float:
 
 
 def _t5(traits: frozenset[str]) -> Parts:
-    """As version 1.1, gated and with a head of its own; `tied` is version 1.0."""
+    """As version 1.1, gated and with a head of its own; `tied` is version 1.0, `even` has four heads."""
     tokenizer = styles.t5_tokenizer(600)
     tied = "tied" in traits
     config = T5Config(
@@ -202,7 +202,7 @@ def _t5(traits: frozenset[str]) -> Parts:
         d_ff=128,
         num_layers=3,
         num_decoder_layers=2,
-        num_heads=5,
+        num_heads=4 if "even" in traits else 5,
         relative_attention_num_buckets=12,
         relative_attention_max_distance=24,
         feed_forward_proj="relu" if tied else "gated-gelu",

@@ -20,7 +20,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         bias = linear.bias
         self.bias = bias if isinstance(bias, nn.Parameter) else None
-        linear.register_parameter("bias", None)
+        linear.bias = None  # type: ignore[assignment]
         self.linear = linear
         self._parallel = parallel
 

@@ -1,4 +1,4 @@
-"""The tensor-parallel group of a worker, and its two collectives: all-reduce and gather to rank 0."""
+"""The tensor-parallel group of a worker, and its collectives: all-reduce, and gather to rank 0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TensorParallel:
     """This process's place among the `size` ranks of a torch.distributed process group.
 
     The group's timeout is the deadline of every collective: give it to `init_process_group` or `new_group`.
-    `group` None is the default group. All ranks call `all_reduce` and `gather` in the same order.
+    `group` None is the default group. All ranks call the collectives in the same order.
     """
 
     rank: int
@@ -46,6 +46,12 @@ class TensorParallel:
         with self._named("all-reduce"):
             dist.all_reduce(total, group=self.group)
         return total.to(partial.dtype)
+
+    def all_reduce_min(self, values: torch.Tensor) -> torch.Tensor:
+        """The least of all ranks' `values`, element by element; `values` are overwritten."""
+        with self._named("all-reduce"):
+            dist.all_reduce(values, op=dist.ReduceOp.MIN, group=self.group)
+        return values
 
     def gather(self, columns: torch.Tensor, counts: list[int]) -> torch.Tensor | None:
         """On rank 0 all ranks' columns side by side, [N, sum of counts]; None on the others.

@@ -1,0 +1,71 @@
+"""A flattened batch for a decoder side as plain tensors, which other processes read from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.data.checkpoints import FAMILIES as MERGING
+from support.encdec.reference import NAME as CROSS
+from support.encdec.reference import DenseBatch
+from support.engine.reference_attention import NAME as MERGED
+from triptych.models.base import DecoderSide, MergedEmbeds
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.registry import family_of, load_decoder
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """Whole prompts, one behind the other. `rows` are merged at `index`, or each prompt's encoder output."""
+
+    lengths: list[int]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    rows: list[torch.Tensor]
+    index: torch.Tensor | None = None
+
+    def save(self, file: Path) -> None:
+        tensors = {"ids": self.token_ids, "positions": self.positions, "lengths": torch.tensor(self.lengths)}
+        tensors |= {f"rows.{number:03d}": rows.clone() for number, rows in enumerate(self.rows)}
+        if self.index is not None:
+            tensors["index"] = self.index
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+
+    @classmethod
+    def load(cls, file: Path) -> RankBatch:
+        tensors = load_file(file)
+        rows = [tensors[name] for name in sorted(tensors) if name.startswith("rows.")]
+        lengths: list[int] = tensors["lengths"].tolist()
+        return cls(lengths, tensors["ids"], tensors["positions"], rows, tensors.get("index"))
+
+
+def open_decoder(
+    path: Path, dtype: str, quantization: str, parallel: TensorParallel | None = None
+) -> DecoderSide:
+    """The decoder side, or a rank's share of it, with dense attention for whole prompts."""
+    return load_decoder(
+        path,
+        device=torch.device("cpu"),
+        dtype=getattr(torch, dtype),
+        attn_implementation=MERGED if family_of(path).name in MERGING else CROSS,
+        quantization=quantization,
+        parallel=parallel,
+    )
+
+
+@torch.no_grad()
+def compute(decoder: DecoderSide, batch: RankBatch) -> dict[str, torch.Tensor]:
+    """`hidden` [T, hidden_size], `logits` [T, vocabulary], and one item's keys as `cross`."""
+    merged, attention, found = None, batch.lengths, {}
+    embeds = decoder.embed(batch.token_ids)
+    if decoder.cross is not None:
+        tables = [decoder.project_cross(rows) for rows in batch.rows]
+        attention = DenseBatch(batch.lengths, tables, decoder.bias)  # type: ignore[assignment]
+        found["cross"] = tables[0][0][0]
+    elif batch.index is not None:
+        merged = MergedEmbeds(batch.index, torch.cat(batch.rows).to(decoder.dtype))
+    hidden = decoder.forward(embeds, batch.positions, merged, attention)
+    return found | {"hidden": hidden, "logits": decoder.logits(hidden)}

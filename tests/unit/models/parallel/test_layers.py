@@ -1,0 +1,111 @@
+"""Decoder sides divided among processes against the same side in one, and against transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from support.data.checkpoints import build_checkpoint
+from support.parallel.batches import compute, open_decoder
+from support.parallel.prompts import said
+from support.parallel.ranks import Job, Outputs, run_ranks
+
+pytestmark = pytest.mark.timeout(300)
+
+#: Every family, with heads that two and four ranks can share; Qwen and LLaVA have two KV heads.
+FAMILIES = (
+    ("qwen3_vl", ""),
+    ("qwen2_5_vl", "hub+sharded"),
+    ("llava", "tied"),
+    ("bart", "scaled"),
+    ("mbart", ""),
+    ("trocr", ""),
+    ("whisper", "small"),
+    ("t5", "even"),
+)
+FAULTS = (
+    ("no all-reduce", "qwen3_vl", ""),
+    ("bias of every rank", "whisper", "small"),
+    ("KV heads of rank 0", "qwen2_5_vl", "hub+sharded"),
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """How one model of a run is loaded."""
+
+    family: str
+    variant: str
+    dtype: str = "float32"
+    quantization: str = "none"
+    fault: str | None = None
+
+    def job(self) -> Job:
+        path = build_checkpoint(self.family, variant=self.variant)
+        return Job(path, said(self.family, self.variant).batch, self.dtype, self.quantization, self.fault)
+
+    def alone(self) -> dict[str, torch.Tensor]:
+        """What one process computes."""
+        job = self.job()
+        return compute(open_decoder(job.path, job.dtype, job.quantization), job.batch)
+
+
+EXACT = tuple(Model(family, variant) for family, variant in FAMILIES)
+INT8 = (Model("qwen3_vl", "tied", quantization="int8"), Model("t5", "even+tied", quantization="int8"))
+FAULTY = tuple(Model(family, variant, fault=fault) for fault, family, variant in FAULTS)
+PAIR = (*EXACT, *INT8, *FAULTY)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    """All that two ranks compute for these tests, in one start of theirs."""
+    return run_ranks(2, [model.job() for model in PAIR], tmp_path_factory.mktemp("pair"))
+
+
+def check_equals_one_rank(model: Model, ranks: list[dict[str, torch.Tensor]]) -> None:
+    alone = model.alone()
+    for rank, found in enumerate(ranks):
+        torch.testing.assert_close(found["hidden"], alone["hidden"], atol=1e-4, rtol=0)
+        assert torch.equal(found["hidden"], ranks[0]["hidden"])
+        assert found["logits"].shape == alone["logits"].shape
+        assert found["logits"].isnan().all() == (rank > 0)
+    torch.testing.assert_close(ranks[0]["logits"], alone["logits"], atol=1e-4, rtol=0)
+    if "cross" in alone:
+        keys = torch.cat([found["cross"] for found in ranks], dim=1)
+        torch.testing.assert_close(keys, alone["cross"], atol=1e-5, rtol=0)
+
+
+def check_equals_transformers(model: Model, ranks: list[dict[str, torch.Tensor]]) -> None:
+    """Teacher-forced over transformers' own greedy output, so that equal best tokens are equal outputs."""
+    reference = said(model.family, model.variant)
+    logits = ranks[0]["logits"][reference.at]
+    torch.testing.assert_close(logits, reference.logits, atol=1e-4, rtol=0)
+    assert torch.equal(logits.argmax(-1), reference.logits.argmax(-1))
+
+
+@pytest.mark.parametrize("model", EXACT, ids=lambda model: model.family)
+def test_two_ranks_compute_what_one_does_and_say_what_transformers_says(pair: Outputs, model: Model) -> None:
+    ranks = pair.jobs[PAIR.index(model)]
+    check_equals_one_rank(model, ranks)
+    check_equals_transformers(model, ranks)
+
+
+@pytest.mark.parametrize("model", INT8, ids=lambda model: model.family)
+def test_weights_in_8_bits_are_those_of_one_rank(pair: Outputs, model: Model) -> None:
+    check_equals_one_rank(model, pair.jobs[PAIR.index(model)])
+
+
+@pytest.mark.parametrize("model", FAULTY, ids=lambda model: model.fault)
+def test_a_fault_in_the_division_is_seen_in_the_logits(pair: Outputs, model: Model) -> None:
+    logits = pair.jobs[PAIR.index(model)][0]["logits"]
+    assert (logits - model.alone()["logits"]).abs().max() > 0.1
+
+
+def test_a_collective_to_which_no_other_rank_comes_ends_with_an_error(pair: Outputs) -> None:
+    assert "all-reduce of rank 0 of 2 failed" in pair.errors["late"]
+
+
+def test_a_collective_whose_other_ranks_have_ended_ends_with_an_error(pair: Outputs) -> None:
+    assert "all-reduce of rank 0 of 2 failed" in pair.errors["dead"]
