@@ -15,7 +15,7 @@ from triptych.metrics import PDMetrics, show_expiry
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
-from triptych.pd_worker.ranks.share import share_of_rank, decoder_threads_of_rank
+from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server

@@ -1,4 +1,4 @@
-"""The other ranks of a PD worker, as rank 0 sees them: loaded, joined, sized, built, then commanded step by step."""
+"""The other ranks of a PD worker, as rank 0 sees them: loaded, joined, sized, built, then given steps."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class DecoderRanks:
         """As `OtherRanks.build`. ConfigError for a connector within this process."""
         if transfer.store is not None:
             raise ConfigError(
-                f"embeddings of --connector {transfer.connector} are in this process, where other ranks cannot "
-                "read them: give --tensor-parallel 1"
+                f"embeddings of --connector {transfer.connector} are in this process, where other ranks "
+                "cannot read them: give --tensor-parallel 1"
             )
         self._progress = ProgressListener(on_progress)
         shown = {one.name: getattr(transfer, one.name) for one in fields(transfer) if one.name != "store"}

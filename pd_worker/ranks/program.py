@@ -1,4 +1,4 @@
-"""The program of the ranks 1..R-1 of a PD worker: the same steps as rank 0's, on their shares, without sampling."""
+"""The program of the ranks 1..R-1 of a PD worker: rank 0's steps on their own shares, without sampling."""
 
 from __future__ import annotations
 

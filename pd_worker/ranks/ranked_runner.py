@@ -1,4 +1,4 @@
-"""The model runner of rank 0: sends each step to the other ranks, runs its own share, and merges the results."""
+"""The model runner of rank 0: sends each step to the other ranks, runs its share, merges the results."""
 
 from __future__ import annotations
 

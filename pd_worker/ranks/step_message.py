@@ -1,6 +1,6 @@
 """A step as a message to the other ranks: plain values of msgpack, deltas to what they know already.
 
-A request's prompt, positions and items are sent with its first chunk, and after that its new tokens and blocks.
+A request's prompt, positions and items are sent with its first chunk, and later its new tokens and blocks.
 Nothing that only the sampler reads is sent: rank 0 alone samples, and its tokens travel with the next step.
 """
 

@@ -1,4 +1,4 @@
-"""The ranks' reports of transfers, merged: an item has arrived when it has on all ranks, and failed with any."""
+"""The ranks' reports of transfers, merged: an item is loaded when it is on all, and failed with any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PD worker of two ranks, from `triptych serve --tensor-parallel 2`: the tokens of transformers' generate."""
+"""A PD worker of two ranks, by `triptych serve --tensor-parallel 2`: the tokens of transformers' generate."""
 
 from __future__ import annotations
 

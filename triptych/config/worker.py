@@ -103,8 +103,8 @@ class PDConfig(WorkerConfig):
     block_size: int = flag(16, "tokens of one KV block")
     kv_memory: int = flag(
         0,
-        "memory for the KV cache, over all ranks, on a CPU a quarter more; auto: what --device-memory leaves, "
-        "as measured at the start, and no more than --max-num-seqs requests can use",
+        "memory for the KV cache, over all ranks, on a CPU a quarter more; auto: what --device-memory "
+        "leaves, as measured at the start, and no more than --max-num-seqs requests can use",
         size=True,
         auto=True,
     )

@@ -29,6 +29,7 @@ _SCHEDULING = "`tests/unit/pd_worker/core/test_cross_scheduling.py`"
 _SIDES = "`tests/unit/models/families/test_encdec_sides.py`"
 _CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
+_RANKS = "`tests/e2e/test_tensor_parallel.py`"
 _OTHER_BACKEND = "give --attention-backend sdpa"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
@@ -52,9 +53,7 @@ MATRIX = (
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
     Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
-    Support(
-        "tensor_parallel", "Tensor parallelism: `--tensor-parallel`", "`tests/e2e/test_tensor_parallel.py`"
-    ),
+    Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
     Support("flex_ranks", "FlexAttention with several ranks", "", "give --attention-backend sdpa"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
