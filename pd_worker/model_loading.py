@@ -55,7 +55,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
         ranks.start()
         return _load(config, ranks, other_peak)
     except BaseException:
-        ranks.close()
+        ranks.close(seconds=0)
         raise
 
 

@@ -15,7 +15,7 @@ from triptych.pd_worker.ranks.progress import ProgressListener
 from triptych.pd_worker.ranks.share import sized
 from triptych.ranks.channel import Message
 from triptych.ranks.errors import RankFailed
-from triptych.ranks.group import RankGroup
+from triptych.ranks.group import END_SECONDS, RankGroup
 from triptych.ranks.process_group import leave
 
 #: Least seconds that a rank may keep the others waiting in a collective. One that stands still is found by
@@ -26,7 +26,10 @@ _FOR_EVER_SECONDS = 7 * 86400.0
 
 
 class DecoderRanks:
-    """Ranks 1 to R-1 of the worker with this config, which `start` starts. For one thread at a time."""
+    """Ranks 1 to R-1 of a worker, which `start` starts; `config` is a rank's, see `share_of_rank`.
+
+    For one thread at a time.
+    """
 
     def __init__(self, config: PDConfig) -> None:
         self.size = config.tensor_parallel
@@ -69,10 +72,10 @@ class DecoderRanks:
 
     def build(self, config: PDConfig, transfer: ECTransferConfig, on_progress: Callable[[], None]) -> None:
         """As `OtherRanks.build`. ConfigError for a connector within this process."""
-        if transfer.store is not None:
+        if transfer.connector == "memory":
             raise ConfigError(
-                f"embeddings of --connector {transfer.connector} are in this process, where other ranks "
-                "cannot read them: give --tensor-parallel 1"
+                "embeddings of --connector memory are in this process, where other ranks cannot read them: "
+                "give --connector redis, or --tensor-parallel 1"
             )
         self._progress = ProgressListener(on_progress)
         shown = {one.name: getattr(transfer, one.name) for one in fields(transfer) if one.name != "store"}
@@ -95,9 +98,9 @@ class DecoderRanks:
         """The reports of the step, in the order of the ranks; RankLost, RankFailed."""
         return self._group.collect(seconds=self._seconds)
 
-    def close(self) -> None:
-        """Ends the processes. Idempotent."""
-        self._group.close()
+    def close(self, *, seconds: float = END_SECONDS) -> None:
+        """Ends the processes, by force after so many seconds. Idempotent."""
+        self._group.close(seconds=seconds)
         if self._progress is not None:
             self._progress.join()
         leave()

@@ -17,7 +17,7 @@ from triptych.models.layers import before_each_layer
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.ranks.progress import ProgressWriter
 from triptych.pd_worker.ranks.request_mirror import RequestMirror
-from triptych.pd_worker.ranks.share import load_share, share_of_rank, sized
+from triptych.pd_worker.ranks.share import load_share, sized
 from triptych.pd_worker.ranks.step_report import report_of
 from triptych.pd_worker.runner.capacity import runner_options
 from triptych.pd_worker.runner.model_runner import ModelRunner
@@ -35,8 +35,8 @@ class StepFailed(BaseException):
 
 
 def main(rank: Rank) -> None:
-    """Loads this rank's share of the decoder, then does what rank 0 says."""
-    config = share_of_rank(config_from(PDConfig, rank.config))
+    """Loads this rank's share of the decoder, then does what rank 0 says. `config` is a rank's already."""
+    config = config_from(PDConfig, rank.config)
     with rank.slow():
         decoder = in_short_lived_thread(load_share, config, rank.rank)
     before_each_layer(decoder.module, rank.tick)

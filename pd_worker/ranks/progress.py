@@ -43,7 +43,7 @@ class ProgressListener:
 
 
 class ProgressWriter:
-    """Another rank's end; `write` is called from any thread and never blocks."""
+    """Another rank's end."""
 
     def __init__(self, descriptor: int) -> None:
         """Keeps a copy of the descriptor."""
@@ -51,6 +51,10 @@ class ProgressWriter:
         os.set_blocking(self._descriptor, False)
 
     def write(self) -> None:
+        """Wakes rank 0. Called from any thread; never blocks."""
         # A full pipe wakes rank 0 anyway, and one without a reader belongs to a worker that ends.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._descriptor, b"1")
+
+    def close(self) -> None:
+        os.close(self._descriptor)

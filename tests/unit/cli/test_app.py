@@ -84,6 +84,11 @@ def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
     assert_refused(triptych(*words, "--attention-backend", "flex"), "several ranks", "sdpa")
 
 
+def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():
+    refused = triptych("check", str(DEMO_MODEL), "--tensor-parallel", "7")
+    assert_refused(refused, "attention heads", "7 ranks", "give --tensor-parallel one of 1")
+
+
 def test_an_unreachable_url_is_a_clear_error():
     result = triptych("ask", "What?", "--url", "http://127.0.0.1:9")
     assert result.returncode == 1
