@@ -123,6 +123,7 @@ class PDWorker:
                 "max_model_len": self.engine.max_model_len,
                 "metrics_port": metrics_port,
                 "encoder_decoder": int(self._model.decoder.cross is not None),
+                "keeps_items": int(self._config.prefix_caching or self._model.decoder.cross is not None),
                 ROW_WIDTH: self._model.decoder.row_width,
             },
             modality=self._model.decoder.modality,

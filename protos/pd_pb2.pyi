@@ -12,8 +12,10 @@ class ItemState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ITEM_STATE_PENDING: _ClassVar[ItemState]
     ITEM_STATE_READY: _ClassVar[ItemState]
+    ITEM_STATE_UNENCODED: _ClassVar[ItemState]
 ITEM_STATE_PENDING: ItemState
 ITEM_STATE_READY: ItemState
+ITEM_STATE_UNENCODED: ItemState
 
 class ItemSlot(_message.Message):
     __slots__ = ("plan", "state")

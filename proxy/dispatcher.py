@@ -46,6 +46,7 @@ class Dispatcher:
         share: int = 1 << 30,
         media: MediaSource | None = None,
         flow_control: bool = True,
+        skip_held_items: bool = True,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
     ) -> None:
@@ -60,7 +61,7 @@ class Dispatcher:
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.backpressure = Backpressure(flow_control=flow_control)
-        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock)
+        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
@@ -202,19 +203,24 @@ class Dispatcher:
             case do.LookUpItems():
                 self._spawn(request, self._look_up(request, order.mm_hashes))
             case do.StartJobs(re_encode=True):
-                again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest)
+                again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest, order.pause)
                 self._spawn(request, again)
+                self._shortage.lacking(request)
             case do.StartJobs():
-                self._items.encode(request, order.mm_hashes)
+                self._items.encode(request, order.mm_hashes, expected=order.expected)
+                self._shortage.lacking(request)
             case do.AdmitJobs():
                 self.jobs.admit(request.request_id)
-                self._shortage.admitted(request)
+                self._shortage.lacking(request)
+            case do.SkipJob():
+                self._items.skip(request, order.mm_hash)
             case do.ReturnShare():
                 self.jobs.loaded(request.request_id, order.mm_hash)
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         plans = await self._items.look_up(request, mm_hashes)
-        self._carry_out(request, request.lifecycle.looked_up(plans))
+        expected = self._items.expect(request, plans, self._router.known_prefixes(request))
+        self._carry_out(request, request.lifecycle.looked_up(plans, expected))
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
         """Runs beside the request; an unexpected error ends the request."""
@@ -232,6 +238,7 @@ class Dispatcher:
     # RequestEvents
 
     def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
+        self._items.known.add(plan)
         if request := self._requests.get(request_id):
             self._carry_out(request, request.lifecycle.planned(mm_hash, plan))
 
@@ -240,6 +247,7 @@ class Dispatcher:
             if end.already_stored:
                 request.origins[mm_hash] = "store"
             self._items.note(request, mm_hash, self._pool.epoch)
+            self._items.known.add(end.plan)
             instructions = request.lifecycle.item_ready(
                 mm_hash, end.plan, encode_seconds=end.encode_seconds, save_seconds=end.save_seconds
             )

@@ -70,6 +70,13 @@ class PrefixAffinity:
                 return address
         return None
 
+    def depth(self, chain: Sequence[str], address: str) -> int:
+        """How many prefixes of the chain the worker has prefilled, as far as is known: the longest counts."""
+        for count in range(len(chain), 0, -1):
+            if self.owner(chain[count - 1 : count], (address,)) is not None:
+                return count
+        return 0
+
 
 def choose_pd(workers: Sequence[PDLoad], chain: Sequence[str], affinity: PrefixAffinity) -> str | None:
     """The owner of the longest known prefix unless it is much busier than the least busy worker."""

@@ -192,6 +192,7 @@ def _make_dispatcher(
         max_queue=config.max_queue,
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
+        skip_held_items=config.skip_held_items,
     )
 
 

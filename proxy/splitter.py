@@ -26,13 +26,17 @@ _MAX_PIECES = 256
 
 @dataclass(frozen=True, slots=True)
 class SplitItem:
-    """One slot's item: its key, its media, which the call holds, and the request field that names it."""
+    """One slot's item: its key, its media, which the call holds, and the request field that names it.
+
+    `prefix` is the index in the request's `chain` of the shortest prefix that holds the slot.
+    """
 
     mm_hash: str
     media: ItemMedia
     param: str
     options: Mapping[str, object]
     modality: str = MODALITY
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitReq
         return SplitRequest(b"", (), prompt_chain(call, call.prompt))
     messages = pd_messages(call.messages)
     check_text(len(messages), "messages")
-    items = await gather_or_cancel([make_item(call, namespace, image, loader) for image in call.images()])
+    images = [(image, index) for index, message in enumerate(call.messages) for image in message.images()]
+    items = await gather_or_cancel(
+        [make_item(call, namespace, image, loader, index) for image, index in images]
+    )
     return SplitRequest(messages, tuple(items), prefix_chain(call, items))
 
 
@@ -85,9 +92,13 @@ async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: M
     return await loader.keep_text(encoder.source, encoder.text_bytes, hold)
 
 
-async def make_item(call: ChatCall, namespace: str, image: ImagePart, loader: MediaSource) -> SplitItem:
+async def make_item(
+    call: ChatCall, namespace: str, image: ImagePart, loader: MediaSource, message: int
+) -> SplitItem:
+    """The item of a picture in the message with this index."""
     media = await loader.load(image, call.media)
-    return await hashed_item(call, namespace, media, image.param, call.processor_options, MODALITY)
+    options = call.processor_options
+    return await hashed_item(call, namespace, media, image.param, options, MODALITY, message)
 
 
 async def hashed_item(
@@ -97,6 +108,7 @@ async def hashed_item(
     param: str,
     options: Mapping[str, object],
     modality: str,
+    prefix: int = 0,
 ) -> SplitItem:
 
     def key() -> str:
@@ -109,7 +121,7 @@ async def hashed_item(
                 salt=call.salt,
             )
 
-    return SplitItem(await media.in_thread(key), media, param, options, modality)
+    return SplitItem(await media.in_thread(key), media, param, options, modality, prefix)
 
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from triptych.ec_connector.base import ECConnectorOutput
 from triptych.errors import RequestError
 from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
@@ -93,7 +94,7 @@ class ItemStage:
         )
         keys = {feature.mm_hash for feature in request.features}
         stored = {key for key in keys if key in request.ready or self._marks.has(key, now)}
-        return RequestState(request, chain, stored=stored)
+        return RequestState(request, chain, stored=stored, unencoded=keys & request.unencoded - stored)
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store; counts also for requests that are submitted shortly after."""
@@ -102,6 +103,7 @@ class ItemStage:
         for key in keys:
             for state in self._requests.with_item(key):
                 state.stored.add(key)
+                state.unencoded.discard(key)
                 state.lost.discard(key)
         self._recheck(keys)
 
@@ -130,6 +132,7 @@ class ItemStage:
             if state.features and not state.is_decoding:
                 # Starts it again where an earlier load has failed.
                 self._items.ensure_loading(state, state.num_computed_tokens, now)
+                events += self._report_unencoded(state, state.num_computed_tokens)
         return events, failed
 
     def known_prefix(self, state: RequestState) -> tuple[list[int], int]:
@@ -184,4 +187,15 @@ class ItemStage:
             state.items_at = now
             self._waiting.completed(state)
         self._waiting.set_readiness(state, readiness)
-        return self._items.report_resident(state)
+        return [*self._items.report_resident(state), *self._report_unencoded(state, num_computed)]
+
+    def _report_unencoded(self, state: RequestState, start: int) -> list[EngineEvent]:
+        """ItemMissing events of items that nobody encodes, and that tokens from `start` on need after all."""
+        if not state.unencoded:
+            return []
+        needed = {state.features[index].mm_hash for index in self._items.needed(state, start)}
+        absent = {key for key in needed if self._items.cache.state(key) is Residency.ABSENT}
+        missing = sorted(state.unencoded & absent)
+        state.unencoded.difference_update(missing)
+        state.lost.update(missing)
+        return [request_events.item_missing(state, key, "") for key in missing]

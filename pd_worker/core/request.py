@@ -57,8 +57,9 @@ class EngineRequest:
 
     `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
     [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
-    i + position_delta in every row. `ready` are the mm_hashes that are stored already. `prefix_root` roots
-    the KV prefix chain. `output_token_ids` starts with the `resumed_tokens` tokens of earlier attempts.
+    i + position_delta in every row. `ready` are the mm_hashes that are stored already, `unencoded` those that
+    nobody encodes unless they are reported missing. `prefix_root` roots the KV prefix chain.
+    `output_token_ids` starts with the `resumed_tokens` tokens of earlier attempts.
     """
 
     request_id: str
@@ -76,6 +77,7 @@ class EngineRequest:
     output: TextOutput
     output_token_ids: list[int] = field(default_factory=list)
     resumed_tokens: int = 0
+    unencoded: frozenset[str] = frozenset()
     #: Constrains the output; None for free text.
     grammar: TokenMask | None = None
     #: What the checkpoint or the task forbids or forces, in this order.
@@ -154,6 +156,8 @@ class RequestState:
     status: RequestStatus = RequestStatus.WAITING_ROOM
     #: Keys whose embedding is stored and whose ready mark the connector has not had yet.
     stored: set[str] = field(default_factory=set)
+    #: Keys that nobody encodes, as far as is known, until they are reported missing.
+    unencoded: set[str] = field(default_factory=set)
     #: Keys reported to the proxy as missing that have not come back since.
     lost: set[str] = field(default_factory=set)
     #: Indices of items whose last row is consumed, or that a prefix hit covers.

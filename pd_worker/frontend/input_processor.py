@@ -19,7 +19,13 @@ from triptych.pd_worker.frontend.detokenizer import (
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler, GrammarState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
-from triptych.pd_worker.frontend.wire import check_label, check_name, checked_plan, template_from_proto
+from triptych.pd_worker.frontend.wire import (
+    check_label,
+    check_name,
+    checked_plan,
+    in_state,
+    template_from_proto,
+)
 from triptych.protos import pd_pb2
 from triptych.protos.convert import sampling_from_proto
 from triptych.types import ItemPlan, OutputFormat
@@ -94,9 +100,8 @@ class InputProcessor:
             deadline=arrival + message.timeout,
             prompt_token_ids=prompt.token_ids,
             features=prompt.features,
-            ready=frozenset(
-                slot.plan.mm_hash for slot in message.items if slot.state == pd_pb2.ITEM_STATE_READY
-            ),
+            ready=in_state(message, pd_pb2.ITEM_STATE_READY),
+            unencoded=in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
             positions=positions,
             position_delta=delta,
             sampling=sampling,

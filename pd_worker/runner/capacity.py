@@ -70,7 +70,7 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     longest = max_model_len(config, geometry, dtype)
     need = -(-longest // config.block_size)
     if config.kv_memory // nbytes < need:
-        of_rank = f", a rank's share," if config.tensor_parallel > 1 else ""
+        of_rank = ", a rank's share," if config.tensor_parallel > 1 else ""
         raise ConfigError(
             f"--kv-memory {format_size(config.kv_memory)}{of_rank} holds no request of --max-model-len "
             f"{longest}: {need} blocks of {config.block_size} tokens x {format_size(nbytes)} = "

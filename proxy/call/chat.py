@@ -132,7 +132,8 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ItemTiming:
-    """Where one item's embedding came from: "store", "encoded" or "joined"."""
+    """Where one item's embedding came from: "store", "encoded", or "joined", which is another request's job;
+    "pd": from nowhere, its PD worker holds what it gave."""
 
     mm_hash: str
     cache: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 
 import grpc
 from grpc import aio
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 #: How long a request keeps away from a worker that refused it, or failed to take it.
 BACK_OFF_SECONDS = 0.5
 DEFAULT_SEQS = 64
+#: In a worker's capacity: 1 where its KV cache keeps what items gave, else 0. A worker that does not say
+#: does not know of items that nobody encodes.
+KEEPS_ITEMS = "keeps_items"
 _OUR_FAULT = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -104,6 +108,14 @@ class PDRouter:
         """Requests that are at a worker or wait for one, and those that wait."""
         waiting = len(self._waiting)
         return waiting + sum(link.in_flight for link in self._links.values()), waiting
+
+    def known_prefixes(self, request: InFlightRequest) -> int:
+        """How many prefixes of its chain the worker has had that would get the request now; 0 where that one
+        does not keep what it computes."""
+        link = self._choose(request)
+        if link is None or not self._capacity(link).get(KEEPS_ITEMS, 0):
+            return 0
+        return self._affinity.depth(request.content.chain, link.address)
 
     def waits(self, request: InFlightRequest) -> bool:
         """Whether the request is in the queue for a worker."""
@@ -288,6 +300,9 @@ class PDRouter:
         machine = request.lifecycle
         try:
             timeout = max(request.deadline - self._clock(), 0.1)
+            if KEEPS_ITEMS not in self._capacity(link):
+                # It looks for them in the store, and reports them missing then.
+                order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
             reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
         except aio.AioRpcError as error:
             logger.info(
@@ -337,12 +352,16 @@ class PDRouter:
 
     def _longer_than(self, request: InFlightRequest, link: Link) -> bool:
         """Whether another worker takes more tokens than this one, which has counted too many for itself."""
-        worker = self._pool.workers.get(("pd", link.address))
-        limit = worker.info.capacity.get("max_model_len", 0) if worker is not None else 0
+        limit = self._capacity(link).get("max_model_len", 0)
         if limit == 0 or max(self._pool.max_model_lens(request.bound.model_key)) <= limit:
             return False
         request.least_tokens = max(request.least_tokens, limit + 1)
         return True
+
+    def _capacity(self, link: Link) -> Mapping[str, int]:
+        """What its worker has registered; empty where it is not known any more."""
+        worker = self._pool.workers.get(("pd", link.address))
+        return worker.info.capacity if worker is not None else {}
 
     def _back_off(self, request: InFlightRequest, link: Link) -> None:
         request.refused_by.add(link.address)

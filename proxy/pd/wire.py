@@ -64,7 +64,11 @@ def submit_message(
     if call.prompt is not None:
         message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
     for item in request.content.items:
-        state = pd_pb2.ITEM_STATE_READY if item.mm_hash in order.ready else pd_pb2.ITEM_STATE_PENDING
+        state = pd_pb2.ITEM_STATE_PENDING
+        if item.mm_hash in order.ready:
+            state = pd_pb2.ITEM_STATE_READY
+        elif item.mm_hash in order.unencoded:
+            state = pd_pb2.ITEM_STATE_UNENCODED
         plan = plan_to_proto(request.lifecycle.plans[item.mm_hash])
         message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
     if order.resume is not None:

@@ -38,8 +38,8 @@ class EncoderShortage:
             self._served = served
             self._check()
 
-    def admitted(self, request: InFlightRequest) -> None:
-        """A PD worker has reserved room for the request's items."""
+    def lacking(self, request: InFlightRequest) -> None:
+        """The request may hold room at a PD worker for items that have to be encoded."""
         if self._timer is None and self._unserved(request) and request.lifecycle.lacks_items:
             self._check()
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from triptych.errors import TriptychError
+from triptych.log import short
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.encoders.job import ItemSource
 from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.requests.known_plans import KnownPlans, expected_plans
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.types import ItemPlan
+
+logger = logging.getLogger(__name__)
 
 STORE_RETRY_SECONDS = 0.25
 
@@ -43,12 +48,15 @@ class ItemSupply:
         log: WorkLog,
         metrics: ProxyMetrics,
         clock: Callable[[], float],
+        skip_held_items: bool,
     ) -> None:
         self._store = store
         self._jobs = jobs
         self._log = log
         self._metrics = metrics
         self._clock = clock
+        self._skip_held_items = skip_held_items
+        self.known = KnownPlans()
 
     async def look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> Mapping[str, ItemPlan]:
         """Plans of the items that are stored, in one round trip; repeated while the store is down and the
@@ -64,19 +72,48 @@ class ItemSupply:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
                 continue
             plans = {plan.mm_hash: plan for plan in found if plan is not None}
-            for key in plans:
+            for key, plan in plans.items():
                 request.origins[key] = "store"
                 self.note(request, key, epoch)
+                self.known.add(plan)
             self._metrics.items.labels("store").inc(len(plans))
             return plans
         return {}
+
+    def expect(
+        self, request: InFlightRequest, stored: Mapping[str, ItemPlan], prefixes: int
+    ) -> Mapping[str, ItemPlan]:
+        """Plans of items that are not stored and need no encoder job yet, as `expected_plans`.
+
+        A job that is under way is joined.
+        """
+        if not (prefixes and self._skip_held_items):
+            return {}
+        items = request.content.items
+        missing = {item.mm_hash for item in items} - stored.keys()
+        missing = {key for key in missing if self._jobs.table.get(key) is None}
+        plans = expected_plans(items, missing, self.known, prefixes)
+        for key in plans:
+            request.origins[key] = "pd"
+        if plans:
+            logger.debug("request %s: its PD worker may hold %d items", request.name, len(plans))
+        return plans
+
+    def skip(self, request: InFlightRequest, mm_hash: str) -> None:
+        """The request's PD worker holds the item: no encoder job is made."""
+        logger.debug("request %s: no job for item %s", request.name, short(mm_hash), extra=request.log_extra)
+        self._metrics.items.labels("pd").inc()
+        self._metrics.skipped_jobs.labels("held").inc()
 
     def note(self, request: InFlightRequest, mm_hash: str, epoch: str) -> None:
         """The item is stored now, in this epoch of the store."""
         request.epochs[mm_hash] = (epoch, self._store.clock_jumps)
 
-    def encode(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
-        """Has items encoded that the store does not hold."""
+    def encode(self, request: InFlightRequest, mm_hashes: Sequence[str], *, expected: bool = False) -> None:
+        """Has items encoded that the store does not hold; `expected`: nor does their PD worker."""
+        if expected:
+            logger.debug("request %s: its PD worker lacks %d items", request.name, len(mm_hashes))
+            self._metrics.skipped_jobs.labels("missing").inc(len(mm_hashes))
         for key in mm_hashes:
             work = self._jobs.start(_source(request, key))
             if work is not None:
@@ -85,9 +122,9 @@ class ItemSupply:
             self._metrics.items.labels(request.origins[key]).inc()
 
     async def re_encode(
-        self, request: InFlightRequest, mm_hashes: Sequence[str], damaged_digest: str
+        self, request: InFlightRequest, mm_hashes: Sequence[str], damaged_digest: str, pause: float = 0.0
     ) -> None:
-        """Has items encoded again that a PD worker has not found.
+        """Has items encoded again, `pause` seconds from now, that a PD worker has not found.
 
         One that was stored in another epoch of the store (it was flushed or restarted), or before a jump of
         its clock (all that is stored expires), was not evicted: its loss says nothing about the PD workers'
@@ -95,6 +132,8 @@ class ItemSupply:
         """
         self._metrics.re_encodes.inc(len(mm_hashes))
         evicted = await self._evicted(request, mm_hashes)
+        if pause:
+            await asyncio.sleep(pause)
         for key in mm_hashes:
             if not request.lifecycle.ended:
                 source = _source(request, key)

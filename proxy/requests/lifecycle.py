@@ -18,7 +18,10 @@ from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.types import FinishReason, ItemPlan, PDTimings, Usage
 
 #: An embedding that the store loses this often fails its request with 503.
-MAX_ITEM_LOSSES = 3
+MAX_ITEM_LOSSES = 8
+#: Seconds before an item is encoded again after its second loss, twice as long after each further one, up to
+#: the longest. A store that fails over, or moves, takes saves for a while that nobody finds afterwards.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 OPTIONS = "mm_processor_kwargs"
 
 
@@ -54,20 +57,25 @@ class LookUpItems:
 
 @dataclass(frozen=True, slots=True)
 class StartJobs:
-    """Have these items encoded; `damaged_digest` is of a stored value that could not be read."""
+    """Have these items encoded; `damaged_digest` is of a stored value that could not be read. `expected`: not
+    found where they were expected, at the PD worker. `pause` are the seconds to wait before."""
 
     mm_hashes: tuple[str, ...]
     re_encode: bool = False
     damaged_digest: str = ""
+    expected: bool = False
+    pause: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand the request to a PD worker; `ready` are the keys that are in the store."""
+    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that
+    nobody encodes, since a PD worker is expected to hold them."""
 
     attempt: int
     resume: ResumeState | None
     ready: frozenset[str]
+    unencoded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,13 @@ class NotifyItems:
     """Report to the PD worker that these items are in the store."""
 
     mm_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipJob:
+    """Count an encoder job that is not made: the PD worker holds the item."""
+
+    mm_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ class Leave:
 
 
 #: Instructions about encoder jobs.
-JobInstruction = LookUpItems | StartJobs | AdmitJobs | ReturnShare
+JobInstruction = LookUpItems | StartJobs | AdmitJobs | SkipJob | ReturnShare
 Instruction = JobInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave
 
 
@@ -132,6 +147,10 @@ class Lifecycle:
         self.attempt = 0
         self.plans: dict[str, ItemPlan] = {}
         self.ready: set[str] = set()
+        #: Keys that are neither in the store nor being encoded: a PD worker is expected to hold them.
+        self.unencoded: set[str] = set()
+        #: Those of them that have been found there.
+        self._held: set[str] = set()
         self.timings = Timings(fetch=fetch_seconds)
         self.output_token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] | None = None
@@ -148,8 +167,12 @@ class Lifecycle:
 
     @property
     def lacks_items(self) -> bool:
-        """Whether it waits at, or for, a PD worker with an item that is not in the store."""
-        return self.phase in (Phase.SUBMIT, Phase.RUN, Phase.WAIT) and len(self.ready) < len(self._params)
+        """Whether it waits at, or for, a PD worker with an item that has to be encoded."""
+        return self.phase in (Phase.SUBMIT, Phase.RUN, Phase.WAIT) and self._has_jobs
+
+    @property
+    def _has_jobs(self) -> bool:
+        return len(self.ready) + len(self.unencoded) < len(self._params)
 
     def begin(self) -> list[Instruction]:
         if not self._params:
@@ -161,13 +184,17 @@ class Lifecycle:
         """The store did not answer the look-up, which is repeated."""
         self._store_down = True
 
-    def looked_up(self, plans: Mapping[str, ItemPlan]) -> list[Instruction]:
-        """The store's answer: the plans of the items that it holds."""
+    def looked_up(
+        self, plans: Mapping[str, ItemPlan], expected: Mapping[str, ItemPlan] | None = None
+    ) -> list[Instruction]:
+        """The store's answer: the plans of the items that it holds. `expected` are those of further ones that
+        a PD worker is expected to hold: they are encoded only if it reports them missing."""
         if self.phase is not Phase.LOOK_UP:
             return []
-        self.plans.update(plans)
+        self.plans = {**(expected or {}), **plans}
         self.ready.update(plans)
-        misses = tuple(key for key in self._params if key not in plans)
+        self.unencoded = self.plans.keys() - plans.keys()
+        misses = tuple(key for key in self._params if key not in self.plans)
         if not misses:
             return self._submit()
         self.phase = Phase.PLAN
@@ -189,6 +216,7 @@ class Lifecycle:
         if self.ended:
             return []
         self.ready.add(mm_hash)
+        self.unencoded.discard(mm_hash)
         self.timings.encode = max(self.timings.encode, encode_seconds)
         self.timings.save = max(self.timings.save, save_seconds)
         instructions = self.planned(mm_hash, plan)
@@ -259,6 +287,9 @@ class Lifecycle:
         """The PD worker has the item's embedding."""
         if attempt != self.attempt or self.ended:
             return []
+        if mm_hash in self.unencoded and mm_hash not in self._held:
+            self._held.add(mm_hash)
+            return [SkipJob(mm_hash)]
         return [ReturnShare(mm_hash)]
 
     def item_missing(self, attempt: int, mm_hash: str, damaged_digest: str) -> list[Instruction]:
@@ -267,15 +298,21 @@ class Lifecycle:
         Ignored for an item that is not ready, whose job is under way: the worker repeats a loss on every new
         stream, and reports it to every request that waits for the item.
         """
-        if attempt != self.attempt or self.ended or mm_hash not in self.ready:
+        if attempt != self.attempt or self.ended:
+            return []
+        if mm_hash in self.unencoded:
+            self.unencoded.discard(mm_hash)
+            return [StartJobs((mm_hash,), expected=True)]
+        if mm_hash not in self.ready:
             return []
         self.ready.discard(mm_hash)
-        self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
-        if self._losses[mm_hash] >= MAX_ITEM_LOSSES:
+        losses = self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
+        if losses >= MAX_ITEM_LOSSES:
             return self._fail(
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
-        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest)]
+        pause = 0.0 if losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (losses - 2))
+        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest, pause=pause)]
 
     def tokens(
         self, attempt: int, position: int, token_ids: list[int], text: str
@@ -337,9 +374,7 @@ class Lifecycle:
             return "embedding store"
         if self.phase is Phase.SUBMIT and queued:
             return "PD worker"
-        waits = self.phase in (Phase.PLAN, Phase.WAIT) or (
-            self.phase is Phase.RUN and len(self.ready) < len(self.plans)
-        )
+        waits = self.phase in (Phase.PLAN, Phase.WAIT) or (self.phase is Phase.RUN and self._has_jobs)
         return "encoder worker" if waits and not encoders else ""
 
     def _submit(self) -> list[Instruction]:
@@ -351,7 +386,7 @@ class Lifecycle:
             resume = ResumeState(
                 self.prompt_token_ids, self._placements, tuple(self.output_token_ids), self._text_chars
             )
-        return [Submit(self.attempt, resume, self._announced)]
+        return [Submit(self.attempt, resume, self._announced, frozenset(self.unencoded))]
 
     def _fail(self, error: RequestError) -> list[Instruction]:
         return [*self._end(), Fail(error)]

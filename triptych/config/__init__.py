@@ -7,7 +7,7 @@ from triptych.config.access import (
     is_loopback,
     read_internal_token,
 )
-from triptych.config.cluster import ClusterConfig, ServeConfig, WorkerCounts, check_topology
+from triptych.config.cluster import ClusterConfig, ServeConfig, WorkerCounts, check_scaled
 from triptych.config.doctor import DoctorConfig
 from triptych.config.memory import (
     CPU_SHARE,
@@ -60,7 +60,7 @@ __all__ = [
     "check_drain_timeout",
     "check_front_door",
     "check_front_encryption",
-    "check_topology",
+    "check_scaled",
     "check_scaling",
     "check_worker_encryption",
     "format_size",

@@ -102,8 +102,13 @@ class ClusterConfig(Config):
         return self.pd.swap_memory if self.pd.preemption == "swap" else 0
 
 
-def check_topology(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers, or several ranks, in a topology that has neither."""
+def check_scaled(config: ClusterConfig) -> None:
+    """ConfigError for a range of workers, or several ranks, in a topology that has none."""
+    if config.topology == "colocated" and config.encoder.encoder_data_parallel != 1:
+        raise ConfigError(
+            f"--encoder-data-parallel {config.encoder.encoder_data_parallel} is for --topology epd: a "
+            "replica's tower has one rank; raise --replicas"
+        )
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(

@@ -39,6 +39,11 @@ class ProxyConfig(ServiceConfig):
     flow_control: bool = flag(
         True, "encode only what a PD worker has room for; --no-flow-control is for measurements of just that"
     )
+    skip_held_items: bool = flag(
+        True,
+        "make no encoder job for what a PD worker's KV cache holds; --no-skip-held-items encodes what the "
+        "store has lost in any case",
+    )
     request_timeout: float = flag(300.0, "seconds that a request may take")
     store_memory: int = flag(0, "the store's byte budget; 0: as the store says", size=True)
     api_key: str = flag("", "key that clients must send; several with commas", secret=True, joined=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from triptych.config import ClusterConfig, check_topology, format_size
+from triptych.config import ClusterConfig, check_scaled, format_size
 from triptych.launch.model_path import resolve_model
 from triptych.launch.plan.memory import check_fits, plan_memory
 from triptych.machine.resources import available_memory
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def check_model(config: ClusterConfig) -> None:
     """Prints the report; ConfigError when the model would not work or not fit."""
-    check_topology(config)
+    check_scaled(config)
     path, pd = resolve_model(config.model), config.pd
     import torch
 

@@ -14,7 +14,7 @@ from triptych.config import (
     ServeConfig,
     WorkerRange,
     check_front_door,
-    check_topology,
+    check_scaled,
     read_internal_token,
 )
 from triptych.errors import ConfigError
@@ -51,7 +51,7 @@ def serve_cluster(config: ServeConfig) -> None:
 
 def _checked(config: ServeConfig) -> ServeConfig:
     """The config with its secrets, its model's folder and name; ConfigError for what cannot be served."""
-    check_topology(config)
+    check_scaled(config)
     store = store_url(config.store, config.proxy)
     proxy = with_token(config).proxy
     check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from triptych.goodput.load.record import RequestRecord
+from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.fifo_lock import FifoLock
@@ -103,7 +104,11 @@ class SimulatedCluster:
     def _register_all(self) -> None:
         """The workers of the cluster's shape."""
         for name, pd in self.workers.items():
-            capacity = {"max_num_seqs": self._limits.pd.max_num_seqs, "max_model_len": pd.max_model_len}
+            capacity = {
+                "max_num_seqs": self._limits.pd.max_num_seqs,
+                "max_model_len": pd.max_model_len,
+                KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
+            }
             self._register(WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), capacity))
         for address in self.encoders:
             self.register_encoder(address)

@@ -27,6 +27,8 @@ from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.pd_worker.frontend.wire import in_state
+from triptych.protos import pd_pb2
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
@@ -153,20 +155,22 @@ class SimulatedPD:
         self._stream = stream
 
     def submit(
-        self, request: SimulatedRequest, request_id: str, attempt: int, ready: frozenset[str], deadline: float
+        self, request: SimulatedRequest, message: pd_pb2.SubmitRequest, deadline: float
     ) -> asyncio.Future[RequestError | None]:
         """Takes a request in: the future gets the error of one that could never run, or None."""
+        request_id = message.request_id
         admitted: asyncio.Future[RequestError | None] = self._loop.create_future()
         output = CountedOutput(request.output_tokens, request.output_token)
         parsed = EngineRequest(
             request_id=request_id,
-            attempt=attempt,
+            attempt=message.attempt,
             proxy_id="proxy",
             arrival=self._loop.now,
             deadline=deadline,
             prompt_token_ids=request.prompt_token_ids,
             features=request.features,
-            ready=ready,
+            ready=in_state(message, pd_pb2.ITEM_STATE_READY),
+            unencoded=in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
             positions=cast(Any, None),  # the runner's, as is sampling: no scheduler looks at them
             position_delta=0,
             sampling=cast(Any, None),

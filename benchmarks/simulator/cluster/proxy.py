@@ -136,6 +136,7 @@ class SimulatedProxy:
             share=limits.store_memory // 2,
             media=SimulatedMediaSource(),
             flow_control=limits.proxy.flow_control,
+            skip_held_items=limits.proxy.skip_held_items,
             clock=loop.time,
             draw_id=lambda: f"{next(ids):08}",
         )

@@ -157,12 +157,7 @@ class SimulatedLink:
         if self._worker.full:
             error = Overloaded("too many requests wait for this worker", retry_after=1.0)
         else:
-            ready = frozenset(
-                slot.plan.mm_hash for slot in message.items if slot.state == pd_pb2.ITEM_STATE_READY
-            )
-            error = await self._worker.submit(
-                client.request, message.request_id, message.attempt, ready, self._loop.now + message.timeout
-            )
+            error = await self._worker.submit(client.request, message, self._loop.now + message.timeout)
         await asyncio.sleep(self._rpc)
         if error is None:
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_ADMITTED)

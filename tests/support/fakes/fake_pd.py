@@ -72,6 +72,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.requests: dict[str, FakeRequest] = {}
         self.refusals: list[common_pb2.Error] = []
         self.missing: dict[str, list[str]] = {}
+        #: Items that it needs no embedding of, where the proxy asks.
+        self.held: set[str] = set()
         self.fail_with: common_pb2.Error | None = None
         self.pause_at: int | None = None
         self.repeat_frames = False
@@ -322,7 +324,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     async def _load(self, held: FakeRequest, key: str) -> None:
         if key in held.loaded:
             return
-        while key not in held.ready:
+        unencoded = {s.plan.mm_hash for s in held.submit.items if s.state == pd_pb2.ITEM_STATE_UNENCODED}
+        if key in unencoded and key not in self.held:
+            self.emit(held, item_missing=pd_pb2.ItemMissing(mm_hash=key))
+        while key not in held.ready and key not in unencoded & self.held:
             held.news.clear()
             await held.news.wait()
         if self.missing.get(key):

@@ -89,6 +89,8 @@ class FakeWorker:
     max_model_len = 0
     #: Columns of an embedding's row, announced by either pool; 0: it names none.
     row_width = 0
+    #: Whether a PD worker keeps what items gave; None: it is an older one that does not say.
+    keeps_items: bool | None = None
 
     def __init__(self) -> None:
         self.port = 0
@@ -117,6 +119,8 @@ class FakeWorker:
             capacity["encoder_decoder"] = 1
         if self.pool == "pd" and self.max_model_len:
             capacity["max_model_len"] = self.max_model_len
+        if self.keeps_items is not None:
+            capacity["keeps_items"] = int(self.keeps_items)
         if self.row_width:
             capacity["row_width"] = self.row_width
         incarnation = f"i{self.incarnation}"

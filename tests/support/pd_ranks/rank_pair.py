@@ -10,6 +10,7 @@ from typing import Any
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.config import MIB, PDConfig
 from triptych.ec_connector.base import EncoderOutput
+from triptych.ec_connector.connectors.host_buffers import bytes_of
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
@@ -45,4 +46,4 @@ async def rank_pair(
 
 async def save(store: EmbeddingStore, outputs: Iterable[EncoderOutput]) -> None:
     for output in outputs:
-        await store.save(output.plan, memoryview(output.data.numpy()).cast("B"), ttl=60.0)
+        await store.save(output.plan, bytes_of(output.data), ttl=60.0)

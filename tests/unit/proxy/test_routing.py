@@ -106,3 +106,13 @@ def test_a_single_loss_refuses_no_request() -> None:
     pressure = Backpressure()
     pressure.record(1.0, 0.0, re_encode=True)
     assert not pressure.refuses_media(1.0)
+
+
+def test_the_longest_known_prefix_stands_for_all_before_it() -> None:
+    affinity = PrefixAffinity()
+    affinity.record(["one", "two", "three"], "a")
+    affinity.record(["one", "two"], "b")  # another conversation that begins alike
+    assert affinity.depth(["one", "two", "three", "four"], "a") == 3
+    assert affinity.depth(["one", "two", "three", "four"], "b") == 2
+    assert affinity.depth(["one", "two", "three", "four"], "c") == 0
+    assert affinity.depth([], "a") == 0

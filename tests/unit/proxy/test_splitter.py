@@ -65,3 +65,15 @@ async def test_equal_prefixes_have_equal_hashes_and_another_picture_changes_them
     assert same.chain[0] == other.chain[0]
     assert same.chain[1] != other.chain[1]
     assert same.chain[0] != salted.chain[0]
+
+
+async def test_an_item_names_the_shortest_prefix_that_holds_it() -> None:
+    turns = (
+        ChatMessage("system", "be brief"),
+        ChatMessage("user", (image(b"one"), TextPart("and"), image(b"two"))),
+        ChatMessage("assistant", "so"),
+        ChatMessage("user", (image(b"one"),)),
+    )
+    request = await made(ChatCall("r", "m", turns, SamplingParams(), 1.0))
+    assert [item.prefix for item in request.items] == [1, 1, 3]
+    assert len(request.chain) == 4

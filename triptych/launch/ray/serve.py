@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.config import ServeConfig, check_topology
+from triptych.config import ServeConfig, check_scaled
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.launch.model_path import DEMO_MODEL, model_name, resolve_demo, resolve_model
 from triptych.launch.ray.access import check_secrets, check_shared, with_files, with_own_token
@@ -35,7 +35,7 @@ def serve_on_ray(config: ServeConfig) -> None:
     forget_variables()
     check_installed()
     check_cluster_name(config.ray.cluster_name)
-    check_topology(config)
+    check_scaled(config)
     run_dir = Path(config.run_dir or tempfile.mkdtemp(prefix="triptych-")).absolute()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

@@ -71,13 +71,12 @@ def test_a_loaded_item_returns_its_share() -> None:
     assert at_worker("a").item_loaded(1, "a") == [do.ReturnShare("a")]
 
 
-def test_a_missing_item_is_encoded_again_and_its_third_loss_ends_the_request() -> None:
+def test_a_missing_item_is_encoded_again_at_once_then_ever_later_and_its_last_loss_ends_the_request() -> None:
     machine = at_worker("a")
-    again = [do.ReturnShare("a"), do.StartJobs(("a",), True, "d")]
-    assert machine.item_missing(1, "a", "d") == again
-    machine.item_ready("a", plan("a"))
-    assert machine.item_missing(1, "a", "d") == again
-    machine.item_ready("a", plan("a"))
+    for pause in (0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0):
+        again = [do.ReturnShare("a"), do.StartJobs(("a",), True, "d", pause=pause)]
+        assert machine.item_missing(1, "a", "d") == again
+        machine.item_ready("a", plan("a"))
     last = machine.item_missing(1, "a", "d")[-1]
     assert isinstance(last, do.Fail)
     assert last.error.status == 503
@@ -258,3 +257,71 @@ def test_a_request_that_waits_for_encoders_ends_like_any_other() -> None:
     assert waiting_for_encoders("a").client_gone() == [do.Leave()]
     assert kinds(waiting_for_encoders("a").deadline()) == [do.Leave, do.Fail]
     assert kinds(waiting_for_encoders("a").job_failed("a", InvalidRequest("no"))) == [do.Leave, do.Fail]
+
+
+def expecting(*expected: str, stored: Sequence[str] = ()) -> Lifecycle:
+    """A request whose items are stored, expected at its PD worker, or neither."""
+    machine = Lifecycle({key: f"field {key}" for key in "abc"})
+    machine.begin()
+    machine.looked_up({key: plan(key) for key in stored}, {key: plan(key) for key in expected})
+    return machine
+
+
+def test_items_expected_at_a_pd_worker_get_no_jobs_and_are_submitted_as_such() -> None:
+    machine = Lifecycle({"a": "", "b": "", "c": ""})
+    machine.begin()
+    assert machine.looked_up({"b": plan("b")}, {"a": plan("a")}) == [do.StartJobs(("c",))]
+    assert machine.planned("c", plan("c")) == [do.Submit(1, None, frozenset("b"), frozenset("a"))]
+
+
+def test_a_request_that_needs_no_encoder_lacks_nothing() -> None:
+    machine = expecting("a", "b", stored="c")
+    machine.accepted(1)
+    assert not machine.lacks_items
+    assert machine.encoders_gone() == []
+    machine.item_missing(1, "a", "")
+    assert machine.lacks_items
+    assert kinds(machine.encoders_gone()) == [do.EndAttempt]
+
+
+def test_an_expected_item_that_is_there_is_counted_once() -> None:
+    machine = expecting("a", "b", "c")
+    assert machine.item_loaded(1, "a") == [do.SkipJob("a")]
+    assert machine.item_loaded(1, "a") == [do.ReturnShare("a")]
+    machine.worker_lost(1)
+    assert machine.item_loaded(2, "a") == [do.ReturnShare("a")]
+
+
+def test_an_expected_item_that_is_missing_is_encoded_for_the_first_time_and_once() -> None:
+    machine = expecting("a", "b", "c")
+    machine.accepted(1)
+    assert machine.item_missing(1, "a", "") == [do.StartJobs(("a",), expected=True)]
+    assert machine.item_missing(1, "a", "") == []
+    assert machine.item_ready("a", plan("a")) == [do.NotifyItems(("a",))]
+    for _ in range(do.MAX_ITEM_LOSSES - 1):  # its losses count from here on
+        assert kinds(machine.item_missing(1, "a", "d")) == [do.ReturnShare, do.StartJobs]
+        machine.item_ready("a", plan("a"))
+    assert kinds(machine.item_missing(1, "a", "d"))[-1] is do.Fail
+
+
+def test_the_next_attempt_expects_what_nobody_has_missed() -> None:
+    machine = expecting("a", "b", stored="c")
+    machine.accepted(1)
+    machine.item_missing(1, "a", "")
+    again = machine.worker_lost(1)
+    assert again[-1] == do.Submit(2, None, frozenset("c"), frozenset("b"))
+    assert machine.item_missing(2, "b", "") == [do.StartJobs(("b",), expected=True)]
+
+
+def test_a_deadline_names_the_encoders_only_where_one_is_needed() -> None:
+    machine = expecting("a", "b", "c")
+    machine.accepted(1)
+    late = machine.deadline(encoders=False)[-1]
+    assert isinstance(late, do.Fail)
+    assert "encoder" not in late.error.message
+    machine = expecting("a", "b", "c")
+    machine.accepted(1)
+    machine.item_missing(1, "b", "")
+    late = machine.deadline(encoders=False)[-1]
+    assert isinstance(late, do.Fail)
+    assert "encoder worker" in late.error.message

@@ -1,0 +1,254 @@
+"""Multi-turn chats whose embeddings the store has lost: what a PD worker holds is not encoded again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import APIStatusError
+
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import key_of, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store import keys
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.protos import pd_pb2
+
+FIRST, SECOND = picture("first"), picture("second")
+UNENCODED = pd_pb2.ITEM_STATE_UNENCODED
+
+
+def keeping(cluster: FakeCluster) -> FakeCluster:
+    """Its PD workers keep what items gave; it is not started yet."""
+    for worker in cluster.pd_workers:
+        worker.keeps_items = True
+    return cluster
+
+
+def next_turn(messages: list[dict[str, Any]], *pictures: bytes) -> list[dict[str, Any]]:
+    """The conversation with its answer and one question more."""
+    return [*messages, {"role": "assistant", "content": whole_text(8)}, *user("and now?", *pictures)]
+
+
+async def first_turn(cluster: FakeCluster, *pictures: bytes) -> list[dict[str, Any]]:
+    """A conversation whose embeddings are lost, and whose PD worker holds what they gave; its next turn."""
+    messages = user("?", *pictures)
+    assert await cluster.stream(messages) == whole_text(8)
+    for media in pictures:
+        assert await cluster.store.control.execute("DEL", keys.embedding(key_of(media))) == 1
+    pd = cluster.pd_workers[0]
+    pd.held = {key_of(media) for media in pictures}
+    return next_turn(messages)
+
+
+def states(worker: FakePD) -> list[int]:
+    """Of the items of the latest request."""
+    return [slot.state for slot in worker.submits[-1].items]
+
+
+def counted(cluster: FakeCluster, name: str, result: str) -> float:
+    return cluster.metrics.registry.get_sample_value(name, {"result": result}) or 0.0
+
+
+async def test_the_second_turn_makes_no_job_for_what_the_worker_holds(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        turn = await first_turn(cluster, FIRST, SECOND)
+        reply = await cluster.ask(turn, extra_body={"triptych_timings": True})
+        assert reply.choices[0].message.content == whole_text(8)
+        assert len(cluster.jobs) == 2
+        assert states(cluster.pd_workers[0]) == [UNENCODED, UNENCODED]
+        assert [item["cache"] for item in reply.triptych_timings["items"]] == ["pd", "pd"]
+        assert counted(cluster, "triptych_skipped_jobs_total", "held") == 2
+        assert counted(cluster, "triptych_items_total", "pd") == 2
+        await cluster.at_rest()
+
+
+async def test_only_the_turns_new_picture_is_encoded(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        await first_turn(cluster, FIRST)
+        assert await cluster.stream(next_turn(user("?", FIRST), SECOND)) == whole_text(8)
+        assert [job.mm_hash for job in cluster.jobs] == [key_of(FIRST), key_of(SECOND)]
+        await cluster.at_rest()
+
+
+async def test_what_the_worker_misses_is_encoded_and_counted(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        turn = await first_turn(cluster, FIRST, SECOND)
+        cluster.pd_workers[0].held = {key_of(FIRST)}
+        reply = await cluster.ask(turn, extra_body={"triptych_timings": True})
+        assert reply.choices[0].message.content == whole_text(8)
+        assert [job.mm_hash for job in cluster.jobs[2:]] == [key_of(SECOND)]
+        assert [item["cache"] for item in reply.triptych_timings["items"]] == ["pd", "encoded"]
+        assert counted(cluster, "triptych_skipped_jobs_total", "missing") == 1
+        assert cluster.metrics.registry.get_sample_value("triptych_re_encodes_total") == 0
+        await cluster.at_rest()
+
+
+async def test_every_choice_gets_its_answer_though_the_worker_misses_the_picture(
+    store: EmbeddingStore,
+) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        cluster.pd_workers[0].held.clear()
+        reply = await cluster.ask(turn, n=3)
+        assert len(reply.choices) == 3
+        assert len(cluster.jobs) == 2  # one for all three
+        await cluster.at_rest()
+
+
+async def test_a_worker_that_does_not_have_the_conversation_is_not_expected_to(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        served = next(worker for worker in cluster.pd_workers if worker.submits)
+        await served.kill()
+        await until(lambda: len(cluster.pool.serving("pd")) == 1, "the loss of the worker")
+        assert await cluster.stream(turn) == whole_text(8)
+        assert len(cluster.jobs) == 2
+        other = next(worker for worker in cluster.pd_workers if worker is not served)
+        assert UNENCODED not in states(other)
+        await cluster.at_rest()
+
+
+@pytest.mark.parametrize("keeps", [None, False], ids=["an older worker", "no prefix cache"])
+async def test_a_worker_that_keeps_nothing_gets_what_is_encoded(store: EmbeddingStore, keeps: bool) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].keeps_items = keeps
+        turn = await first_turn(cluster, FIRST)
+        assert await cluster.stream(turn) == whole_text(8)
+        assert len(cluster.jobs) == 2
+        assert UNENCODED not in states(cluster.pd_workers[0])
+
+
+async def test_without_the_flag_what_the_store_has_lost_is_encoded(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store, skip_held_items=False)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        assert await cluster.stream(turn) == whole_text(8)
+        assert len(cluster.jobs) == 2
+
+
+async def test_another_tenants_salt_shares_nothing(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        assert await cluster.stream(turn, extra_body={"cache_salt": "other"}) == whole_text(8)
+        assert cluster.jobs[-1].mm_hash == key_of(FIRST, "other")
+        assert UNENCODED not in states(cluster.pd_workers[0])
+
+
+async def test_a_stored_embedding_is_ready_whatever_the_worker_holds(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        messages = user("?", FIRST)
+        await cluster.stream(messages)
+        await cluster.stream(next_turn(messages))
+        assert states(cluster.pd_workers[0]) == [pd_pb2.ITEM_STATE_READY]
+        assert len(cluster.jobs) == 1
+
+
+async def test_a_job_under_way_is_joined(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
+        encoder.tower.clear()
+        new = asyncio.create_task(cluster.stream(user("something else", FIRST)))
+        await until(lambda: encoder.runs == 2, "the job")
+        second = asyncio.create_task(cluster.stream(turn))
+        await until(lambda: len(pd.submits) == 3, "the second turn")
+        assert states(pd) == [pd_pb2.ITEM_STATE_PENDING]
+        encoder.tower.set()
+        assert await asyncio.gather(new, second) == [whole_text(8)] * 2
+        assert len(cluster.jobs) == 2
+        await cluster.at_rest()
+
+
+async def test_with_every_encoder_gone_a_turn_without_a_new_picture_is_answered(
+    store: EmbeddingStore,
+) -> None:
+    async with keeping(FakeCluster(store, request_timeout=8.0)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        await cluster.encoders[0].kill()
+        await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+        assert await cluster.stream(turn) == whole_text(8)
+        await cluster.at_rest()
+
+
+async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_back_and_waits(
+    store: EmbeddingStore,
+) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
+        turn = await first_turn(cluster, FIRST)
+        pd.held.clear()
+        await encoder.kill()
+        await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+        asked = asyncio.create_task(cluster.stream(turn))
+        await until(lambda: len(pd.submits) == 2)
+        await until(lambda: pd.reserved == 0 and not pd.requests, "its room to be free")
+        await encoder.start()
+        assert await asked == whole_text(8)
+        await cluster.at_rest()
+
+
+async def test_its_deadline_without_encoders_names_them(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store, request_timeout=1.5)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        cluster.pd_workers[0].held.clear()
+        await cluster.encoders[0].kill()
+        await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+        with pytest.raises(APIStatusError) as caught:
+            await cluster.stream(turn)
+        assert caught.value.status_code == 503
+        assert "encoder worker" in caught.value.message
+        await cluster.at_rest()
+
+
+async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(
+    store: EmbeddingStore,
+) -> None:
+    async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        served = next(worker for worker in cluster.pd_workers if worker.submits)
+        served.held, served.pause_at = {key_of(FIRST)}, 4
+        other = next(worker for worker in cluster.pd_workers if worker is not served)
+        asked = asyncio.create_task(cluster.stream(turn))
+        await until(lambda: cluster.received == 4, "four tokens")
+        assert len(cluster.jobs) == 1
+        await served.kill()
+        assert await asked == whole_text(8)
+        assert states(other) == [UNENCODED]
+        assert len(cluster.jobs) == 2
+        await cluster.at_rest()
+
+
+async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itself(
+    store: EmbeddingStore,
+) -> None:
+    async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        served = next(worker for worker in cluster.pd_workers if worker.submits)
+        other = next(worker for worker in cluster.pd_workers if worker is not served)
+        other.keeps_items = None
+        await cluster.registry.register(other.info, term=600.0)
+        known = cluster.pool.workers
+        await until(lambda: "keeps_items" not in known["pd", other.address].info.capacity)
+        served.held, served.pause_at, other.missing = {key_of(FIRST)}, 4, {key_of(FIRST): [""]}
+        asked = asyncio.create_task(cluster.stream(turn))
+        await until(lambda: cluster.received == 4, "four tokens")
+        await served.kill()
+        assert await asked == whole_text(8)
+        assert states(other) == [pd_pb2.ITEM_STATE_READY]
+        assert counted(cluster, "triptych_skipped_jobs_total", "missing") == 1
+        assert len(cluster.jobs) == 2
+        await cluster.at_rest()
+
+
+async def test_a_client_that_goes_while_its_picture_is_missed_leaves_nothing(store: EmbeddingStore) -> None:
+    async with keeping(FakeCluster(store)) as cluster:
+        turn = await first_turn(cluster, FIRST)
+        cluster.pd_workers[0].held.clear()
+        cluster.encoders[0].tower.clear()
+        asked = asyncio.create_task(cluster.stream(turn))
+        await until(lambda: cluster.encoders[0].runs == 2, "the tower's turn")
+        asked.cancel()
+        await cluster.at_rest()
+        cluster.encoders[0].tower.set()

@@ -1,0 +1,211 @@
+"""Items that nobody encodes since this worker is expected to hold them: used, or missed at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.engine.engine_requests import (
+    STORE,
+    Make,
+    ModellessEngine,
+    finished,
+    make_cross,
+    make_feature,
+    make_request,
+    publish,
+)
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
+from triptych.types import FinishReason, MMFeature
+
+
+def again(
+    name: str, prompt: int, *features: MMFeature, root: bytes = b"r" * 32, max_tokens: int = 1
+) -> EngineRequest:
+    """A later request whose items nobody encodes."""
+    request = make_request(name, prompt, features, ready=[], arrival=1.0, root=root, max_tokens=max_tokens)
+    return replace(request, unencoded=frozenset(feature.mm_hash for feature in features))
+
+
+def asked_before(engine: ModellessEngine, prompt: int, *features: MMFeature) -> None:
+    """The items' first request has ended, and the store and the encoder cache have lost their embeddings."""
+    publish(STORE, *features)
+    engine.add(make_request("first", prompt, features))
+    engine.run_out()
+    STORE.clear()
+    engine.events.clear()
+    for key in {feature.mm_hash for feature in features}:
+        engine.cache._evict(key)
+
+
+def missing(engine: ModellessEngine) -> list[tuple[str, str]]:
+    return [(e.request_id, e.mm_hash) for e in engine.events if isinstance(e, ItemMissing)]
+
+
+def answered(engine: ModellessEngine, *names: str) -> bool:
+    return all(finished(engine)[name].reason is FinishReason.LENGTH for name in names)
+
+
+def test_an_item_whose_span_is_cached_is_neither_loaded_nor_missed(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    asked_before(engine, 12, image)
+    engine.add(again("second", 20, image))
+    engine.run_out()
+    assert missing(engine) == []
+    assert [event.request_id for event in engine.of(ItemLoaded)] == ["second"]
+    assert finished(engine)["second"].usage.cached_tokens == 12
+    engine.assert_at_rest()
+
+
+def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(
+    make: Make,
+) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    engine.add(again("a", 12, image))
+    engine.step()
+    assert [type(event) for event in engine.events] == [RequestAdmitted, ItemMissing]
+    for _ in range(3):
+        engine.step()
+    assert missing(engine) == [("a", image.mm_hash)]
+    publish(STORE, image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.run_out()
+    assert answered(engine, "a")
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize(("tokens", "covered"), [(8, False), (9, True)])
+def test_a_prefix_that_ends_inside_the_item_misses_it(make: Make, tokens: int, covered: bool) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    asked_before(engine, 8, image)
+    # Blocks of 4 tokens, never the one with the last token: the prefix ends at token 4, or with the item.
+    engine.add(again("b", tokens, image))
+    engine.step()
+    assert missing(engine) == ([] if covered else [("b", image.mm_hash)])
+
+
+def test_of_two_items_only_the_one_behind_the_prefix_is_missed(make: Make) -> None:
+    engine, old, new = make(budget=64), make_feature("cat", 2, 6), make_feature("dog", 14, 6)
+    asked_before(engine, 12, old)
+    engine.add(again("b", 24, old, new))
+    engine.step()
+    assert missing(engine) == [("b", new.mm_hash)]
+
+
+def test_a_picture_that_comes_a_second_time_behind_the_prefix_is_missed(make: Make) -> None:
+    engine, image = make(budget=64), make_feature("cat", 2, 6)
+    asked_before(engine, 12, image)
+    engine.add(again("b", 24, image, make_feature("cat", 14, 6)))
+    engine.step()
+    assert missing(engine) == [("b", image.mm_hash)]
+
+
+def test_a_picture_that_stands_twice_in_the_prefix_is_not(make: Make) -> None:
+    engine, both = make(budget=64), (make_feature("cat", 2, 6), make_feature("cat", 8, 6))
+    asked_before(engine, 20, *both)
+    engine.add(again("b", 24, *both))
+    engine.run_out()
+    assert missing(engine) == []
+    assert answered(engine, "b")
+    engine.assert_at_rest()
+
+
+def test_another_salts_prefix_does_not_count(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    asked_before(engine, 12, image)
+    engine.add(again("b", 20, image, root=b"s" * 32))
+    engine.step()
+    assert missing(engine) == [("b", image.mm_hash)]
+
+
+def test_without_prefix_caching_every_item_is_missed(make: Make) -> None:
+    engine, image = make(prefix_caching=False), make_feature("cat", 2, 6)
+    asked_before(engine, 12, image)
+    engine.add(again("b", 20, image))
+    engine.step()
+    assert missing(engine) == [("b", image.mm_hash)]
+
+
+def test_an_embedding_in_the_encoder_cache_is_used(make: Make) -> None:
+    engine, image = make(prefix_caching=False), make_feature("cat", 2, 6)
+    publish(STORE, image)
+    engine.add(make_request("first", 12, [image]))
+    engine.run_out()
+    STORE.clear()
+    engine.add(again("b", 20, image))
+    engine.run_out()
+    assert missing(engine) == []
+    assert answered(engine, "b")
+
+
+def test_a_prefix_that_is_evicted_while_its_request_waits_is_missed_then(make: Make) -> None:
+    engine, image = make(num_blocks=8, max_num_seqs=1), make_feature("cat", 2, 6)
+    asked_before(engine, 12, image)
+    engine.add(make_request("long", [9] * 4, max_tokens=28))
+    engine.step()
+    engine.add(again("b", 20, image))
+    engine.step()
+    assert missing(engine) == []  # it waits for the one slot, and its prefix is there still
+    while not missing(engine):
+        engine.step()
+    assert "long" not in finished(engine)
+    publish(STORE, image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.run_out()
+    assert answered(engine, "long", "b")
+    engine.assert_at_rest()
+
+
+def test_a_preempted_request_whose_prefix_is_evicted_misses_its_item(make: Make) -> None:
+    engine, image = make(num_blocks=8), make_feature("cat", 2, 6)
+    asked_before(engine, 9, image)
+    engine.add(make_request("long", [9] * 4, max_tokens=28, arrival=0.5))
+    engine.add(again("b", 9, image, max_tokens=12))
+    while not missing(engine):
+        engine.step()
+        assert engine.scheduler.num_running
+    assert [event.request_id for event in engine.of(ItemLoaded)] == ["b"]  # it had the item before
+    publish(STORE, image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.run_out()
+    assert answered(engine, "long", "b")
+    engine.assert_at_rest()
+
+
+def test_a_request_misses_its_item_though_another_one_waits_for_it_already(make: Make) -> None:
+    """The other one may be cancelled, and its encoder job with it."""
+    engine, image = make(), make_feature("cat", 2, 6)
+    engine.add(make_request("a", 12, [image]))  # ready, and gone from the store
+    while not missing(engine):
+        engine.step()
+    engine.add(again("b", 12, image))
+    engine.step()
+    assert missing(engine) == [("a", image.mm_hash), ("b", image.mm_hash)]
+
+
+def test_a_ready_mark_of_another_proxy_makes_it_an_item_like_any_other(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    publish(STORE, image)
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.add(again("b", 12, image))
+    engine.run_out()
+    assert missing(engine) == []
+    assert answered(engine, "b")
+
+
+def test_a_cross_table_stands_for_its_item_and_its_absence_is_missed(make: Make) -> None:
+    engine, sound = make(cross=True, num_blocks=8), make_cross("hum", 8)
+    publish(STORE, sound)
+    engine.add(make_request("first", 4, [sound]))
+    engine.run_out()
+    STORE.clear()
+    engine.cache._evict(sound.mm_hash)
+    engine.add(again("second", 6, sound))
+    engine.run_out()
+    assert missing(engine) == []
+    assert answered(engine, "second")
+    engine.add(again("third", 6, make_cross("song", 8)))
+    engine.step()
+    assert [name for name, _ in missing(engine)] == ["third"]
