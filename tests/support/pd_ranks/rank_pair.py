@@ -17,6 +17,8 @@ from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.share import load_share
 from triptych.pd_worker.runner.capacity import block_bytes
 
+PATIENCE = 240.0
+
 
 @asynccontextmanager
 async def rank_pair(
@@ -39,6 +41,8 @@ async def rank_pair(
         with engine_cell(
             opened(decoder), url, "redis", ranks, tensor_parallel=size, threads=1, **flags
         ) as cell:
+            # Two processes for each step, on a machine that may be busy.
+            cell.patience = PATIENCE
             yield cell, ranks
     finally:
         ranks.close()
