@@ -26,8 +26,10 @@ from triptych.pd_worker.runner.capacity import (
     max_model_len,
     num_host_blocks,
     num_kv_blocks,
+    uses_graphs,
     view_memory,
 )
+from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
 
@@ -80,7 +82,8 @@ def _build_scheduler(config: PDConfig, decoder: DecoderSide, connector: ECConnec
 
 
 def _build_runner(config: PDConfig, decoder: DecoderSide) -> ModelRunner:
-    return in_short_lived_thread(
+    graphs = uses_graphs(config, decoder.device)
+    runner = in_short_lived_thread(
         ModelRunner,
         decoder,
         num_blocks=num_kv_blocks(config, decoder.geometry, decoder.dtype),
@@ -88,4 +91,8 @@ def _build_runner(config: PDConfig, decoder: DecoderSide) -> ModelRunner:
         backend=config.attention_backend,
         num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
         view_memory=view_memory(config, decoder.device),
+        spare_block=graphs,
     )
+    if graphs:
+        in_short_lived_thread(capture_decode_graphs, config, decoder, runner)
+    return runner

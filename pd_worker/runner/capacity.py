@@ -55,12 +55,29 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     return config.kv_memory // nbytes
 
 
+def uses_graphs(config: PDConfig, device: torch.device) -> bool:
+    """Whether steps of decodes alone run as graphs: by --decode-graphs, and never with FlexAttention.
+
+    ConfigError where the flags ask for both.
+    """
+    mode = config.decode_graphs
+    if config.attention_backend != "flex":
+        return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
+    if mode in ("static", "cuda"):
+        raise ConfigError(
+            f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
+            "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
+        )
+    return False
+
+
 def reads_view(config: PDConfig, device: torch.device) -> bool:
     """Whether decodes read contiguous copies in place of blocks.
 
-    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own.
+    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own, nor in graphs.
     """
-    return device.type == "cpu" and config.attention_backend != "flex"
+    on_cpu = device.type == "cpu" and config.attention_backend != "flex"
+    return on_cpu and not uses_graphs(config, device)
 
 
 def view_memory(config: PDConfig, device: torch.device) -> int:
