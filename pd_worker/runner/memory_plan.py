@@ -20,8 +20,8 @@ class WorkerNeeds:
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
     `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
     that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
-    requests can use. `graphs` is what decode graphs keep. `host` are page-locked buffers beside all that, in the machine's memory;
-    with `copies_on_host` those of embeddings are in it too.
+    requests can use. `graphs` is what decode graphs keep. `host` are page-locked buffers beside all that, in
+    the machine's memory; with `copies_on_host` those of embeddings are in it too.
     """
 
     held: int
