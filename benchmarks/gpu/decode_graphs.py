@@ -1,11 +1,12 @@
 """Decode with CUDA graphs against decode without, interleaved: start-up, memory, and time of a step by batch.
 
     python -m benchmarks.gpu.decode_graphs MODEL [--dtype bfloat16] [--prompt 1024] [--tokens 128] [--write]
-    python -m benchmarks.gpu.decode_graphs MODEL --device cpu --mode static --dtype float32 --prompt 64 --tokens 8
+    python -m benchmarks.gpu.decode_graphs MODEL --device cpu --mode static --dtype float32 --prompt 64
+        --tokens 8
 
-One engine per mode, over the same weights. Start: seconds to build the engine, with its captures. Memory: what
-building it has taken of the device. Step: milliseconds of a decode step, the median over rounds in turn. On a
-CPU `off` reads the view of decoding sequences and `static` gathers blocks: that is no gain, but a check.
+One engine per mode, over the same weights. Start: seconds to build the engine, with its captures. Memory:
+what building it has taken of the device. Step: milliseconds of a decode step, the median over rounds in turn.
+On a CPU `off` reads the view of decoding sequences and `static` gathers blocks: no gain, but a check.
 """
 
 from __future__ import annotations
