@@ -24,19 +24,28 @@ logger = logging.getLogger(__name__)
 
 def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
     """The tower, warm, and the identity of its model. ConfigError for a checkpoint that cannot be served."""
+    encoder = load_tower(config)
+    model = model_identity(
+        Path(config.model),
+        dtype=encoder.dtype,
+        revision=config.model_revision,
+        quantization=config.quantization,
+    )
+    return encoder, model
+
+
+def load_tower(config: EncoderConfig) -> EncoderSide:
+    """The tower, warm: what every rank of a worker loads, on a device of its own. ConfigError."""
     start = time.monotonic()
     path = Path(config.model)
     check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    model = model_identity(
-        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
-    )
     warm_up(encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
-    return encoder, model
+    return encoder
 
 
 def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:

@@ -156,9 +156,9 @@ def _lease_keeper(
 def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
     return EncoderScheduler(
         prepared_memory=config.prepared_memory,
-        batch_patches=config.batch_patches,
+        batch_patches=config.batch_patches * config.encoder_data_parallel,
         preparations=max(1, config.decode_threads),
-        tower_credit=max(1, config.tower_credit),
+        tower_credit=max(1, config.tower_places),
     )
 
 

@@ -176,6 +176,14 @@ class EncoderMetrics:
             registry=self.registry,
         )
         self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
+        self.ranks = gauge("triptych_encoder_ranks", "ranks that share the tower's batches")
+        self.ranks.set(1)
+        self.rank_items = self._of_rank("triptych_encoder_rank_items", "items given to one rank")
+        self.rank_patches = self._of_rank("triptych_encoder_rank_patches", "patches given to one rank")
+        self.rank_failures = self._of_rank("triptych_encoder_rank_failures", "shares that a rank failed on")
+
+    def _of_rank(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name", "rank"], registry=self.registry)
 
 
 class ProxyMetrics:
