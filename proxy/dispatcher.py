@@ -219,7 +219,8 @@ class Dispatcher:
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         plans = await self._items.look_up(request, mm_hashes)
-        expected = self._items.expect(request, plans, self._router.known_prefixes(request))
+        prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
+        expected = self._items.expect(request, plans, prefixes)
         self._carry_out(request, request.lifecycle.looked_up(plans, expected))
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:

@@ -72,6 +72,21 @@ class EncoderConfig(WorkerConfig):
         "ranks of one encoder worker: processes with all of the tower's weights, each on a GPU of its own or "
         "on a part of --threads, that share every batch",
     )
+    encoder_graphs: str = flag(
+        "off",
+        "tower calls of a few fixed sizes, captured at the start: cuda, as CUDA graphs, which have never "
+        "been run yet; static, the same buffers without a graph, for tests; auto, cuda on a GPU, where it "
+        "can be captured",
+        choices=GRAPH_MODES,
+    )
+    encoder_graph_budgets: str = flag(
+        "",
+        "output rows of those sizes, separated by commas",
+        shown="from the smallest that pays, doubled up to --encoder-batch-patches",
+    )
+    encoder_graph_max_items: int = flag(
+        0, "items in one of those calls; 0: as many as the smallest size goes into the largest", least=0
+    )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
     tower_credit: int = flag(8, "jobs that may wait for the tower or run in it, for each of its ranks")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)

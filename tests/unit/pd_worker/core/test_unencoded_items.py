@@ -48,6 +48,16 @@ def answered(engine: ModellessEngine, *names: str) -> bool:
     return all(finished(engine)[name].reason is FinishReason.LENGTH for name in names)
 
 
+def test_an_item_is_missed_once_though_its_request_is_looked_at_again(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 6, 6)
+    engine.add(again("a", 16, image))
+    engine.step()
+    engine.add(make_request("b", 6))  # caches the first block of the other one's prompt
+    for _ in range(3):
+        engine.step()
+    assert missing(engine) == [("a", image.mm_hash)]
+
+
 def test_an_item_whose_span_is_cached_is_neither_loaded_nor_missed(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
     asked_before(engine, 12, image)
