@@ -28,7 +28,9 @@ from triptych.pd_worker.runner.capacity import (
     num_host_blocks,
     num_kv_blocks,
     runner_options,
+    uses_graphs,
 )
+from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
 
@@ -87,6 +89,11 @@ def _build_scheduler(config: PDConfig, decoder: DecoderSide, connector: ECConnec
 
 def _build_runner(config: PDConfig, decoder: DecoderSide, ranks: OtherRanks | None) -> ModelRunner:
     options = runner_options(config, decoder)
+    runner: ModelRunner
     if ranks is None:
-        return in_short_lived_thread(ModelRunner, decoder, **options)
-    return in_short_lived_thread(RankedRunner, decoder, ranks, **options)
+        runner = in_short_lived_thread(ModelRunner, decoder, **options)
+    else:
+        runner = in_short_lived_thread(RankedRunner, decoder, ranks, **options)
+    if uses_graphs(config, decoder.device):
+        in_short_lived_thread(capture_decode_graphs, config, decoder, runner)
+    return runner

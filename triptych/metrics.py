@@ -125,6 +125,7 @@ class PDMetrics:
         self.chunked_prefills = counter(
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
         )
+        self.graph_steps = counter("triptych_pd_graph_steps", "steps replayed as a decode graph")
         self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
         self.cross_tables = gauge("triptych_pd_cross_tables", "cross-attention tables that requests share")
         self.projections = counter("triptych_pd_projections", "encoder outputs projected into cross tables")

@@ -19,7 +19,8 @@ from triptych.pd_worker.ranks.progress import ProgressWriter
 from triptych.pd_worker.ranks.request_mirror import RequestMirror
 from triptych.pd_worker.ranks.share import load_share, sized
 from triptych.pd_worker.ranks.step_report import report_of
-from triptych.pd_worker.runner.capacity import runner_options
+from triptych.pd_worker.runner.capacity import runner_options, uses_graphs
+from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.ranks.channel import Message
 from triptych.ranks.rank import Rank
@@ -97,6 +98,8 @@ class PDRankProgram:
             **runner_options(config, decoder),
             parallel=TensorParallel(self._rank.rank, self._rank.size),
         )
+        if uses_graphs(config, decoder.device):
+            in_short_lived_thread(capture_decode_graphs, config, decoder, self._runner)
         transfer: dict[str, Any] = {**command["transfer"], "device": str(decoder.device)}
         progress = ProgressWriter(descriptors[0])
         self._runner.ensure_ec_transfer_initialized(

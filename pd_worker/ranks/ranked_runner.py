@@ -65,6 +65,7 @@ class RankedRunner(ModelRunner):
         backend: str = "sdpa",
         num_host_blocks: int = 0,
         view_memory: int = 0,
+        spare_block: bool = False,
     ) -> None:
         super().__init__(
             decoder,
@@ -73,6 +74,7 @@ class RankedRunner(ModelRunner):
             backend=backend,
             num_host_blocks=num_host_blocks,
             view_memory=view_memory,
+            spare_block=spare_block,
             parallel=ranks.parallel,
         )
         self._ranks = ranks

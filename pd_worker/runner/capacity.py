@@ -23,6 +23,7 @@ class RunnerOptions(TypedDict):
     backend: str
     num_host_blocks: int
     view_memory: int
+    spare_block: bool
 
 
 def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
@@ -33,6 +34,7 @@ def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
         backend=config.attention_backend,
         num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
         view_memory=view_memory(config, decoder.device),
+        spare_block=uses_graphs(config, decoder.device),
     )
 
 
@@ -79,12 +81,37 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     return config.kv_memory // nbytes
 
 
+def uses_graphs(config: PDConfig, device: torch.device) -> bool:
+    """Whether steps of decodes alone run as graphs: by --decode-graphs, and never with FlexAttention.
+
+    ConfigError where the flags ask for both, or for CUDA graphs of several ranks, whose collectives no graph
+    has been captured with.
+    """
+    mode = config.decode_graphs
+    if config.tensor_parallel > 1 and mode == "cuda":
+        raise ConfigError(
+            f"--decode-graphs cuda and --tensor-parallel {config.tensor_parallel} do not go together: use "
+            "--decode-graphs off, or one rank"
+        )
+    if config.tensor_parallel > 1 and mode == "auto":
+        return False
+    if config.attention_backend != "flex":
+        return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
+    if mode in ("static", "cuda"):
+        raise ConfigError(
+            f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
+            "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
+        )
+    return False
+
+
 def reads_view(config: PDConfig, device: torch.device) -> bool:
     """Whether decodes read contiguous copies in place of blocks.
 
-    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own.
+    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own, nor in graphs.
     """
-    return device.type == "cpu" and config.attention_backend != "flex"
+    on_cpu = device.type == "cpu" and config.attention_backend != "flex"
+    return on_cpu and not uses_graphs(config, device)
 
 
 def view_memory(config: PDConfig, device: torch.device) -> int:

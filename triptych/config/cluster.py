@@ -97,6 +97,12 @@ class ClusterConfig(Config):
         return {"encoder": self.encoders, "pd": self.pd_workers}
 
     @property
+    def ranks(self) -> dict[str, int]:
+        """Processes of one worker of each kind; a replica is always one."""
+        pd, encoder = self.pd.tensor_parallel, self.encoder.encoder_data_parallel
+        return {"encoder": encoder, "pd": pd, "colocated": 1}
+
+    @property
     def swap_memory(self) -> int:
         """Host memory for swapped blocks in each PD worker; 0 where requests are computed again."""
         return self.pd.swap_memory if self.pd.preemption == "swap" else 0

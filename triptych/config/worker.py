@@ -160,6 +160,12 @@ class PDConfig(WorkerConfig):
         "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet",
         choices=("sdpa", "blockwise", "flex"),
     )
+    decode_graphs: str = flag(
+        "auto",
+        "how steps of decodes alone run: off, operator by operator; cuda, as CUDA graphs, which have never "
+        "been run yet; static, in their buffers but without a graph; auto, cuda on a GPU, else off",
+        choices=GRAPH_MODES,
+    )
 
     @property
     def embedding_memory(self) -> int:
