@@ -203,7 +203,7 @@ class Dispatcher:
             case do.LookUpItems():
                 self._spawn(request, self._look_up(request, order.mm_hashes))
             case do.StartJobs(re_encode=True):
-                again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest)
+                again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest, order.pause)
                 self._spawn(request, again)
                 self._shortage.lacking(request)
             case do.StartJobs():

@@ -175,6 +175,32 @@ class EncoderMetrics:
             registry=self.registry,
         )
         self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
+        self.graph_hits = counter(
+            "triptych_encoder_graph_hits", "items encoded by replays of captured tower calls"
+        )
+        self.graph_misses = counter(
+            "triptych_encoder_graph_misses", "items larger than any captured tower call, encoded eagerly"
+        )
+        self.graph_padding_rows = counter(
+            "triptych_encoder_graph_padding_rows", "rows of replays that no item had"
+        )
+        self.graph_buffer_bytes = gauge(
+            "triptych_encoder_graph_buffer_bytes", "bytes of the buffers of captured tower calls"
+        )
+        self.graph_replays = Counter(
+            "triptych_encoder_graph_replays",
+            "replays of captured tower calls, by their rows",
+            ["model_name", "token_budget"],
+            registry=self.registry,
+        )
+        self.ranks = gauge("triptych_encoder_ranks", "ranks that share the tower's batches")
+        self.ranks.set(1)
+        self.rank_items = self._of_rank("triptych_encoder_rank_items", "items given to one rank")
+        self.rank_patches = self._of_rank("triptych_encoder_rank_patches", "patches given to one rank")
+        self.rank_failures = self._of_rank("triptych_encoder_rank_failures", "shares that a rank failed on")
+
+    def _of_rank(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name", "rank"], registry=self.registry)
 
 
 class ProxyMetrics:

@@ -18,7 +18,10 @@ from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.types import FinishReason, ItemPlan, PDTimings, Usage
 
 #: An embedding that the store loses this often fails its request with 503.
-MAX_ITEM_LOSSES = 3
+MAX_ITEM_LOSSES = 8
+#: Seconds before an item is encoded again after its second loss, twice as long after each further one, up to
+#: the longest. A store that fails over, or moves, takes saves for a while that nobody finds afterwards.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 OPTIONS = "mm_processor_kwargs"
 
 
@@ -55,12 +58,13 @@ class LookUpItems:
 @dataclass(frozen=True, slots=True)
 class StartJobs:
     """Have these items encoded; `damaged_digest` is of a stored value that could not be read. `expected`: not
-    found where they were expected, at the PD worker."""
+    found where they were expected, at the PD worker. `pause` are the seconds to wait before."""
 
     mm_hashes: tuple[str, ...]
     re_encode: bool = False
     damaged_digest: str = ""
     expected: bool = False
+    pause: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,12 +306,13 @@ class Lifecycle:
         if mm_hash not in self.ready:
             return []
         self.ready.discard(mm_hash)
-        self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
-        if self._losses[mm_hash] >= MAX_ITEM_LOSSES:
+        losses = self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
+        if losses >= MAX_ITEM_LOSSES:
             return self._fail(
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
-        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest)]
+        pause = 0.0 if losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (losses - 2))
+        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest, pause=pause)]
 
     def tokens(
         self, attempt: int, position: int, token_ids: list[int], text: str

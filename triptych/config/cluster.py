@@ -103,7 +103,12 @@ class ClusterConfig(Config):
 
 
 def check_scaled(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers in a topology that is not scaled."""
+    """ConfigError for a range of workers, or ranks of a tower, in a topology that has none."""
+    if config.topology == "colocated" and config.encoder.encoder_data_parallel != 1:
+        raise ConfigError(
+            f"--encoder-data-parallel {config.encoder.encoder_data_parallel} is for --topology epd: a "
+            "replica's tower has one rank; raise --replicas"
+        )
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(

@@ -65,10 +65,30 @@ class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
     max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
     encoder_batch_patches: int = flag(
-        0, "patches in one encoder batch, over all its items; 0: 512 on a CPU, else 16384"
+        0, "patches in one encoder batch, over all its items, for each rank; 0: 512 on a CPU, else 16384"
+    )
+    encoder_data_parallel: int = flag(
+        1,
+        "ranks of one encoder worker: processes with all of the tower's weights, each on a GPU of its own or "
+        "on a part of --threads, that share every batch",
+    )
+    encoder_graphs: str = flag(
+        "off",
+        "tower calls of a few fixed sizes, captured at the start: cuda, as CUDA graphs, which have never "
+        "been run yet; static, the same buffers without a graph, for tests; auto, cuda on a GPU, where it "
+        "can be captured",
+        choices=GRAPH_MODES,
+    )
+    encoder_graph_budgets: str = flag(
+        "",
+        "output rows of those sizes, separated by commas",
+        shown="from the smallest that pays, doubled up to --encoder-batch-patches",
+    )
+    encoder_graph_max_items: int = flag(
+        0, "items in one of those calls; 0: as many as the smallest size goes into the largest", least=0
     )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
-    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
+    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it, for each of its ranks")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
     encoder_media_memory: int = flag(
         256 * MIB, "host memory for media that wait for preprocessing; a larger item has it alone", size=True
@@ -83,6 +103,11 @@ class EncoderConfig(WorkerConfig):
         A CPU is busy with one picture: in a larger batch all of them are done when the last one is.
         """
         return self.encoder_batch_patches or (512 if self.device == "cpu" else 16384)
+
+    @property
+    def tower_places(self) -> int:
+        """--tower-credit of all ranks together."""
+        return self.tower_credit * self.encoder_data_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +169,7 @@ SHARING_FLAGS = ("core_page", "core_slot", "step_interval", "keep_core")
 class ColocatedConfig(Config):
     """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
 
-    encoder: EncoderConfig = part(EncoderConfig, without=SHARING_FLAGS)
+    encoder: EncoderConfig = part(EncoderConfig, without=(*SHARING_FLAGS, "encoder_data_parallel"))
     pd: PDConfig = part(PDConfig, without=SHARING_FLAGS)
     connector: str = flag(
         "redis",

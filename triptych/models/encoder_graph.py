@@ -88,6 +88,20 @@ def _check_names(name: str, values: Sequence[str]) -> None:
         raise ValueError(f"{name}: {list(values)} has a name twice")
 
 
+def padded_buffers(
+    config: EncoderCudaGraphConfig,
+    shapes: Mapping[str, tuple[Sequence[int], torch.dtype]],
+    device: torch.device,
+) -> EncoderCudaGraphCaptureInputs:
+    """New buffers of these shapes that hold padding only: what most towers can be captured with."""
+    values = {
+        key: torch.empty(tuple(shape), dtype=dtype, device=device) for key, (shape, dtype) in shapes.items()
+    }
+    for key, buffer in values.items():
+        config.padding(key)(buffer, 0)
+    return EncoderCudaGraphCaptureInputs(values)
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderCudaGraphCaptureInputs:
     """The buffers of one budget, whole and with values that the tower can compute with, on the device."""
@@ -153,5 +167,5 @@ class SupportsEncoderCudaGraph(Protocol):
     def split_encoder_cudagraph_output(
         self, output: torch.Tensor, items: Sequence[PreparedItem]
     ) -> list[torch.Tensor]:
-        """Each item's rows [item.rows, out_hidden_size] as views of `output`; by default one after another."""
+        """Each item's rows [item.rows, out_hidden_size], views of `output`; by default one after another."""
         return list(torch.split(output[: sum(item.rows for item in items)], [item.rows for item in items]))

@@ -95,6 +95,8 @@ def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
     """
     counts, encoder, pd = config.counts, config.encoder, config.pd
     workers, encoders, pd_workers = counts.workers, counts.encoding, counts.decoding
+    # Each rank of a tower is a process with all of its weights.
+    workers += counts.encoders * (encoder.encoder_data_parallel - 1)
     weights, kv_memory = (weights, pd.kv_memory) if pd.device == "cpu" else (0, 0)
     embeddings, swap = pd.embedding_memory, config.swap_memory
     views = int(pd_workers * kv_memory * VIEW_SHARE)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from triptych.config import ClusterConfig, WorkerRange
+from triptych.config.flags import config_from
 from triptych.errors import ConfigError
-from triptych.launch.plan.memory import MemoryPlan, check_fits, weight_bytes
+from triptych.launch.plan.memory import WORKER_BASE_BYTES, MemoryPlan, check_fits, plan_memory, weight_bytes
 
 
 def test_a_plan_that_fits_is_accepted():
@@ -20,3 +22,13 @@ def test_a_broken_weight_file_is_told(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError, match="fetch the checkpoint again"):
         weight_bytes(tmp_path, "float32")
+
+
+@pytest.mark.parametrize(("topology", "more"), [("epd", 2 * 3), ("colocated", 0)])
+def test_every_rank_of_a_tower_counts_as_a_process_with_all_weights(topology: str, more: int):
+    given = {"topology": topology, "encoders": WorkerRange.fixed(2)}
+    one, four = (
+        plan_memory(1000, config_from(ClusterConfig, {**given, "encoder_data_parallel": ranks}))
+        for ranks in (1, 4)
+    )
+    assert four.total - one.total == more * (WORKER_BASE_BYTES + 1000)
