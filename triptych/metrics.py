@@ -120,6 +120,7 @@ class PDMetrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self.ranks = gauge("triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel")
         self.batch_requests = histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
         self.chunked_prefills = counter(
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
