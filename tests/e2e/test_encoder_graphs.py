@@ -24,7 +24,7 @@ from support.encdec.batches import checkpoint_of
 from support.encdec.traffic import EncDecCase
 from support.processes.cluster import Cluster, start_cluster, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOKENS = 48
 GRAPHS = ("--encoder-graphs", "static")
@@ -94,7 +94,6 @@ def assert_by_graphs(cluster: Cluster) -> None:
     assert cluster.total("encoder", "triptych_encoder_graph_misses_total") == 0
 
 
-@pytest.mark.slow
 async def test_models_with_pictures_are_exact_with_graphs(tmp_path: Path) -> None:
     with served(PICTURES, tmp_path) as cluster:
         for family in PICTURES:
@@ -102,15 +101,8 @@ async def test_models_with_pictures_are_exact_with_graphs(tmp_path: Path) -> Non
         assert_by_graphs(cluster)
 
 
-@pytest.mark.slow
 async def test_encoder_decoder_models_are_exact_with_graphs(tmp_path: Path) -> None:
     with served(ENC_DEC, tmp_path) as cluster:
         for family in ENC_DEC:
             await assert_encoded_exact(cluster, family)
-        assert_by_graphs(cluster)
-
-
-async def test_a_model_with_pictures_is_exact_with_graphs(tmp_path: Path) -> None:
-    with served(("llava",), tmp_path) as cluster:
-        await assert_pictures_exact(cluster, "llava")
         assert_by_graphs(cluster)
