@@ -18,7 +18,7 @@ from support.data.checkpoints import build_checkpoint
 from support.processes.cluster import Cluster, start_cluster, wait_for
 from support.processes.families import ENC_DEC, PICTURES, assert_family_exact
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GRAPHS = ("--encoder-graphs", "static")
 
@@ -57,7 +57,6 @@ def assert_by_graphs(cluster: Cluster) -> None:
     assert cluster.total("encoder", "triptych_encoder_graph_misses_total") == 0
 
 
-@pytest.mark.slow
 async def test_models_with_pictures_are_exact_with_graphs(tmp_path: Path) -> None:
     with served(PICTURES, tmp_path) as cluster:
         for family in PICTURES:
@@ -65,15 +64,8 @@ async def test_models_with_pictures_are_exact_with_graphs(tmp_path: Path) -> Non
         assert_by_graphs(cluster)
 
 
-@pytest.mark.slow
 async def test_encoder_decoder_models_are_exact_with_graphs(tmp_path: Path) -> None:
     with served(ENC_DEC, tmp_path) as cluster:
         for family in ENC_DEC:
             await assert_family_exact(cluster, family, build_checkpoint(family))
-        assert_by_graphs(cluster)
-
-
-async def test_a_model_with_pictures_is_exact_with_graphs(tmp_path: Path) -> None:
-    with served(("llava",), tmp_path) as cluster:
-        await assert_family_exact(cluster, "llava", build_checkpoint("llava"))
         assert_by_graphs(cluster)

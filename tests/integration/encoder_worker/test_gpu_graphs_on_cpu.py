@@ -16,8 +16,11 @@ from triptych.machine.graphs import EagerStatic
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[3]
-#: One of each kind: items of one size, packed texts, patch grids, two towers.
-SOME = [adapter for adapter in ADAPTERS if adapter.name in ("trocr", "t5", "qwen3_vl", "two_towers")]
+QUICK = ("t5", "two_towers")
+EACH = [
+    pytest.param(adapter, id=adapter.name, marks=() if adapter.name in QUICK else pytest.mark.slow)
+    for adapter in ADAPTERS
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def gpu_tests() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("adapter", SOME, ids=lambda adapter: adapter.name)
+@pytest.mark.parametrize("adapter", EACH)
 def test_the_gpu_tests_hold_for_plain_calls(gpu_tests: ModuleType, adapter: Adapter) -> None:
     gpu_tests.test_padded_replays_equal_the_ordinary_call_for_each_number_of_items_at_each_budget(adapter)
     gpu_tests.test_a_replay_follows_from_its_items_alone_and_what_it_gave_stays(adapter)
@@ -41,7 +44,10 @@ def test_the_gpu_tests_hold_for_plain_calls(gpu_tests: ModuleType, adapter: Adap
         gpu_tests.test_a_replay_runs_no_code_of_the_tower(adapter)
 
 
-@pytest.mark.parametrize("family", ["trocr", "t5", "whisper"])
+@pytest.mark.parametrize(
+    "family",
+    ["trocr", pytest.param("t5", marks=pytest.mark.slow), pytest.param("whisper", marks=pytest.mark.slow)],
+)
 def test_the_benchmark_runs_at_small_size(
     family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
