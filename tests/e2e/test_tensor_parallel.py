@@ -14,6 +14,7 @@ from support.chaos.rest import assert_at_rest
 from support.data import traffic
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
+from support.data.pictures import picture
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.encdec.traffic import EncDecCase
@@ -132,16 +133,19 @@ def _logprobs(reply: dict[str, Any]) -> list[float]:
     return [top["logprob"] for token in content for top in (token, *token["top_logprobs"])]
 
 
+TEXTS = ("The rain in Spain", "x", "A red circle beside a blue square", "Hi you")
 ENCDEC: dict[str, Any] = {
     "whisper": [(1.0 + seed, seed) for seed in range(6)],
-    "bart": ["The rain in Spain", "x", "A red circle beside a blue square", "Hi you"],
-    "mbart": ["The rain in Spain", "x", "A red circle beside a blue square", "Hi you"],
+    "bart": TEXTS,
+    "mbart": TEXTS,
+    "t5": TEXTS,
+    "trocr": [picture(seed, 70 + 9 * seed, 40) for seed in range(4)],
 }
 
 
 @pytest.mark.parametrize("family", list(ENCDEC))
 async def test_every_encoder_decoder_family_is_exact(family: str, tmp_path: Path) -> None:
-    path = build_checkpoint(family, tmp_path / family)
+    path = build_checkpoint(family, tmp_path / family, variant="even" if family == "t5" else "")
     cases = [EncDecCase(source, _prompt(path, family)) for source in ENCDEC[family]]
     tokens = 40
     reference = encdec_traffic.expected(path, cases, tokens)
