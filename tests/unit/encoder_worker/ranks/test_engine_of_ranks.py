@@ -1,0 +1,107 @@
+"""The engine over a tower of several ranks: an item that fails fails alone, and a lost rank is its end."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.fakes.fake_connector import fake_transfer
+from support.processes.cluster import wait_for
+from support.ranks.threads import RankThreads
+from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, TowerItem
+from triptych.encoder_worker.ranks.program import handler
+from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
+from triptych.encoder_worker.ranks.tower import DataParallelTower
+from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.types import ItemPlan, Options
+
+WIDTH = 4
+CPU = torch.device("cpu")
+
+
+class _Doubling(EncoderSide):
+    """Puts out twice its input; an item with NaN fails its call."""
+
+    width, dtype, device = WIDTH, torch.float32, CPU
+    module = torch.nn.Identity()
+
+    @classmethod
+    def load(
+        cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
+    ) -> EncoderSide:
+        raise NotImplementedError
+
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
+        raise NotImplementedError
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        rows = [item.tensors["rows"] * 2 for item in items]
+        if any(row.isnan().any() for row in rows):
+            raise RuntimeError("a bad item")
+        return rows
+
+
+class _Bench:
+    """An engine over four ranks, and what it has reported."""
+
+    def __init__(self) -> None:
+        self.group = RankThreads(4, lambda rank: handler(ShareEncoder(_Doubling(), 100), CPU))
+        self.tower = DataParallelTower(_Doubling(), self.group, 100)
+        self.events: queue.Queue[EngineEvent] = queue.Queue()
+        self.engine = EncoderEngine(self.tower, fake_transfer("Recording"), OutputCache(1 << 20))
+        self.engine.start(self.events.put)
+
+    def encoded(self, values: Sequence[float]) -> dict[str, Encoded]:
+        """What becomes of one item for each value, by key; the items of later ranks are smaller."""
+        found: dict[str, Encoded] = {}
+        self.engine.encode([_item(str(n), value, 50 - n) for n, value in enumerate(values)])
+        while len(found) < len(values):
+            event = self.events.get(timeout=30)
+            if isinstance(event, Encoded):
+                found[event.mm_hash] = event
+        return found
+
+
+@pytest.fixture
+def b() -> Iterator[_Bench]:
+    bench = _Bench()
+    yield bench
+    bench.engine.stop()
+    bench.tower.close()
+
+
+def _item(key: str, value: float, cost: int) -> TowerItem:
+    prepared = PreparedItem(2, 2, (), cost, {"rows": torch.full((2, WIDTH), value)})
+    plan = ItemPlan(key, "n" * 64, "image", 2, WIDTH, "float32", 2)
+    return TowerItem(plan, prepared, None, "", lambda: True)
+
+
+@pytest.mark.parametrize("bad", range(5))
+def test_an_item_that_any_rank_fails_on_takes_no_other_with_it(b: _Bench, bad: int) -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    values[bad] = float("nan")
+    for _ in range(2):
+        found = b.encoded(values)
+        for key, event in found.items():
+            if key == str(bad):
+                assert isinstance(event.error, RuntimeError) and str(event.error) == "a bad item"
+            else:
+                assert event.output is not None
+                assert event.output.data.unique().tolist() == [2.0 * values[int(key)]]
+
+
+def test_a_rank_that_is_lost_is_the_death_of_the_engine(b: _Bench) -> None:
+    assert len(b.encoded([1.0] * 5)) == 5
+    b.group.threads[2].die()
+    b.engine.encode([_item(str(n), 1.0, 1) for n in range(5)])
+    wait_for("the engine's death", lambda: b.engine.beat.dead, 30)
+    assert not any(isinstance(event, Encoded) and event.error for event in _left(b.events))
+
+
+def _left(events: queue.Queue[EngineEvent]) -> list[EngineEvent]:
+    return [events.get_nowait() for _ in range(events.qsize())]
