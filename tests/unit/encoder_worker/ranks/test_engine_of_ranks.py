@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,13 +23,18 @@ from triptych.types import ItemPlan, Options
 
 WIDTH = 4
 CPU = torch.device("cpu")
+#: The items' costs: their ranks are 3, 0, 2, 3 and 1.
+COSTS = (10, 50, 30, 20, 40)
 
 
 class _Doubling(EncoderSide):
-    """Puts out twice its input; an item with NaN fails its call."""
+    """Puts out twice its input, after a while; an item with NaN fails its call."""
 
     width, dtype, device = WIDTH, torch.float32, CPU
     module = torch.nn.Identity()
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
 
     @classmethod
     def load(
@@ -40,6 +46,7 @@ class _Doubling(EncoderSide):
         raise NotImplementedError
 
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        time.sleep(self._seconds)
         rows = [item.tensors["rows"] * 2 for item in items]
         if any(row.isnan().any() for row in rows):
             raise RuntimeError("a bad item")
@@ -50,16 +57,16 @@ class _Bench:
     """An engine over four ranks, and what it has reported."""
 
     def __init__(self) -> None:
-        self.group = RankThreads(4, lambda rank: handler(ShareEncoder(_Doubling(), 100), CPU))
+        self.group = RankThreads(4, lambda rank: handler(ShareEncoder(_Doubling(0.02), 100), CPU))
         self.tower = DataParallelTower(_Doubling(), self.group, 100)
         self.events: queue.Queue[EngineEvent] = queue.Queue()
         self.engine = EncoderEngine(self.tower, fake_transfer("Recording"), OutputCache(1 << 20))
         self.engine.start(self.events.put)
 
     def encoded(self, values: Sequence[float]) -> dict[str, Encoded]:
-        """What becomes of one item for each value, by key; the items of later ranks are smaller."""
+        """What becomes of one item for each value, by key."""
         found: dict[str, Encoded] = {}
-        self.engine.encode([_item(str(n), value, 50 - n) for n, value in enumerate(values)])
+        self.engine.encode([_item(str(n), value, COSTS[n]) for n, value in enumerate(values)])
         while len(found) < len(values):
             event = self.events.get(timeout=30)
             if isinstance(event, Encoded):
