@@ -10,6 +10,7 @@ from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
 from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.stats import OverlapStats
@@ -44,14 +45,14 @@ class OverlapPrefill:
         kv: KVCacheManager,
         items: ItemTracker,
         chunks: ChunkMaker,
-        max_num_seqs: int,
+        limits: SchedulerLimits,
         *,
         enabled: bool,
     ) -> None:
         self._kv = kv
         self._items = items
         self._chunks = chunks
-        self._max_num_seqs = max_num_seqs
+        self._limits = limits
         self._enabled = enabled and kv.prefix_caching
         #: Requests with tokens to compute before their first missing item.
         self._able = OrderedRequests()
@@ -91,10 +92,11 @@ class OverlapPrefill:
         """Adds chunks in the order of the requests, where slots, budget and blocks are left by `running`
         requests.
 
-        Of requests with the same next block only the first is prefilled: the others will find it.
+        A step with nothing else in it has to be worth its overhead: items may come while it lasts. Of
+        requests with the same next block only the first is prefilled: the others will find it.
         """
         made: set[bytes] = set()
-        for state in list(islice(self._able, self._max_num_seqs - running)):
+        for state in list(islice(self._able, self._limits.max_num_seqs - running)):
             if budget.for_prefill < self._kv.block_size:
                 return
             prefix = self._kv.find_prefix(state.chain, state.num_tokens)
@@ -105,6 +107,8 @@ class OverlapPrefill:
             end = self._in_full_blocks(state, start, self._items.stop_before_missing(state, start, end))
             if end <= start:
                 return
+            if not output.chunks and end - start < self._limits.fewest_overlap_tokens:
+                continue
             if (block := state.chain.digests(len(prefix) + 1)[-1]) in made:
                 continue
             if not self._take_blocks(state, prefix, end, running):

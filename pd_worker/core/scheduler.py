@@ -55,7 +55,7 @@ class Scheduler:
         self.swap = swap or SwapManager(0)
         self._cross_limits = cross
         self._chunks = ChunkMaker(kv, items, count_only=count_only)
-        self._overlap = OverlapPrefill(kv, items, self._chunks, limits.max_num_seqs, enabled=overlap_prefill)
+        self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
         self._step = 0
         self._requests = RequestTable()
         self._waiting = WaitingRequests()
@@ -301,10 +301,11 @@ class Scheduler:
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
-        end = budget.prefill_end(state, start, state.num_tokens)
+        end = most = budget.prefill_end(state, start, state.num_tokens)
         if state.features:
             end = self.items.stop_before_missing(state, start, end)
-        if end > start:
+        # Less than a block behind what it has is not worth a step: the item may be there in the next one.
+        if end > start and (start == 0 or end == most or end - start >= self.kv.block_size):
             budget.spend_prefill(self._chunks.add(output, state, start, end))
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:

@@ -142,6 +142,8 @@ class ModellessEngine:
     #: What stands in each KV block, and in each host block, by its offset.
     content: dict[int, dict[int, Any]] = field(default_factory=dict)
     host: dict[int, dict[int, Any]] = field(default_factory=dict)
+    #: What stands there for each request's tokens, as far as it has been asked for.
+    _known: dict[EngineRequest, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config = ECTransferConfig(connector="memory", store=self.store)
@@ -228,8 +230,9 @@ class ModellessEngine:
         """What stands in the KV cache for each token: of all before it, and of the rows merged over them."""
         tokens = [*request.prompt_token_ids, *request.output_token_ids]
         keys = tuple(feature.mm_hash for feature in request.features) if self.cross else ()
-        content, contents = hash((request.prefix_root, keys)), []
-        for position in range(end):
+        contents = self._known.setdefault(request, [])
+        content = contents[-1] if contents else hash((request.prefix_root, keys))
+        for position in range(len(contents), end):
             rows = [
                 (feature.mm_hash, position - feature.placement.offset)
                 for feature in request.features
@@ -237,7 +240,7 @@ class ModellessEngine:
             ]
             content = hash((content, tokens[position], *rows))
             contents.append(content)
-        return contents
+        return contents[:end]
 
     def finished(self) -> ECConnectorOutput:
         return self.worker.get_finished()
