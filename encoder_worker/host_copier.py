@@ -29,11 +29,13 @@ class HostCopier:
         if self._stream is None:
             return [output.detach().contiguous() for output in outputs]
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        # Other ranks' outputs come on the host.
+        on_device = [output for output in outputs if output.is_cuda]
         with torch.cuda.stream(self._stream):
-            copies = staged(outputs, self._staging.bytes, self._stream.synchronize)
-        for output in outputs:
+            copies = iter(staged(on_device, self._staging.bytes, self._stream.synchronize))
+        for output in on_device:
             output.record_stream(self._stream)
-        return copies
+        return [next(copies) if output.is_cuda else output.contiguous() for output in outputs]
 
 
 def staged(

@@ -1,4 +1,4 @@
-"""Loading of a worker's tower: weights, warm-up, and on a GPU the memory of its largest batch."""
+"""Loading of a worker's tower: weights, warm-up, graphs, and on a GPU the memory of its largest batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from triptych.config import EncoderConfig, format_size
+from triptych.encoder_worker.graphs.graph_encoder import with_graphs
 from triptych.errors import ConfigError
 from triptych.machine.device_memory import DeviceMemory, memory_of
 from triptych.models.base import EncoderSide, PreparedItem
@@ -23,20 +24,35 @@ logger = logging.getLogger(__name__)
 
 
 def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
-    """The tower, warm, and the identity of its model. ConfigError for a checkpoint that cannot be served."""
+    """The tower, warm and with its graphs, and its model's identity.
+
+    ConfigError for a checkpoint that cannot be served.
+    """
+    encoder = load_tower(config)
+    model = model_identity(
+        Path(config.model),
+        dtype=encoder.dtype,
+        revision=config.model_revision,
+        quantization=config.quantization,
+    )
+    return encoder, model
+
+
+def load_tower(config: EncoderConfig) -> EncoderSide:
+    """One rank's tower, warm and with its graphs, on the rank's device.
+
+    ConfigError for a checkpoint that cannot be served.
+    """
     start = time.monotonic()
     path = Path(config.model)
     check_supported(path, wanted_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    model = model_identity(
-        path, dtype=dtype, revision=config.model_revision, quantization=config.quantization
-    )
     warm_up(encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
-    return encoder, model
+    return with_graphs(config, encoder)
 
 
 def activation_bytes(config: EncoderConfig, encoder: EncoderSide) -> int:

@@ -7,13 +7,16 @@ import logging
 
 from triptych.config import EncoderConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.step_pacer import step_pacer
-from triptych.cpu.threads import tower_threads, use_threads
+from triptych.cpu.threads import threads_of_rank, tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
-from triptych.encoder_worker.loading import activation_bytes, load, parameter_bytes
+from triptych.encoder_worker.loading import parameter_bytes
+from triptych.encoder_worker.ranks.metrics import RankMetrics
+from triptych.encoder_worker.ranks.starting import load_ranks
+from triptych.encoder_worker.ranks.tower import DataParallelTower
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
 from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import EncoderMetrics, show_expiry
@@ -44,13 +47,16 @@ async def run(config: EncoderConfig) -> None:
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
-    use_threads(tower_threads(config.threads, config.cpus))
+    use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
         store = await connect_configured(config.store)
         try:
-            encoder, model = await asyncio.to_thread(load, config)
-            await asyncio.to_thread(activation_bytes, config, encoder)
-            await _serve(config, encoder, model, store, stop, page)
+            encoder, model = await asyncio.to_thread(load_ranks, config)
+            try:
+                await _serve(config, encoder, model, store, stop, page)
+            finally:
+                if isinstance(encoder, DataParallelTower):
+                    await asyncio.to_thread(encoder.close)
         finally:
             await store.close()
 
@@ -71,13 +77,18 @@ async def _serve(
     metrics = EncoderMetrics(identity.model_name)
     show_expiry(metrics.registry, internal=certificates)
     metrics.parameter_bytes.set(parameter_bytes(encoder))
-    threads = tower_threads(config.threads, config.cpus)
+    ranks = config.encoder_data_parallel
+    threads = ranks * threads_of_rank(tower_threads(config.threads, config.cpus), ranks)
     pacer = step_pacer(config.core_page, config.core_slot, threads)
     worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     before_each_layer(encoder.module, worker.beat.tick)
+    beats = [worker.beat]
+    if isinstance(encoder, DataParallelTower):
+        encoder.attach(RankMetrics(metrics, identity.model_name, encoder.ranks), worker.beat.tick)
+        beats += encoder.beats
     health = Health(server)
-    watch = ProcessWatch(health, [worker.beat], config.stall_timeout)
+    watch = ProcessWatch(health, beats, config.stall_timeout)
     page.registry = metrics.registry
     worker.start()
     async with watch:
@@ -127,10 +138,15 @@ def worker_info(
         namespaces=(identity.namespace,),
         capacity={
             "plan_credit": config.plan_credit,
-            "tower_credit": config.tower_credit,
+            "tower_credit": config.tower_places,
             "metrics_port": metrics_port,
             ROW_WIDTH: row_width,
         },
         modality=identity.modality,
-        kind=worker_kind(config.worker_kind, config.device, tower_threads(config.threads, config.cpus)),
+        kind=worker_kind(
+            config.worker_kind,
+            config.device,
+            tower_threads(config.threads, config.cpus),
+            ranks=config.encoder_data_parallel,
+        ),
     )

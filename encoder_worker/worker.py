@@ -15,6 +15,8 @@ from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
+from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder
+from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
@@ -90,6 +92,8 @@ class EncoderWorker:
         self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
         self._leases = _lease_keeper(store, identity, self._engine, lease_term)
         metrics.leases_held.set_function(lambda: self._leases.held)
+        if isinstance(encoder, GraphEncoder):
+            count_graphs(encoder.graphs, metrics, identity.model_name)
         scheduler, format = _scheduler(config), _item_format(identity, encoder)
         changed, job_metrics = asyncio.Event(), JobMetrics(metrics, identity.model_name)
         bounds = JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit)
@@ -156,9 +160,9 @@ def _lease_keeper(
 def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
     return EncoderScheduler(
         prepared_memory=config.prepared_memory,
-        batch_patches=config.batch_patches,
+        batch_patches=config.batch_patches * config.encoder_data_parallel,
         preparations=max(1, config.decode_threads),
-        tower_credit=max(1, config.tower_credit),
+        tower_credit=max(1, config.tower_places),
     )
 
 

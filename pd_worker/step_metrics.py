@@ -38,6 +38,10 @@ class StepMetrics:
             elif isinstance(event, RequestFinished):
                 self._finished(event)
 
+    def replayed(self) -> None:
+        """Counts a step that was a replay of a decode graph."""
+        self._metrics.graph_steps.inc()
+
     def _gauges(self, stats: SchedulerStats) -> None:
         metrics, items = self._metrics, stats.items
         gauges = (

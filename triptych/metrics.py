@@ -120,6 +120,7 @@ class PDMetrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self.ranks = gauge("triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel")
         self.batch_requests = histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
         self.chunked_prefills = counter(
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
@@ -134,6 +135,7 @@ class PDMetrics:
         self.overlap_lost_tokens = counter(
             "triptych_pd_overlap_lost_tokens", "those of them that were evicted before their request started"
         )
+        self.graph_steps = counter("triptych_pd_graph_steps", "steps replayed as a decode graph")
         self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
         self.cross_tables = gauge("triptych_pd_cross_tables", "cross-attention tables that requests share")
         self.projections = counter("triptych_pd_projections", "encoder outputs projected into cross tables")
@@ -185,6 +187,32 @@ class EncoderMetrics:
             registry=self.registry,
         )
         self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
+        self.graph_hits = counter(
+            "triptych_encoder_graph_hits", "items encoded by replays of captured tower calls"
+        )
+        self.graph_misses = counter(
+            "triptych_encoder_graph_misses", "items larger than any captured tower call, encoded eagerly"
+        )
+        self.graph_padding_rows = counter(
+            "triptych_encoder_graph_padding_rows", "rows of replays that no item had"
+        )
+        self.graph_buffer_bytes = gauge(
+            "triptych_encoder_graph_buffer_bytes", "bytes of the buffers of captured tower calls"
+        )
+        self.graph_replays = Counter(
+            "triptych_encoder_graph_replays",
+            "replays of captured tower calls, by their rows",
+            ["model_name", "token_budget"],
+            registry=self.registry,
+        )
+        self.ranks = gauge("triptych_encoder_ranks", "ranks that share the tower's batches")
+        self.ranks.set(1)
+        self.rank_items = self._of_rank("triptych_encoder_rank_items", "items given to one rank")
+        self.rank_patches = self._of_rank("triptych_encoder_rank_patches", "patches given to one rank")
+        self.rank_failures = self._of_rank("triptych_encoder_rank_failures", "shares that a rank failed on")
+
+    def _of_rank(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name", "rank"], registry=self.registry)
 
 
 class ProxyMetrics:

@@ -134,6 +134,10 @@ class ModelRunnerOutput:
     unprojected: frozenset[str] = frozenset()
     #: Indices of computed chunks with NaN or infinite values: nothing of them is left in the KV cache.
     non_finite: frozenset[int] = frozenset()
+    #: Digest of the batch, where several ranks compute it: theirs are equal.
+    batch_digest: int = 0
+    #: The chunks were computed as a replay of a decode graph.
+    graphed: bool = False
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.

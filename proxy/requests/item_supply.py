@@ -122,9 +122,9 @@ class ItemSupply:
             self._metrics.items.labels(request.origins[key]).inc()
 
     async def re_encode(
-        self, request: InFlightRequest, mm_hashes: Sequence[str], damaged_digest: str
+        self, request: InFlightRequest, mm_hashes: Sequence[str], damaged_digest: str, pause: float = 0.0
     ) -> None:
-        """Has items encoded again that a PD worker has not found.
+        """Has items encoded again, `pause` seconds from now, that a PD worker has not found.
 
         One that was stored in another epoch of the store (it was flushed or restarted), or before a jump of
         its clock (all that is stored expires), was not evicted: its loss says nothing about the PD workers'
@@ -132,6 +132,8 @@ class ItemSupply:
         """
         self._metrics.re_encodes.inc(len(mm_hashes))
         evicted = await self._evicted(request, mm_hashes)
+        if pause:
+            await asyncio.sleep(pause)
         for key in mm_hashes:
             if not request.lifecycle.ended:
                 source = _source(request, key)

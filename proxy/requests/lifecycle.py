@@ -11,14 +11,32 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from triptych.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
-from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
+from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.proxy.requests.instructions import (
+    AdmitJobs,
+    Emit,
+    EndAttempt,
+    Fail,
+    Instruction,
+    Leave,
+    LookUpItems,
+    NotifyItems,
+    ResumeState,
+    ReturnShare,
+    SkipJob,
+    StartJobs,
+    Submit,
+)
 from triptych.types import FinishReason, ItemPlan, PDTimings, Usage
 
 #: An embedding that the store loses this often fails its request with 503.
-MAX_ITEM_LOSSES = 3
+MAX_ITEM_LOSSES = 8
+#: Seconds before an item is encoded again after its second loss, twice as long after each further one, up to
+#: the longest. A store that fails over, or moves, takes saves for a while that nobody finds afterwards.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 OPTIONS = "mm_processor_kwargs"
 
 
@@ -33,104 +51,6 @@ class Phase(enum.Enum):
     #: Planned, at no PD worker: no encoder worker serves what is missing.
     WAIT = enum.auto()
     ENDED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeState:
-    """What the next attempt continues from: the expanded prompt and the output received so far."""
-
-    prompt_token_ids: tuple[int, ...]
-    placements: tuple[tuple[int, int], ...]
-    output_token_ids: tuple[int, ...]
-    text_sent_chars: int
-
-
-@dataclass(frozen=True, slots=True)
-class LookUpItems:
-    """Ask the store for these items."""
-
-    mm_hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StartJobs:
-    """Have these items encoded; `damaged_digest` is of a stored value that could not be read. `expected`: not
-    found where they were expected, at the PD worker."""
-
-    mm_hashes: tuple[str, ...]
-    re_encode: bool = False
-    damaged_digest: str = ""
-    expected: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that
-    nobody encodes, since a PD worker is expected to hold them."""
-
-    attempt: int
-    resume: ResumeState | None
-    ready: frozenset[str]
-    unencoded: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class AdmitJobs:
-    """Run the request's encoder jobs: its PD worker has reserved room for all items."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotifyItems:
-    """Report to the PD worker that these items are in the store."""
-
-    mm_hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SkipJob:
-    """Count an encoder job that is not made: the PD worker holds the item."""
-
-    mm_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnShare:
-    """Free the item's part of the share: it is loaded, or gone from the store."""
-
-    mm_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndAttempt:
-    """Free all that the attempt holds. `cancel`: the PD worker may still run it, and is sent a cancellation
-    with the next attempt, or `now`."""
-
-    cancel: bool
-    now: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """Send the output to the client. Tokens need none: `Lifecycle.tokens` returns their Delta."""
-
-    output: Output
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """End the client's stream with this error."""
-
-    error: RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Drop the request: it waits for no job and no PD worker any more."""
-
-
-#: Instructions about encoder jobs.
-JobInstruction = LookUpItems | StartJobs | AdmitJobs | SkipJob | ReturnShare
-Instruction = JobInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave
 
 
 class Lifecycle:
@@ -302,12 +222,13 @@ class Lifecycle:
         if mm_hash not in self.ready:
             return []
         self.ready.discard(mm_hash)
-        self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
-        if self._losses[mm_hash] >= MAX_ITEM_LOSSES:
+        losses = self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
+        if losses >= MAX_ITEM_LOSSES:
             return self._fail(
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
-        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest)]
+        pause = 0.0 if losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (losses - 2))
+        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest, pause=pause)]
 
     def tokens(
         self, attempt: int, position: int, token_ids: list[int], text: str

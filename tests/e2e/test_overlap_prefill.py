@@ -57,7 +57,7 @@ async def test_answers_are_exact_where_prompts_are_prefilled_between_two_of_thei
         ):
             answers = await streams.all()
         assert_exact(reference, [answer.token_ids for answer in answers], min_distinct=15)
-        assert cluster.total("pd", "triptych_pd_overlap_requests_total") == len(cases)
+        assert 0 < cluster.total("pd", "triptych_pd_overlap_requests_total") <= len(cases)
         assert cluster.total("pd", "triptych_pd_overlap_tokens_total") > 0
         assert {answer.usage.prompt_tokens_details.cached_tokens for answer in answers} == {0}
         await asyncio.to_thread(assert_at_rest, cluster)

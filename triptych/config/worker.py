@@ -36,7 +36,6 @@ class WorkerConfig(ServiceConfig):
         "checkpoints on CPU unless bfloat16 is asked for",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    tensor_parallel: int = flag(1, "workers that share one model's weights; only 1 is served")
     pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
     speculative_model: str = flag("", "a model that guesses ahead; not served")
     kv_cache_dtype: str = flag(
@@ -65,10 +64,30 @@ class EncoderConfig(WorkerConfig):
     max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
     max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
     encoder_batch_patches: int = flag(
-        0, "patches in one encoder batch, over all its items; 0: 512 on a CPU, else 16384"
+        0, "patches in one encoder batch, over all its items, for each rank; 0: 512 on a CPU, else 16384"
+    )
+    encoder_data_parallel: int = flag(
+        1,
+        "ranks of one encoder worker: processes with all of the tower's weights, each on a GPU of its own or "
+        "on a part of --threads, that share every batch",
+    )
+    encoder_graphs: str = flag(
+        "off",
+        "tower calls of a few fixed sizes, captured at the start: cuda, as CUDA graphs, which have never "
+        "been run yet; static, the same buffers without a graph, for tests; auto, cuda on a GPU, where it "
+        "can be captured",
+        choices=GRAPH_MODES,
+    )
+    encoder_graph_budgets: str = flag(
+        "",
+        "output rows of those sizes, separated by commas",
+        shown="from the smallest that pays, doubled up to --encoder-batch-patches",
+    )
+    encoder_graph_max_items: int = flag(
+        0, "items in one of those calls; 0: as many as the smallest size goes into the largest", least=0
     )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
-    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it")
+    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it, for each of its ranks")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
     encoder_media_memory: int = flag(
         256 * MIB, "host memory for media that wait for preprocessing; a larger item has it alone", size=True
@@ -84,11 +103,23 @@ class EncoderConfig(WorkerConfig):
         """
         return self.encoder_batch_patches or (512 if self.device == "cpu" else 16384)
 
+    @property
+    def tower_places(self) -> int:
+        """--tower-credit of all ranks together."""
+        return self.tower_credit * self.encoder_data_parallel
+
 
 @dataclass(frozen=True, slots=True)
 class PDConfig(WorkerConfig):
     """The flags of a PD worker."""
 
+    tensor_parallel: int = flag(
+        1,
+        "processes that share one PD worker's decoder, each with a part of every layer: one GPU each, or a "
+        "part of the cores",
+        least=1,
+        most=64,
+    )
     max_model_len: int = flag(
         0, "longest prompt plus output, tokens; 0: the checkpoint's, at most 32768 and what --kv-memory holds"
     )
@@ -97,16 +128,16 @@ class PDConfig(WorkerConfig):
     block_size: int = flag(16, "tokens of one KV block")
     kv_memory: int = flag(
         0,
-        "memory for the KV cache, on a CPU a quarter more; auto: what --device-memory leaves, as measured at "
-        "the start, and no more than --max-num-seqs requests can use",
+        "memory for the KV cache, over all ranks, on a CPU a quarter more; auto: what --device-memory "
+        "leaves, as measured at the start, and no more than --max-num-seqs requests can use",
         size=True,
         auto=True,
     )
     encoder_cache_memory: int = flag(
         0,
-        "memory for embeddings in a PD worker, and as much again for copies in host memory; auto: an eighth "
-        "of what --device-memory leaves, and no more than --max-num-seqs requests can use; 256MiB where "
-        "nothing is measured, as with --kv-memory on a CPU",
+        "memory for embeddings in each rank of a PD worker, and as much again for copies in host memory; "
+        "auto: an eighth of what --device-memory leaves, and no more than --max-num-seqs requests can use; "
+        "256MiB where nothing is measured, as with --kv-memory on a CPU",
         size=True,
         auto=True,
     )
@@ -134,6 +165,12 @@ class PDConfig(WorkerConfig):
         "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet",
         choices=("sdpa", "blockwise", "flex"),
     )
+    decode_graphs: str = flag(
+        "auto",
+        "how steps of decodes alone run: off, operator by operator; cuda, as CUDA graphs, which have never "
+        "been run yet; static, in their buffers but without a graph; auto, cuda on a GPU, else off",
+        choices=GRAPH_MODES,
+    )
 
     @property
     def embedding_memory(self) -> int:
@@ -149,8 +186,8 @@ SHARING_FLAGS = ("core_page", "core_slot", "step_interval", "keep_core")
 class ColocatedConfig(Config):
     """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
 
-    encoder: EncoderConfig = part(EncoderConfig, without=SHARING_FLAGS)
-    pd: PDConfig = part(PDConfig, without=SHARING_FLAGS)
+    encoder: EncoderConfig = part(EncoderConfig, without=(*SHARING_FLAGS, "encoder_data_parallel"))
+    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, "tensor_parallel"))
     connector: str = flag(
         "redis",
         "where embeddings go from tower to decoder: redis, the store that replicas share; memory, this "

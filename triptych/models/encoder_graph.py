@@ -49,6 +49,7 @@ class EncoderCudaGraphConfig:
 
     Budgets count output rows. They are multiples of `token_multiple` (the rows of one item where the tower
     works item by item, 1 where items are packed), and `min_token_budget` is the smallest that pays.
+    `max_token_budget` is the largest that a worker captures unasked; None: as large as its batches.
     """
 
     modalities: tuple[str, ...]
@@ -57,6 +58,7 @@ class EncoderCudaGraphConfig:
     padding_logics: Mapping[str, PaddingLogic] = field(default_factory=dict)
     min_token_budget: int = 64
     token_multiple: int = 1
+    max_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         _check_names("modalities", self.modalities)
@@ -72,6 +74,10 @@ class EncoderCudaGraphConfig:
                 f"min_token_budget: {self.min_token_budget} is no multiple of "
                 f"token_multiple {self.token_multiple}"
             )
+        if self.max_token_budget is not None and self.max_token_budget < self.min_token_budget:
+            raise ValueError(
+                f"max_token_budget: {self.max_token_budget} is below min_token_budget {self.min_token_budget}"
+            )
 
     def padding(self, key: str) -> PaddingLogic:
         """How the unused rows of this buffer are filled."""
@@ -86,6 +92,20 @@ def _check_names(name: str, values: Sequence[str]) -> None:
         raise ValueError(f"{name}: {wrong} are no identifiers")
     if len(set(values)) != len(values):
         raise ValueError(f"{name}: {list(values)} has a name twice")
+
+
+def padded_buffers(
+    config: EncoderCudaGraphConfig,
+    shapes: Mapping[str, tuple[Sequence[int], torch.dtype]],
+    device: torch.device,
+) -> EncoderCudaGraphCaptureInputs:
+    """New buffers of these shapes that hold padding only: what most towers can be captured with."""
+    values = {
+        key: torch.empty(tuple(shape), dtype=dtype, device=device) for key, (shape, dtype) in shapes.items()
+    }
+    for key, buffer in values.items():
+        config.padding(key)(buffer, 0)
+    return EncoderCudaGraphCaptureInputs(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +173,5 @@ class SupportsEncoderCudaGraph(Protocol):
     def split_encoder_cudagraph_output(
         self, output: torch.Tensor, items: Sequence[PreparedItem]
     ) -> list[torch.Tensor]:
-        """Each item's rows [item.rows, out_hidden_size] as views of `output`; by default one after another."""
+        """Each item's rows [item.rows, out_hidden_size], views of `output`; by default one after another."""
         return list(torch.split(output[: sum(item.rows for item in items)], [item.rows for item in items]))

@@ -48,7 +48,7 @@ def run(connection: int, beats: int, rendezvous: int) -> int:
     channel = Channel(socket.socket(fileno=connection), "rank 0")
     message, _ = channel.receive(seconds=START_SECONDS)
     start = RankStart(**message)
-    name = f"{start.service}/{start.rank}"
+    name = f"{start.service}-rank{start.rank}"
     os.environ["TRIPTYCH_SERVICE"] = name
     setup_logging(name, start.config.get("log_level", "info"), start.config.get("log_format", "text"))
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])

@@ -13,6 +13,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
+from triptych.proxy.requests import lifecycle
 
 
 async def test_an_encoder_that_stalls_loses_its_jobs_to_another_one(store: EmbeddingStore) -> None:
@@ -125,9 +126,12 @@ async def test_an_embedding_that_is_gone_is_encoded_again_and_named_when_damaged
         await cluster.at_rest()
 
 
-async def test_the_third_loss_of_one_item_is_a_503(store: EmbeddingStore) -> None:
+async def test_an_item_that_the_store_keeps_losing_is_a_503(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_LONGEST_PAUSE", 0.01)
     async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].missing[key_of(picture("p"))] = ["", "", ""]
+        cluster.pd_workers[0].missing[key_of(picture("p"))] = [""] * lifecycle.MAX_ITEM_LOSSES
         with pytest.raises(APIStatusError) as caught:
             await cluster.ask(user("?", picture("p")))
         assert caught.value.status_code == 503

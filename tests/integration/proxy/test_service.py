@@ -207,8 +207,10 @@ async def test_a_grpc_client_of_a_proxy_that_drains_is_sent_elsewhere_and_its_ca
     )
     running = asyncio.create_task(service.run(config))
     try:
-        await until(lambda: running.done() or worker.attaches)
-        found = re.search(r"grpc (127\.0\.1\.7:\d+)", caplog.text)
+        # The worker may be known before the line that says where the proxy listens.
+        said = re.compile(r"grpc (127\.0\.1\.7:\d+)")
+        await until(lambda: running.done() or (worker.attaches and said.search(caplog.text)))
+        found = said.search(caplog.text)
         assert found
         async with aio.insecure_channel(found[1]) as channel:
             message = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="x")])

@@ -9,6 +9,8 @@ from support.processes.cluster import Cluster
 
 #: As `engine_faults/sitecustomize.py` knows them.
 FAULTS = ("dies", "hangs", "holds_the_interpreter", "loses_the_device")
+#: What besides becomes of another rank of a worker, whose process is harmed.
+RANK_FAULTS = (*FAULTS, "is_killed", "is_stopped")
 #: Seconds after which an engine in these clusters counts as hung.
 STALL = 8.0
 

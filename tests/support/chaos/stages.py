@@ -106,7 +106,7 @@ async def caught(
 
 @contextlib.asynccontextmanager
 async def slowed(
-    cluster: Cluster, pool: str, *, runs: float = 0.01, rests: float = 0.1
+    cluster: Cluster, pool: str, *, runs: float = 0.05, rests: float = 0.05
 ) -> AsyncIterator[None]:
     """The pool's processes run for `runs` seconds at a time and then stand still for `rests`."""
     over = asyncio.Event()

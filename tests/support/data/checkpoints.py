@@ -11,7 +11,7 @@ small       an image processor that shrinks images to a few patches (Qwen) or pa
 scaled      token embeddings times the root of their width (BART)
 summary     generation_config as summarisers have it: no trigram twice, a least length, beams (BART)
 even        four attention heads, which two ranks can share, not five (T5)
-six         six attention heads and three KV heads, which three ranks can share (LLaVA)
+six         six attention heads and three KV heads, which three ranks can share (Qwen3-VL)
 """
 
 from __future__ import annotations
@@ -270,8 +270,9 @@ def _qwen_processor(traits: frozenset[str], **extra: Any) -> dict[str, Any]:
 def _qwen3_vl(traits: frozenset[str]) -> Parts:
     tokenizer = styles.qwen_tokenizer(VOCAB_SIZE, default_system=False)
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+    six = {"num_attention_heads": 6, "num_key_value_heads": 3} if "six" in traits else {}
     config = Qwen3VLConfig(
-        text_config=_text_config(tokenizer, head_dim=16, rope_parameters=rope),
+        text_config=_text_config(tokenizer, head_dim=16, rope_parameters=rope, **six),
         vision_config={
             "depth": 3,
             "hidden_size": 64,
@@ -321,14 +322,12 @@ def _qwen2_5_vl(traits: frozenset[str]) -> Parts:
 
 def _llava(traits: frozenset[str]) -> Parts:
     tokenizer = styles.llava_tokenizer(VOCAB_SIZE)
-    six = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16} if "six" in traits else {}
     config = LlavaConfig(
         text_config=_text_config(
             tokenizer,
             model_type="llama",
             rope_parameters={"rope_type": "default", "rope_theta": 1e4},
             tie_word_embeddings="tied" in traits,
-            **six,
         ),
         vision_config={
             "model_type": "clip_vision_model",

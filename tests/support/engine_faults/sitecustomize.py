@@ -13,6 +13,7 @@ import ctypes
 import importlib.abc
 import importlib.machinery
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,10 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: Class and method that compute, by module.
+#: Pool, class and method that compute, by module. A rank's orders are for its own process, `encoder-0-rank1`.
 _TARGETS = {
-    "triptych.pd_worker.runner.model_runner": ("ModelRunner", "_compute"),
-    "triptych.encoder_worker.engine": ("EncoderEngine", "_encode"),
+    "triptych.pd_worker.runner.model_runner": ("pd", "ModelRunner", "_compute"),
+    "triptych.encoder_worker.engine": ("encoder", "EncoderEngine", "_encode"),
+    "triptych.encoder_worker.ranks.share_encoder": ("rank", "ShareEncoder", "encode"),
 }
 #: By pool: the variable with the seconds that it sleeps.
 _SECONDS = {"encoder": "TRIPTYCH_TEST_TOWER_SECONDS", "pd": "TRIPTYCH_TEST_STEP_SECONDS"}
@@ -52,7 +54,17 @@ def _lose_the_device() -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+def _kill_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 _FAULTS = {
+    "is_killed": _kill_the_process,
+    "is_stopped": _stop_the_process,
     "dies": _die,
     "hangs": _hang,
     "holds_the_interpreter": _hang_with_the_interpreter,
@@ -88,12 +100,11 @@ def _before(pool: str, items: Sequence[Any]) -> None:
     if "TRIPTYCH_TEST_FAULTS" in os.environ:
         _fault_of(pool)
     times = len(items) if pool == "encoder" else 1
-    time.sleep(float(os.environ.get(_SECONDS[pool], "0")) * times)
+    time.sleep(float(os.environ.get(_SECONDS.get(pool, ""), "0")) * times)
 
 
 def _patch(module: ModuleType) -> None:
-    owner_name, method = _TARGETS[module.__name__]
-    pool = "pd" if "pd_worker" in module.__name__ else "encoder"
+    pool, owner_name, method = _TARGETS[module.__name__]
     owner = getattr(module, owner_name)
     compute = getattr(owner, method)
 

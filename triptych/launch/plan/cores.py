@@ -68,7 +68,8 @@ def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
         sharing = "pace" if shared else "free"
     encoders = config.encoders
     if not encoders.most:
-        encoders = WorkerRange.fixed(min(cores, _MOST_ENCODERS) if sharing == "pace" else 1)
+        towers = min(cores, _MOST_ENCODERS) if sharing == "pace" else 1
+        encoders = WorkerRange.fixed(max(1, towers // config.encoder.encoder_data_parallel))
     threads = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":
         # Never all cores for one encoder: each of its layers would wait for the core that a PD worker uses.

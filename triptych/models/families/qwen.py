@@ -16,6 +16,8 @@ from transformers.utils import ModelOutput
 from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.families.qwen_graph import QwenGraph
+from triptych.models.families.segments import SegmentAttention
 from triptych.models.families.text import TextDecoder, load_config, rows_of_grid
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
@@ -49,7 +51,7 @@ class PatchLinear(nn.Module):
         return rows.view(*rows.shape, *(1 for _ in patches.shape[2:]))
 
 
-class QwenEncoder(EncoderSide):
+class QwenEncoder(QwenGraph, EncoderSide):
     """The tower of a Qwen checkpoint. A row is one merged patch."""
 
     keys: ClassVar[KeyMap]
@@ -66,6 +68,7 @@ class QwenEncoder(EncoderSide):
         self.module = module
         self.device = device
         self.dtype = dtype
+        self.vision_config = config.vision_config
         self.merge_size = int(config.vision_config.spatial_merge_size)
         self.width = self.row_width(config.vision_config)
         self._images = images
@@ -82,6 +85,8 @@ class QwenEncoder(EncoderSide):
         embed = module.get_submodule("patch_embed")
         assert isinstance(embed.proj, nn.Conv3d)
         embed.proj = PatchLinear(embed.proj)
+        for block in module.blocks:  # type: ignore[union-attr]
+            block.attn = SegmentAttention(block.attn)
         return cls(config, module, images, device=device, dtype=dtype)
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -11,9 +11,11 @@ from transformers import PreTrainedConfig
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
 from transformers.utils import ModelOutput
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.families.qwen import QwenDecoder, QwenEncoder
+from triptych.models.families.qwen_graph import BufferShape
 from triptych.models.weights.loading import KeyMap
 
 KEYS = KeyMap(
@@ -38,6 +40,21 @@ class Qwen3VLEncoder(QwenEncoder):
 
     def columns(self, out: ModelOutput) -> list[torch.Tensor]:
         return [out.pooler_output, *out.deepstack_features]
+
+    def graph_shapes(self, rows: int, frames: int) -> Mapping[str, BufferShape]:
+        taps = (rows * self.merge_size**2, 4)
+        return {"interp_indices": (taps, torch.int64), "interp_weights": (taps, torch.float32)}
+
+    def graph_values(self, grids: torch.Tensor) -> dict[str, torch.Tensor]:
+        tower: Any = self.module
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            grids,
+            tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=self.merge_size,
+        )
+        return {"interp_indices": indices, "interp_weights": weights}
 
 
 class Qwen3VLDecoder(QwenDecoder):

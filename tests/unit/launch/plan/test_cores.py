@@ -42,6 +42,8 @@ def test_workers_that_share_no_cores_cannot_be_paced():
         ({}, 1, ("pace", 1, 1)),
         ({}, 16, ("pace", 4, 4)),
         ({"encoders": WorkerRange.fixed(1)}, 8, ("pace", 1, 4)),
+        ({"encoder_data_parallel": 2}, 16, ("pace", 2, 8)),
+        ({"encoder_data_parallel": 8}, 2, ("pace", 1, 1)),
         ({"encoders": WorkerRange.fixed(3), "encoder_threads": 2}, 8, ("pace", 3, 2)),
         ({"encoders": WorkerRange(0, 8)}, 8, ("pace", 8, 1)),
         ({"encoders": WorkerRange(0, 3), "cpu_sharing": "free"}, 8, ("free", 3, 0)),

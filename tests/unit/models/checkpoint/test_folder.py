@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.data.checkpoints import build_checkpoint
 from triptych.errors import ConfigError
+from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.registry import family_of
 
@@ -63,6 +65,24 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
         Checkpoint(path)
+
+
+@pytest.mark.parametrize("cut", [Cut(0, 16, 32, 64), Cut(1, 48, 64, 64)])
+def test_of_a_cut_tensor_only_the_part_is_read(cut: Cut) -> None:
+    key = "model.language_model.layers.0.self_attn.q_proj.weight"
+    checkpoint = Checkpoint(build_checkpoint("llava"))
+    [(_, whole)], [(_, part)] = checkpoint.read([key]), checkpoint.read([key], {key: cut})
+    assert torch.equal(part, cut.of(whole))
+    assert part.numel() == 16 * 64
+
+
+@pytest.mark.parametrize("cut", [Cut(0, 16, 32, 128), Cut(0, 0, 16, 32), Cut(2, 0, 1, 1)])
+def test_a_cut_of_a_tensor_with_another_size_is_refused(cut: Cut) -> None:
+    key = "model.language_model.layers.0.self_attn.q_proj.weight"
+    with pytest.raises(
+        ConfigError, match=rf"q_proj.weight is \[64, 64\], where dimension {cut.dim} should be"
+    ):
+        list(Checkpoint(build_checkpoint("llava")).read([key], {key: cut}))
 
 
 def test_an_unknown_architecture_is_answered_with_the_families(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from support.data.checkpoints import FAMILIES as MERGING
 from support.data.checkpoints import build_checkpoint
+from support.encdec.checkpoints import FAMILIES as CROSSING
 from support.parallel.batches import compute, open_decoder
 from support.parallel.prompts import said
 from support.parallel.ranks import Job, Outputs, run_ranks
@@ -101,6 +104,56 @@ def test_weights_in_8_bits_are_those_of_one_rank(pair: Outputs, model: Model) ->
 def test_a_fault_in_the_division_is_seen_in_the_logits(pair: Outputs, model: Model) -> None:
     logits = pair.jobs[PAIR.index(model)][0]["logits"]
     assert (logits - model.alone()["logits"]).abs().max() > 0.1
+
+
+#: In half precision, in 8 bits, with heads tied and not.
+MATRIX = tuple(
+    Model(family, variant if tied == "" else f"{variant}+{tied}".strip("+"), dtype, quantization)
+    for family, variant in (
+        *(("t5", "even") if family == "t5" else (family, "") for family in (*MERGING, *CROSSING)),
+        ("whisper", "small"),
+    )
+    for tied in ("", "tied")
+    for dtype in ("float32", "bfloat16")
+    for quantization in ("none", "int8")
+)
+
+
+def check(model: Model, ranks: list[dict[str, torch.Tensor]]) -> None:
+    """Equal to one process's; in half precision as near to float32 as twice what one process is."""
+    if model.dtype == "float32":
+        check_equals_one_rank(model, ranks)
+        if model.quantization == "none":
+            check_equals_transformers(model, ranks)
+        return
+    exact = replace(model, dtype="float32").alone()["logits"]
+    error = (ranks[0]["logits"].float() - exact).abs().max()
+    assert error <= 2 * (model.alone()["logits"].float() - exact).abs().max()
+    for found in ranks:
+        assert torch.equal(found["hidden"], ranks[0]["hidden"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_family_dtype_and_quantization_equals_one_rank(size: int, tmp_path: Path) -> None:
+    outputs = run_ranks(size, [model.job() for model in MATRIX], tmp_path, timeout=900)
+    for model, ranks in zip(MATRIX, outputs.jobs, strict=True):
+        check(model, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("size", [3, 6])
+def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(size: int, tmp_path: Path) -> None:
+    models = [
+        Model("qwen3_vl", variant, quantization=quantization)
+        for variant in ("six", "six+tied")
+        for quantization in ("none", "int8")
+    ]
+    outputs = run_ranks(size, [model.job() for model in models], tmp_path, timeout=900)
+    for model, ranks in zip(models, outputs.jobs, strict=True):
+        check(model, ranks)
 
 
 def test_a_collective_to_which_no_other_rank_comes_ends_with_an_error(pair: Outputs) -> None:

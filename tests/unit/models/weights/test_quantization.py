@@ -47,6 +47,14 @@ def test_the_product_is_that_of_the_rounded_weight(
     torch.testing.assert_close(made(x).float(), wanted, atol=error, rtol=error)
 
 
+@pytest.mark.parametrize("inputs", [8, 24, 40, 100])
+def test_inputs_of_no_whole_block_do_not_reach_the_kernel_which_reads_beyond_them(inputs: int) -> None:
+    linear = nn.Linear(inputs, 24, dtype=torch.bfloat16)
+    made, x = quantized_copy(linear), torch.randn(2, inputs).bfloat16()
+    wanted = functional.linear(x.float(), made.weight.float() * made.scale[:, None], linear.bias.float())
+    torch.testing.assert_close(made(x).float(), wanted, atol=1e-2, rtol=1e-2)
+
+
 def test_no_weight_moves_by_more_than_half_a_step_of_its_channel_and_zeros_stay() -> None:
     weight = torch.randn(8, 100) * torch.logspace(-4, 3, 8)[:, None]
     weight[3] = 0

@@ -1,0 +1,106 @@
+"""An encoder side that encodes through graphs, and the choice whether a worker has one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from triptych.config import EncoderConfig
+from triptych.encoder_worker.graphs.budgets import parse_budgets, token_budgets
+from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
+from triptych.encoder_worker.graphs.packing import GraphLimits
+from triptych.errors import ConfigError
+from triptych.machine.device_fault import check_device
+from triptych.machine.graphs import graph_backend
+from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
+from triptych.types import Options
+
+logger = logging.getLogger(__name__)
+
+_FLAG = "--encoder-graphs"
+
+
+class GraphEncoder(EncoderSide):
+    """An encoder side whose batches go through graphs; everything else is that of `encoder`."""
+
+    def __init__(self, encoder: EncoderSide, graphs: EncoderCudaGraphManager) -> None:
+        self.graphs = graphs
+        self._encoder = encoder
+        self.modality = encoder.modality  # type: ignore[misc]
+        self.width, self.dtype, self.device = encoder.width, encoder.dtype, encoder.device
+        self.module = encoder.module
+
+    @classmethod
+    def load(
+        cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
+    ) -> EncoderSide:
+        raise NotImplementedError("made of an encoder side that is loaded")
+
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
+        return self._encoder.preprocess(media, options)
+
+    def sample(self) -> Media:
+        return self._encoder.sample()
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        return self.graphs.encode(items)
+
+
+def with_graphs(config: EncoderConfig, encoder: EncoderSide) -> EncoderSide:
+    """The encoder side with its graphs captured, or itself where --encoder-graphs asks for none.
+
+    ConfigError where `static` or `cuda` cannot be had. With `auto` the worker then starts without graphs.
+    """
+    backend = graph_backend(config.encoder_graphs, encoder.device, _FLAG)
+    if backend is None:
+        return encoder
+    try:
+        tower = _graph_tower(encoder)
+        limits = graph_limits(config, encoder, tower.get_encoder_cudagraph_config())
+        manager = EncoderCudaGraphManager(tower, backend, limits)
+        _capture(manager)
+    except _NoGraphs as error:
+        check_device(error.__cause__, encoder.device)
+        if config.encoder_graphs != "auto":
+            raise ConfigError(f"{_FLAG} {config.encoder_graphs}: {error}: give {_FLAG} off") from error
+        logger.warning("encoder graphs are off: %s", error, exc_info=error.__cause__)
+        return encoder
+    return GraphEncoder(encoder, manager)
+
+
+class _NoGraphs(Exception):
+    """The tower has no form of fixed shape, or its capture failed."""
+
+
+def _graph_tower(encoder: EncoderSide) -> GraphTower:
+    if not isinstance(encoder, SupportsEncoderCudaGraph):
+        raise _NoGraphs(f"{type(encoder).__name__} has no form of fixed shape")
+    return encoder
+
+
+def _capture(manager: EncoderCudaGraphManager) -> None:
+    try:
+        manager.capture()
+    except Exception as error:
+        raise _NoGraphs(f"the tower could not be captured ({error})") from error
+
+
+def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCudaGraphConfig) -> GraphLimits:
+    """Budgets and limits by the flags; by default budgets up to the rows of one --encoder-batch-patches.
+
+    By default a replay takes as many items as smallest budgets go into the largest one.
+    """
+    multiple, least = graph.token_multiple, graph.min_token_budget
+    if config.encoder_graph_budgets:
+        budgets = parse_budgets(config.encoder_graph_budgets, multiple)
+    else:
+        sample = encoder.preprocess(encoder.sample(), {})
+        rows = config.batch_patches * sample.rows // max(1, sample.cost)
+        budgets = token_budgets(least, min(rows, graph.max_token_budget or rows), multiple)
+    items = config.encoder_graph_max_items or max(1, budgets[-1] // least)
+    # Of pictures each is one frame.
+    return GraphLimits(budgets, items, items)

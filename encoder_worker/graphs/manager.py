@@ -1,0 +1,166 @@
+"""Captures a tower's graphs, and encodes batches by replaying them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from triptych.config import format_size
+from triptych.encoder_worker.graphs.budget_graph import (
+    BudgetGraphMetadata,
+    check_keys,
+    poison,
+    write_buffers,
+)
+from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, pack
+from triptych.machine.graphs import GraphBackend
+from triptych.models.base import PreparedItem
+from triptych.models.encoder_graph import SupportsEncoderCudaGraph
+
+logger = logging.getLogger(__name__)
+
+
+class GraphTower(SupportsEncoderCudaGraph, Protocol):
+    """An encoder side whose tower has a form of fixed shape."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]: ...
+
+
+class GraphCounter(Protocol):
+    """Counts what becomes of items."""
+
+    def hit(self, budget: int, items: int, rows: int) -> None:
+        """One replay of this budget encoded so many items of so many rows together."""
+        ...
+
+    def miss(self, items: int) -> None:
+        """So many items were above a limit, and encoded eagerly."""
+        ...
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """Plain counts: items by replays (hits) and eager (misses), replays per budget, rows of padding."""
+
+    hits: int = 0
+    misses: int = 0
+    padding_rows: int = 0
+    replays: dict[int, int] = field(default_factory=dict)
+
+    def hit(self, budget: int, items: int, rows: int) -> None:
+        self.hits += items
+        self.padding_rows += budget - rows
+        self.replays[budget] = self.replays.get(budget, 0) + 1
+
+    def miss(self, items: int) -> None:
+        self.misses += items
+
+
+class EncoderCudaGraphManager:
+    """The graphs of one tower, one per budget of `limits`. Used by one thread at a time.
+
+    `poisoned`: all buffers are filled with NaN before each replay, so that a test sees whatever a replay
+    leaves unwritten.
+    """
+
+    def __init__(
+        self,
+        tower: GraphTower,
+        backend: GraphBackend,
+        limits: GraphLimits,
+        *,
+        poisoned: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.counts: GraphCounter = GraphCounts()
+        self._tower = tower
+        self._backend = backend
+        self._config = tower.get_encoder_cudagraph_config()
+        self._graphs: dict[int, BudgetGraphMetadata] = {}
+        self._poisoned = poisoned
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all static buffers."""
+        return sum(graph.nbytes for graph in self._graphs.values())
+
+    def capture(self) -> None:
+        """Captures each budget once, the largest first: smaller ones find room in its memory pool.
+
+        Raises what the tower or the device raises; then there are no graphs.
+        """
+        start = time.monotonic()
+        graphs = {}
+        with torch.inference_mode():
+            for budget in sorted(self.limits.budgets, reverse=True):
+                graphs[budget] = self._capture_budget_graph(budget)
+        self._graphs = graphs
+        logger.info(
+            "encoder graphs (%s) of %s rows, at most %d items: captured in %.1f s, %s of buffers",
+            self._backend.mode,
+            ", ".join(map(str, self.limits.budgets)),
+            self.limits.max_batch_size,
+            time.monotonic() - start,
+            format_size(self.nbytes),
+        )
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        """One [rows, width] tensor per item, in their order, each with storage of its own."""
+        sizes = [ItemSize(item.rows, self._tower.encoder_cudagraph_item_frames(item)) for item in items]
+        packing = pack(sizes, self.limits)
+        outputs: dict[int, torch.Tensor] = {}
+        with torch.inference_mode():
+            for batch in packing.batches:
+                rows = self._run_budget_graph(self._graphs[batch.budget], [items[i] for i in batch.items])
+                outputs.update(zip(batch.items, rows, strict=True))
+            if packing.eager:
+                rows = self._tower.encode([items[i] for i in packing.eager])
+                outputs.update(zip(packing.eager, rows, strict=True))
+                self.counts.miss(len(packing.eager))
+        return [outputs[index] for index in range(len(items))]
+
+    def _capture_budget_graph(self, budget: int) -> BudgetGraphMetadata:
+        tower, limits = self._tower, self.limits
+        most, frames = limits.max_batch_size, limits.max_frames_per_batch
+        inputs = tower.prepare_encoder_cudagraph_capture_inputs(
+            budget, most, frames, tower.device, tower.dtype
+        ).values
+        check_keys("capture inputs", inputs, dict.fromkeys(self._config.buffer_keys))
+        shape = (budget, self._config.out_hidden_size)
+        output = torch.empty(shape, dtype=tower.dtype, device=tower.device)
+
+        def run() -> None:
+            # A copy: the tower may take values out of its dict.
+            rows = tower.encoder_cudagraph_forward(dict(inputs))
+            if rows.shape != output.shape:
+                raise ValueError(f"the tower gave {tuple(rows.shape)} for {tuple(output.shape)}")
+            output.copy_(rows)
+
+        # One call, whatever the backend: a tower that cannot do it fails here, not at the first request.
+        run()
+        graph = self._backend.capture(run)
+        return BudgetGraphMetadata(budget, most, frames, graph, inputs, output)
+
+    def _run_budget_graph(
+        self, graph: BudgetGraphMetadata, items: Sequence[PreparedItem]
+    ) -> list[torch.Tensor]:
+        limits = self.limits
+        values = self._tower.prepare_encoder_cudagraph_replay_buffers(
+            items, limits.max_batch_size, limits.max_frames_per_batch
+        ).values
+        if self._poisoned:
+            poison({**graph.input_buffers, "output": graph.output_buffer})
+        write_buffers(graph.input_buffers, values, self._config)
+        graph.graph.replay()
+        rows = self._tower.split_encoder_cudagraph_output(graph.output_buffer, items)
+        self.counts.hit(graph.token_budget, len(items), sum(item.rows for item in items))
+        # The next replay overwrites the buffer.
+        return [row.clone(memory_format=torch.contiguous_format) for row in rows]

@@ -1,0 +1,30 @@
+"""Metrics of a worker's encoder graphs."""
+
+from __future__ import annotations
+
+from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager
+from triptych.metrics import EncoderMetrics
+
+
+class GraphMetrics:
+    """Counts replays and eager items in the worker's metrics."""
+
+    def __init__(self, metrics: EncoderMetrics, model_name: str) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+
+    def hit(self, budget: int, items: int, rows: int) -> None:
+        """One replay of this budget encoded so many items of so many rows together."""
+        self._metrics.graph_hits.inc(items)
+        self._metrics.graph_padding_rows.inc(budget - rows)
+        self._metrics.graph_replays.labels(self._model_name, str(budget)).inc()
+
+    def miss(self, items: int) -> None:
+        """So many items were encoded eagerly."""
+        self._metrics.graph_misses.inc(items)
+
+
+def count_graphs(graphs: EncoderCudaGraphManager, metrics: EncoderMetrics, model_name: str) -> None:
+    """From now on what becomes of items is counted in these metrics."""
+    graphs.counts = GraphMetrics(metrics, model_name)
+    metrics.graph_buffer_bytes.set(graphs.nbytes)

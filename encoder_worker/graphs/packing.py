@@ -1,0 +1,82 @@
+"""Packing of a batch's items into graph replays. A pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triptych.encoder_worker.graphs.budgets import smallest_fitting
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSize:
+    """The size of one item: output rows, and frames (a picture is one)."""
+
+    tokens: int
+    frames: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """The captured budgets, ascending, and the most items and frames of one replay."""
+
+    budgets: tuple[int, ...]
+    max_batch_size: int
+    max_frames_per_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """The items of one replay, by their index, and the budget that is replayed."""
+
+    budget: int
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """All items of a batch: those of each replay, and those above a limit, which are encoded eagerly."""
+
+    batches: tuple[PackedBatch, ...]
+    eager: tuple[int, ...]
+
+
+def pack(sizes: Sequence[ItemSize], limits: GraphLimits) -> Packing:
+    """Greedy packing, smallest items first, with cliff deferral.
+
+    An item goes into the open replay while that stays within all limits. It is deferred to the next one where
+    two replays compute fewer rows: where its budget alone and the open one are less than their sum needs
+    (rows 200 and 100 with budgets 128, 256 and 512: 256 + 128, not 512). So no packing costs more rows than
+    each item by itself.
+    """
+    eager = [index for index, size in enumerate(sizes) if not _fits([size], limits)]
+    packed = sorted(set(range(len(sizes))) - set(eager), key=lambda index: (sizes[index].tokens, index))
+    batches: list[list[int]] = []
+    for index in packed:
+        if batches and _joins([sizes[i] for i in batches[-1]], sizes[index], limits):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    done = [PackedBatch(_budget([sizes[i] for i in batch], limits), tuple(batch)) for batch in batches]
+    return Packing(tuple(done), tuple(eager))
+
+
+def _joins(batch: list[ItemSize], item: ItemSize, limits: GraphLimits) -> bool:
+    together = [*batch, item]
+    if not _fits(together, limits):
+        return False
+    return _budget(together, limits) <= _budget(batch, limits) + _budget([item], limits)
+
+
+def _fits(batch: list[ItemSize], limits: GraphLimits) -> bool:
+    return (
+        len(batch) <= limits.max_batch_size
+        and sum(size.frames for size in batch) <= limits.max_frames_per_batch
+        and sum(size.tokens for size in batch) <= limits.budgets[-1]
+    )
+
+
+def _budget(batch: list[ItemSize], limits: GraphLimits) -> int:
+    budget = smallest_fitting(limits.budgets, sum(size.tokens for size in batch))
+    assert budget is not None, "what does not fit is not packed"
+    return budget

@@ -1,0 +1,118 @@
+"""A worker's encoder side has graphs where its flags ask for them, and says why where it has none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from support.data.checkpoints import build_checkpoint
+from triptych.config import EncoderConfig
+from triptych.encoder_worker.graphs import graph_encoder
+from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
+from triptych.encoder_worker.graphs.metrics import count_graphs
+from triptych.encoder_worker.graphs.packing import GraphLimits
+from triptych.errors import ConfigError
+from triptych.machine.graphs import EagerStatic
+from triptych.metrics import EncoderMetrics
+from triptych.models.base import EncoderSide
+from triptych.models.registry import load_encoder
+
+STATIC = EncoderConfig(encoder_graphs="static")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> EncoderSide:
+    return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def limits(config: EncoderConfig, encoder: EncoderSide) -> GraphLimits:
+    made = with_graphs(config, encoder)
+    assert isinstance(made, GraphEncoder)
+    return made.graphs.limits
+
+
+def test_by_default_and_with_auto_on_a_cpu_there_are_no_graphs(encoder: EncoderSide) -> None:
+    assert with_graphs(EncoderConfig(), encoder) is encoder
+    assert with_graphs(EncoderConfig(encoder_graphs="auto"), encoder) is encoder
+
+
+def test_budgets_end_with_the_rows_of_a_batch_by_default(encoder: EncoderSide) -> None:
+    assert limits(STATIC, encoder) == GraphLimits((64, 128), 2, 2)
+    large = replace(STATIC, encoder_batch_patches=1400)
+    assert limits(large, encoder) == GraphLimits((64, 128, 256, 350), 5, 5)
+    assert limits(replace(STATIC, encoder_batch_patches=1), encoder) == GraphLimits((64,), 1, 1)
+
+
+def test_budgets_and_items_can_be_given(encoder: EncoderSide) -> None:
+    config = replace(STATIC, encoder_graph_budgets="96,32", encoder_graph_max_items=7)
+    assert limits(config, encoder) == GraphLimits((32, 96), 7, 7)
+    with pytest.raises(ConfigError, match="--encoder-graph-budgets 32;96"):
+        with_graphs(replace(STATIC, encoder_graph_budgets="32;96"), encoder)
+
+
+def test_cuda_graphs_need_cuda(encoder: EncoderSide) -> None:
+    with pytest.raises(ConfigError, match="--encoder-graphs cuda needs --device cuda"):
+        with_graphs(EncoderConfig(encoder_graphs="cuda"), encoder)
+
+
+class Unready(Exception):
+    pass
+
+
+def test_a_capture_that_fails_ends_the_start_or_with_auto_leaves_the_tower_eager(
+    encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(values: dict[str, torch.Tensor]) -> torch.Tensor:
+        raise Unready("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(encoder, "encoder_cudagraph_forward", fail)
+    with pytest.raises(
+        ConfigError, match=r"--encoder-graphs static: the tower could not be captured \(operation not"
+    ):
+        with_graphs(STATIC, encoder)
+    # `auto` with a GPU, whose backend is another one here.
+    monkeypatch.setattr(graph_encoder, "graph_backend", lambda *_: EagerStatic())
+    with caplog.at_level(logging.WARNING):
+        assert with_graphs(replace(STATIC, encoder_graphs="auto"), encoder) is encoder
+    assert "encoder graphs are off: the tower could not be captured" in caplog.text
+
+
+def test_a_tower_without_a_form_of_fixed_shape_is_refused(encoder: EncoderSide) -> None:
+    class Plain(EncoderSide):
+        load = preprocess = encode = None  # type: ignore[assignment]
+
+    plain = Plain()
+    plain.device = torch.device("cpu")
+    with pytest.raises(ConfigError, match="--encoder-graphs static: Plain has no form of fixed shape: give"):
+        with_graphs(STATIC, plain)
+
+
+def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: EncoderSide) -> None:
+    graphs = with_graphs(STATIC, encoder)
+    assert isinstance(graphs, GraphEncoder)
+    metrics = EncoderMetrics("m")
+    count_graphs(graphs.graphs, metrics, "m")
+    items = [
+        graphs.preprocess(Image.new("RGB", size, "red"), {}) for size in ((64, 64), (400, 600), (90, 40))
+    ]
+    for own, output in zip(encoder.encode(items), graphs.encode(items), strict=True):
+        torch.testing.assert_close(output, own, atol=1e-5, rtol=0)
+    value = metrics.registry.get_sample_value
+    labels = {"model_name": "m"}
+    assert value("triptych_encoder_graph_hits_total", labels) == 2
+    assert value("triptych_encoder_graph_misses_total", labels) == 1
+    assert value("triptych_encoder_graph_replays_total", labels | {"token_budget": "64"}) == 1
+    padding = 64 - items[0].rows - items[2].rows
+    assert value("triptych_encoder_graph_padding_rows_total", labels) == padding
+    assert value("triptych_encoder_graph_buffer_bytes", labels) == graphs.graphs.nbytes > 0
+
+
+def test_all_else_is_the_tower_s_own(encoder: EncoderSide) -> None:
+    graphs = with_graphs(STATIC, encoder)
+    assert (graphs.modality, graphs.width, graphs.dtype) == (encoder.modality, encoder.width, encoder.dtype)
+    assert graphs.module is encoder.module and graphs.device == encoder.device
+    assert graphs.sample().size == encoder.sample().size

@@ -1,0 +1,161 @@
+"""Graphs are captured once, and what they give is what the tower gives without them."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+import torch
+
+from support.fakes.graph_tower import WIDTH, GraphTowerFake, graph_item
+from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphCounts
+from triptych.encoder_worker.graphs.packing import GraphLimits
+from triptych.machine.graphs import EagerStatic
+from triptych.models.base import PreparedItem
+
+LIMITS = GraphLimits((8, 16, 32), max_batch_size=4, max_frames_per_batch=6)
+
+
+def managed(tower: GraphTowerFake, *, poisoned: bool = True) -> EncoderCudaGraphManager:
+    manager = EncoderCudaGraphManager(tower, EagerStatic(), LIMITS, poisoned=poisoned)
+    manager.capture()
+    return manager
+
+
+def assert_eager(items: list[PreparedItem], outputs: list[torch.Tensor]) -> None:
+    expected = GraphTowerFake().encode(items)
+    assert [tuple(output.shape) for output in outputs] == [(item.rows, WIDTH) for item in items]
+    for output, own in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, own)
+
+
+def test_each_budget_is_captured_once_and_the_largest_first() -> None:
+    tower = GraphTowerFake()
+    managed(tower)
+    assert tower.captured == [32, 16, 8]
+
+
+@pytest.mark.parametrize("rows", [[1], [8], [9], [3, 4], [8, 8], [5, 3, 2, 1], [30, 2], [32], [1, 1, 1, 1]])
+def test_a_padded_replay_over_nan_gives_what_the_eager_tower_gives(rows: list[int]) -> None:
+    items = [graph_item(each, seed) for seed, each in enumerate(rows)]
+    manager = managed(GraphTowerFake())
+    assert_eager(items, manager.encode(items))
+
+
+def test_outputs_come_in_the_order_of_their_items_with_large_ones_among_them() -> None:
+    rng = random.Random(3)
+    tower = GraphTowerFake()
+    manager = managed(tower)
+    for seed in range(50):
+        items = [graph_item(rng.choice([1, 5, 9, 20, 32, 33, 60]), seed + n) for n in range(rng.randrange(9))]
+        assert_eager(items, manager.encode(items))
+
+
+def test_hits_and_misses_are_counted() -> None:
+    tower = GraphTowerFake()
+    manager = managed(tower)
+    manager.encode([graph_item(33), graph_item(4), graph_item(3), graph_item(20), graph_item(2, frames=7)])
+    assert manager.counts == GraphCounts(hits=3, misses=2, padding_rows=5, replays={32: 1})
+    manager.encode([graph_item(7)])
+    assert manager.counts == GraphCounts(hits=4, misses=2, padding_rows=6, replays={32: 1, 8: 1})
+    assert tower.eager == [2], "what no graph holds is one eager call"
+
+
+def test_a_request_s_output_does_not_depend_on_the_one_before() -> None:
+    small, large = graph_item(3, 1), graph_item(32, 2)
+    manager = managed(GraphTowerFake(), poisoned=False)
+    first = manager.encode([small])[0]
+    manager.encode([large])
+    manager.encode([graph_item(8, 5)])
+    assert torch.equal(manager.encode([small])[0], first)
+
+
+def test_an_output_that_is_held_does_not_change_with_the_next_replay() -> None:
+    manager = managed(GraphTowerFake())
+    held = manager.encode([graph_item(4, 1), graph_item(3, 2)])
+    copies = [output.clone() for output in held]
+    manager.encode([graph_item(7, 9)])
+    assert all(torch.equal(output, copy) for output, copy in zip(held, copies, strict=True))
+    assert len({output.untyped_storage().data_ptr() for output in held}) == 2
+    assert all(output.untyped_storage().nbytes() == output.nbytes for output in held)
+
+
+def test_buffers_stay_where_they_are_over_a_hundred_replays() -> None:
+    manager = managed(GraphTowerFake())
+    graphs = manager._graphs.values()
+
+    def addresses() -> list[int]:
+        tensors = [[*graph.input_buffers.values(), graph.output_buffer] for graph in graphs]
+        return [tensor.data_ptr() for each in tensors for tensor in each]
+
+    before = addresses()
+    assert len(set(before)) == 9, "no buffer is shared"
+    for seed in range(100):
+        manager.encode([graph_item(1 + seed % 32, seed)])
+        if seed % 40 == 0:
+            gc.collect()
+    assert addresses() == before
+
+
+def test_a_tower_that_takes_values_out_of_its_dict_can_be_captured_and_replayed_again_and_again() -> None:
+    manager = managed(GraphTowerFake(pops=True))
+    manager.capture()
+    for seed in range(3):
+        items = [graph_item(5, seed), graph_item(9, seed)]
+        assert_eager(items, manager.encode(items))
+    assert all(
+        list(graph.input_buffers) == ["pixel_values", "cu_seqlens"] for graph in manager._graphs.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "added", "message"),
+    [
+        ({"cu_seqlens"}, {}, r"values of a replay: missing \['cu_seqlens'\]"),
+        (set(), {"cu_seqlen": torch.ones(1)}, r"not expected \['cu_seqlen'\]"),
+        (
+            {"cu_seqlens"},
+            {"pixel_valuescu_seqlens": torch.ones(1)},
+            r"missing \['cu_seqlens'\], not expected \['pixel_valuescu_seqlens'\]",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_an_error_and_never_the_previous_request_s_data(
+    lost: set[str], added: dict[str, torch.Tensor], message: str
+) -> None:
+    tower = GraphTowerFake()
+    manager = managed(tower, poisoned=False)
+    manager.encode([graph_item(4, 1)])
+    tower.lost, tower.added = lost, added
+    with pytest.raises(ValueError, match=message):
+        manager.encode([graph_item(4, 2)])
+    tower.lost, tower.added = set(), {}
+    assert_eager([graph_item(4, 2)], manager.encode([graph_item(4, 2)]))
+
+
+def test_offsets_padded_with_zeros_would_be_wrong() -> None:
+    class Zeros(GraphTowerFake):
+        def get_encoder_cudagraph_config(self) -> object:  # type: ignore[override]
+            config = super().get_encoder_cudagraph_config()
+            return type(config)(config.modalities, config.buffer_keys, config.out_hidden_size)
+
+    items = [graph_item(3, 1), graph_item(2, 2)]
+    outputs = managed(Zeros()).encode(items)
+    with pytest.raises(AssertionError):
+        assert_eager(items, outputs)
+
+
+def test_a_tower_whose_buffers_are_not_those_of_its_config_is_not_captured() -> None:
+    class Misspelt(GraphTowerFake):
+        def prepare_encoder_cudagraph_capture_inputs(self, *given: object) -> object:  # type: ignore[override]
+            inputs = super().prepare_encoder_cudagraph_capture_inputs(*given)  # type: ignore[arg-type]
+            inputs.values["cu_seqlen"] = inputs.values.pop("cu_seqlens")
+            return inputs
+
+    manager = EncoderCudaGraphManager(Misspelt(), EagerStatic(), LIMITS)
+    with pytest.raises(
+        ValueError, match=r"capture inputs: missing \['cu_seqlens'\], not expected \['cu_seqlen'\]"
+    ):
+        manager.capture()
+    assert manager._graphs == {}

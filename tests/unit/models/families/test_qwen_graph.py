@@ -1,0 +1,161 @@
+"""Segments of Qwen towers: offsets and masks, windows, and transformers' own rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.vision_utils import get_vision_window_index
+
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.families import qwen_graph, segments
+from triptych.models.families.qwen2_5_vl import Qwen2_5VLEncoder
+from triptych.models.families.qwen3_vl import Qwen3VLEncoder
+from triptych.models.families.qwen_graph import QwenGraph
+from triptych.models.families.segments import Segments
+from triptych.models.registry import family_of
+
+CPU = torch.device("cpu")
+FAMILIES = ["qwen3_vl", "qwen2_5_vl"]
+SIZES = [(64, 64), (200, 90), (40, 300), (90, 90)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tower(request: pytest.FixtureRequest) -> Qwen3VLEncoder | Qwen2_5VLEncoder:
+    path = build_checkpoint(request.param)
+    made = family_of(path).encoder.load(path, device=CPU, dtype=torch.float32)
+    assert isinstance(made, Qwen3VLEncoder | Qwen2_5VLEncoder)
+    return made
+
+
+def prepared(tower: EncoderSide, count: int = len(SIZES)) -> list[PreparedItem]:
+    return [tower.preprocess(picture(n, *size), {}) for n, size in enumerate(SIZES[:count])]
+
+
+def values_of(tower: QwenGraph, items: list[PreparedItem], budget: int) -> dict[str, torch.Tensor]:
+    """Whole buffers of a batch, filled with NaN before."""
+    config = tower.get_encoder_cudagraph_config()
+    buffers = tower.prepare_encoder_cudagraph_capture_inputs(budget, 8, 8, CPU, torch.float32).values
+    assert tuple(buffers) == config.buffer_keys
+    values = tower.prepare_encoder_cudagraph_replay_buffers(items, 8, 8).values
+    assert set(values) == set(config.buffer_keys)
+    for key, buffer in buffers.items():
+        buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).max)
+        used = len(values[key])
+        buffer[:used] = values[key]
+        config.padding(key)(buffer, used)
+    return buffers
+
+
+def run(tower: QwenGraph, items: list[PreparedItem], budget: int) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        rows = tower.encoder_cudagraph_forward(values_of(tower, items, budget))
+    assert rows.shape == (budget, tower.width)
+    return tower.split_encoder_cudagraph_output(rows, items)
+
+
+def test_the_eager_tower_is_transformers_own_to_the_bit(tower: Qwen3VLEncoder | Qwen2_5VLEncoder) -> None:
+    original = type(tower).tower(tower.vision_config, torch.float32)
+    original.load_state_dict(tower.module.state_dict(), strict=False, assign=True)
+    original.patch_embed = tower.module.get_submodule("patch_embed")
+    items = prepared(tower)
+    pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    with torch.inference_mode():
+        out = original(pixels, grid_thw=torch.tensor([item.grid_thw for item in items]))
+    expected = torch.cat(tower.columns(out), dim=-1)
+    assert torch.equal(torch.cat(tower.encode(items)), expected)
+
+
+def test_offsets_padded_with_zeros_would_mix_items(tower: Qwen3VLEncoder | Qwen2_5VLEncoder) -> None:
+    items = prepared(tower, 2)
+    values = values_of(tower, items, 128)
+    values["cu_seqlens"][len(items) + 1 :] = 0
+    with torch.inference_mode():
+        rows = tower.split_encoder_cudagraph_output(tower.encoder_cudagraph_forward(values), items)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(torch.cat(rows), torch.cat(tower.encode(items)), atol=1e-2, rtol=0)
+
+
+def test_small_large_small_gives_the_first_rows_again(tower: Qwen3VLEncoder | Qwen2_5VLEncoder) -> None:
+    """A rotary table that grew in between, in place of one that each call computes, would show here."""
+    small, large = prepared(tower, 1), [tower.preprocess(picture(9, 600, 500), {})]
+    first = run(tower, small, 64)[0].clone()
+    run(tower, large, 512)
+    assert torch.equal(run(tower, small, 64)[0], first)
+
+
+def test_segments_with_a_kernel_for_offsets_give_the_same(
+    tower: Qwen3VLEncoder | Qwen2_5VLEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA; here a stand-in that leaves rows outside its offsets unwritten and checks what it gets."""
+
+    def varlen(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        q_offsets: torch.Tensor,
+        k_offsets: torch.Tensor,
+        longest_q: int,
+        longest_k: int,
+    ) -> torch.Tensor:
+        out = torch.full_like(query, torch.nan)
+        offsets = q_offsets.tolist()
+        assert offsets[0] == 0 and offsets[-1] == len(query) and offsets == sorted(offsets)
+        for start, stop in zip(offsets, offsets[1:], strict=False):
+            assert stop - start <= longest_q, "the kernel computes no more rows of a segment"
+            if stop > start:
+                parts = (part[start:stop].transpose(0, 1) for part in (query, key, value))
+                out[start:stop] = nn.functional.scaled_dot_product_attention(*parts).transpose(0, 1)
+        return out
+
+    monkeypatch.setattr(segments, "varlen_attn", varlen)
+    monkeypatch.setattr(qwen_graph, "has_varlen", lambda *_: True)
+    items = prepared(tower)
+    rows = run(tower, items, sum(item.rows for item in items) + 61)
+    for own, row in zip(tower.encode(items), rows, strict=True):
+        torch.testing.assert_close(row, own, atol=2e-5, rtol=0)
+
+
+def test_a_kernel_for_offsets_is_used_for_halves_on_cuda_only() -> None:
+    cuda = torch.device("cuda")
+    assert segments.has_varlen(cuda, torch.bfloat16) and segments.has_varlen(cuda, torch.float16)
+    assert not segments.has_varlen(cuda, torch.float32) and not segments.has_varlen(CPU, torch.bfloat16)
+
+
+def test_rows_behind_the_last_offset_are_a_segment_of_their_own() -> None:
+    made = Segments.of(torch.tensor([0, 2, 3, 3, 3]).int(), 5, 5, varlen=False)
+    assert made.offsets.tolist() == [0, 2, 3, 3, 3, 5]
+    assert made.mask is not None
+    assert made.mask.int().tolist() == [
+        [1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 1],
+        [0, 0, 0, 1, 1],
+    ]
+
+
+SIDES = st.integers(1, 30)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=6), st.integers(0, 500))
+def test_windows_of_any_pictures_and_of_padding_find_room(sides: list[tuple[int, int]], padding: int) -> None:
+    tower = Qwen2_5VLEncoder.__new__(Qwen2_5VLEncoder)
+    tower.merge_size = 2
+    tower.vision_config = type("Vision", (), {"window_size": 112, "patch_size": 14})()
+    grids = torch.tensor([(1, 2 * rows, 2 * columns) for rows, columns in sides])
+    rows = sum(height * width for height, width in sides) + padding
+    index, offsets = get_vision_window_index(grids, 2, 112, 14)
+    (shape, dtype) = tower.graph_shapes(rows, len(sides))["cu_window_seqlens"]
+    buffer = torch.zeros(shape, dtype=dtype)
+    assert len(offsets) <= len(buffer)
+    buffer[: len(offsets)] = offsets
+    tower.graph_padding()["cu_window_seqlens"](buffer, len(offsets))
+    lengths = buffer.clamp(max=4 * rows).diff()
+    assert lengths.min() >= 0 and lengths.max() <= 64
+    assert 4 * rows - int(buffer.clamp(max=4 * rows)[-1]) <= 64, "no segment is longer than a window"

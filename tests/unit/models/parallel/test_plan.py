@@ -1,0 +1,163 @@
+"""What the plans say of each family's layers, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig
+
+from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
+from triptych.errors import ConfigError
+from triptych.models.base import DecoderSide
+from triptych.models.families.llava import LlavaDecoder
+from triptych.models.parallel.plan import (
+    ShardPlan,
+    Style,
+    check_divides,
+    possible_sizes,
+    rules_of_transformers,
+)
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.registry import load_decoder
+
+#: What the plans say of linear layers and tables of a bias, by the last part of the name.
+LLAMA = {
+    "q_proj": "heads",
+    "k_proj": "kv_heads",
+    "v_proj": "kv_heads",
+    "o_proj": "heads_row",
+    "gate_proj": "column",
+    "up_proj": "column",
+    "down_proj": "row",
+    "lm_head": "vocabulary",
+}
+BART = {
+    "q_proj": "heads",
+    "k_proj": "heads",
+    "v_proj": "heads",
+    "out_proj": "heads_row",
+    "fc1": "column",
+    "fc2": "row",
+    "lm_head": "vocabulary",
+}
+T5 = {
+    "q": "heads",
+    "k": "heads",
+    "v": "heads",
+    "o": "heads_row",
+    "relative_attention_bias": "heads",
+    "wi_0": "column",
+    "wi_1": "column",
+    "wo": "row",
+    "lm_head": "vocabulary",
+}
+
+
+def whole(family: str) -> DecoderSide:
+    path = build_checkpoint(family)
+    return load_decoder(path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
+
+
+def plan_of(side: DecoderSide) -> ShardPlan:
+    config: PreTrainedConfig = side.config  # type: ignore[attr-defined]
+    plan: ShardPlan = type(side).shard_plan(config.text_config if side.cross is None else config)  # type: ignore[attr-defined]
+    return plan
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCDEC_FAMILIES])
+def test_a_familys_plan_divides_every_matrix_and_leaves_norms_and_embeddings_whole(family: str) -> None:
+    side = whole(family)
+    wanted = T5 if family == "t5" else LLAMA if family in FAMILIES else BART
+    found: dict[str, str] = {}
+    for name, style in plan_of(side).styles(side.module).items():
+        if style is not Style.REPLICATE:
+            found[name.rpartition(".")[2]] = style
+        else:
+            assert re.search(r"norm|embed_tokens|embed_positions", name)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Embedding, nn.LayerNorm])
+def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = LlavaDecoder.text_model
+
+    def with_one_more(config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+        model = build(config, dtype)
+        model.get_submodule("layers.1.mlp").register_module(
+            "gate", kind(*(4, 4)[: 2 - (kind is nn.LayerNorm)])
+        )
+        return model
+
+    monkeypatch.setattr(LlavaDecoder, "text_model", with_one_more)
+    with pytest.raises(
+        ConfigError, match=r"says nothing of 1 layers, model\.layers\.1\.mlp\.gate among them"
+    ):
+        load_decoder(
+            build_checkpoint("llava"),
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            parallel=TensorParallel(0, 2),
+        )
+
+
+def test_a_family_for_which_transformers_has_no_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(config: PreTrainedConfig) -> Mapping[str, str]:
+        return {}
+
+    monkeypatch.setattr(LlavaDecoder, "tp_plan", none)
+    with pytest.raises(ConfigError, match="says nothing of 21 layers"):
+        load_decoder(
+            build_checkpoint("llava"),
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            parallel=TensorParallel(1, 2),
+        )
+
+
+def test_the_numbers_in_transformers_patterns_stand_for_numbers_only() -> None:
+    config = AutoConfig.from_pretrained(build_checkpoint("llava")).text_config
+    plan = ShardPlan(rules_of_transformers(config.base_model_tp_plan, "model."), heads=4, kv_heads=2)
+    assert plan.style("model.layers.11.self_attn.q_proj") is Style.HEADS
+    assert plan.style("model.layers.11.mlp.down_proj") is Style.ROW
+    assert plan.style("layers.11.mlp.down_proj") is None
+    assert plan.style("model.layers.1.experts.2.mlp.down_proj") is None
+    assert plan.style("model.layers.1.mlp.down_proj.lora") is None
+
+
+def test_a_style_of_transformers_that_is_unknown_is_refused_with_the_layer() -> None:
+    with pytest.raises(ConfigError, match=r"layers\.\*\.mlp\.experts by 'grouped_gemm'"):
+        rules_of_transformers({"layers.*.mlp.experts": "grouped_gemm"}, "model.")
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "sizes"),
+    [
+        (4, 2, [1, 2, 4]),
+        (28, 4, [1, 2, 4, 28]),
+        (6, 3, [1, 3, 6]),
+        (5, 5, [1, 5]),
+        (12, 12, [1, 2, 3, 4, 6, 12]),
+        (16, 1, [1, 2, 4, 8, 16]),
+    ],
+)
+def test_heads_are_divided_evenly_and_kv_heads_whole(heads: int, kv_heads: int, sizes: list[int]) -> None:
+    assert possible_sizes(heads, kv_heads) == sizes
+
+
+def test_a_number_of_ranks_that_cannot_be_names_those_that_can() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"MODEL=/m: 28 attention heads and 4 KV heads cannot be divided among 3 ranks: "
+        r"give --tensor-parallel one of 1, 2, 4, 28$",
+    ):
+        check_divides(Path("/m"), 28, 4, 3)
