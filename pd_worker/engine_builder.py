@@ -84,7 +84,7 @@ def _build_scheduler(config: PDConfig, decoder: DecoderSide, connector: ECConnec
         EncoderCache(config.embedding_memory), Admission(config.embedding_memory), connector, cross
     )
     limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
-    return Scheduler(limits, kv, items, cross_limits, swap)
+    return Scheduler(limits, kv, items, cross_limits, swap, overlap_prefill=config.overlap_prefill)
 
 
 def _build_runner(config: PDConfig, decoder: DecoderSide, ranks: OtherRanks | None) -> ModelRunner:

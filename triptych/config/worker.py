@@ -142,6 +142,11 @@ class PDConfig(WorkerConfig):
         auto=True,
     )
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    overlap_prefill: bool = flag(
+        True,
+        "prefill a prompt up to its first missing item while others of its items are still encoded; needs "
+        "--prefix-caching",
+    )
     step_interval: float = flag(
         0.02, "seconds between the beginnings of two steps, at least, while workers on --core-page lack cores"
     )
