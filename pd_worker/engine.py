@@ -195,6 +195,8 @@ class Engine:
             with self.beat.slow(), self._pacer:
                 result = self.runner.execute(output)
             self._warm = True
+        if result.graphed:
+            self._metrics.replayed()
         if result.ec_connector_output.failed:
             # Most are misses; the connector's own copies to the device are among them too.
             check_device(None, self._device)

@@ -20,10 +20,10 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Transport
-from triptych.proxy.requests import lifecycle as do
+from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
+from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
-from triptych.proxy.requests.lifecycle import Instruction
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
@@ -219,7 +219,8 @@ class Dispatcher:
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         plans = await self._items.look_up(request, mm_hashes)
-        expected = self._items.expect(request, plans, self._router.known_prefixes(request))
+        prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
+        expected = self._items.expect(request, plans, prefixes)
         self._carry_out(request, request.lifecycle.looked_up(plans, expected))
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:

@@ -29,7 +29,7 @@ class PagedKVCache:
         self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         #: Keys and values of other dtypes stay far below their limits.
-        self._may_overflow = dtype == torch.float16
+        self.may_overflow = dtype == torch.float16
         #: Tokens of the batch whose keys and values were finite in all layers so far; None: not recorded.
         self.finite: torch.Tensor | None = None
 
@@ -47,7 +47,7 @@ class PagedKVCache:
 
     def watch(self, num_tokens: int) -> None:
         """Begins a batch: `finite` records its tokens from now on."""
-        if self._may_overflow:
+        if self.may_overflow:
             self.finite = torch.ones(num_tokens, dtype=torch.bool, device=self.keys[0].device)
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

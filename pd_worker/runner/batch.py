@@ -58,7 +58,7 @@ class BatchBuilder:
         self._backend = backend
         limit = gather_bytes or gather_limit(device)
         #: Blocks whose keys and values one layer gathers at once.
-        self._gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
+        self.gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
 
     def build(
         self,
@@ -149,7 +149,7 @@ class BatchBuilder:
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
             decode_padded=padded,
-            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self._gathered),
+            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self.gathered),
             view=view,
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
             bias=self._bias,
@@ -175,7 +175,7 @@ class BatchBuilder:
             prefills=[self._cross_span(chunk) for chunk in chunks if chunk.count > 1],
             decode_padded=padded,
             decodes=self._cross_decodes(decodes),
-            decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self._gathered),
+            decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self.gathered),
         )
 
     def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
@@ -222,3 +222,19 @@ def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:
     if end > prompt:
         tokens.extend(request.output_token_ids[max(0, start - prompt) : end - prompt])
     return tokens
+
+
+def batch_digest(chunks: Sequence[ScheduledChunk]) -> int:
+    """A digest of a batch: tokens, blocks and order. Equal in all processes of one release."""
+    # Of numbers alone: the hash of a text differs between processes.
+    return hash(
+        tuple(
+            (
+                chunk.start,
+                chunk.block_ids,
+                chunk.cross_blocks,
+                tuple(chunk_tokens(chunk.state.request, chunk.start, chunk.end)),
+            )
+            for chunk in chunks
+        )
+    )

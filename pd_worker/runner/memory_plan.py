@@ -20,8 +20,8 @@ class WorkerNeeds:
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
     `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
     that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
-    requests can use. `host` are page-locked buffers beside all that, in the machine's memory;
-    with `copies_on_host` those of embeddings are in it too.
+    requests can use. `graphs` is what decode graphs keep. `host` are page-locked buffers beside all that, in
+    the machine's memory; with `copies_on_host` those of embeddings are in it too.
     """
 
     held: int
@@ -32,6 +32,7 @@ class WorkerNeeds:
     view: float
     block: int
     most: int
+    graphs: int = 0
     host: int = 0
     copies_on_host: bool = False
 
@@ -41,7 +42,7 @@ class WorkerNeeds:
 
     @property
     def fixed(self) -> int:
-        return self.held + self.activations + self.gathered + self.embeddings + self.swapped
+        return self.held + self.activations + self.gathered + self.embeddings + self.swapped + self.graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class WorkerMemory:
             ("weights and libraries", needs.held),
             ("activations of the longest batch", needs.activations),
             ("keys, values and masks of a layer", needs.gathered),
+            ("decode graphs (--decode-graphs)", needs.graphs),
             ("embeddings (--encoder-cache-memory)", needs.embeddings),
             ("swapped blocks (--swap-memory)", needs.swapped),
             ("KV cache (--kv-memory)", self.kv_memory),

@@ -11,7 +11,13 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.gather_plan import gather_limit
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.runner.capacity import block_bytes, longest_request, max_model_len, reads_view
+from triptych.pd_worker.runner.capacity import (
+    block_bytes,
+    longest_request,
+    max_model_len,
+    reads_view,
+    uses_graphs,
+)
 from triptych.pd_worker.runner.memory_plan import (
     WorkerMemory,
     WorkerNeeds,
@@ -31,13 +37,16 @@ def size_kv_memory(
     # A length above the model's is an error of its own.
     max_model_len(config, decoder.geometry, decoder.dtype)
     held = memory.used()
-    budget = config.device_memory or held + int(memory.free() * memory.share)
+    # The ranks of a worker share a CPU's memory, all of them at once; each GPU is of one rank.
+    sharing = config.tensor_parallel if decoder.device.type == "cpu" else 1
+    budget = config.device_memory or held + int(memory.free() * memory.share / sharing)
     needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
     if not config.encoder_cache_memory:
         needs = needs.with_embeddings(
             auto_embeddings(budget - needs.fixed, embeddings_of_use(config, decoder))
         )
-    return plan_worker_memory(budget, needs, config.kv_memory, host_free=available_memory())
+    host_free = available_memory() // config.tensor_parallel
+    return plan_worker_memory(budget, needs, config.kv_memory, host_free=host_free)
 
 
 def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int) -> WorkerNeeds:
@@ -55,10 +64,12 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     masks = tokens * longest * (1 + decoder.dtype.itemsize)
     swapped = config.swap_memory if config.preemption == "swap" else 0
     on_cpu = decoder.device.type == "cpu"
+    gathered = min(gathered, config.max_num_seqs * blocks * in_layer)
     return WorkerNeeds(
         held=held,
         activations=activations,
-        gathered=min(gathered, config.max_num_seqs * blocks * in_layer) + masks,
+        gathered=gathered + masks,
+        graphs=_graph_bytes(config, decoder, activations, gathered, blocks * block),
         embeddings=config.encoder_cache_memory,  # 0: to be found
         swapped=swapped if on_cpu else 0,
         view=VIEW_SHARE if reads_view(config, decoder.device) else 0.0,
@@ -67,6 +78,25 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
         host=0 if on_cpu else config.encoder_cache_memory + swapped,
         copies_on_host=not on_cpu,
     )
+
+
+def _graph_bytes(
+    config: PDConfig, decoder: DecoderSide, activations: int, gathered: int, longest: int
+) -> int:
+    """Bytes that decode graphs keep; `longest` are those of the longest request's blocks.
+
+    On CUDA they have a pool of their own, beside what steps without a graph take: one layer's gathered keys
+    and values, and the activations of --max-num-seqs tokens.
+    """
+    if not uses_graphs(config, decoder.device):
+        return 0
+    spare = block_bytes(decoder.geometry, config.block_size, decoder.dtype)
+    # Powers of two up to a maximum are less than four times that maximum; entries are 8 bytes.
+    tables = 16 * config.max_num_seqs * (longest // spare) * 8
+    if config.decode_graphs == "static":
+        return spare + tables
+    tokens = min(config.max_num_batched_tokens, longest_request(config, decoder.geometry))
+    return spare + tables + gathered + activations * config.max_num_seqs // tokens
 
 
 def embeddings_of_use(config: PDConfig, decoder: DecoderSide) -> int:

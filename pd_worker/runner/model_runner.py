@@ -14,11 +14,15 @@ from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.errors import InternalError
 from triptych.log import log_fields
 from triptych.machine.device_fault import check_device
+from triptych.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
+from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.attention.contiguous_kv import DecodeView
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.runner.batch import Batch, BatchBuilder, in_batch_order
+from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest, in_batch_order
+from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
+from triptych.pd_worker.runner.decode_sizes import DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, sample
 
@@ -37,9 +41,16 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         backend: str = "sdpa",
         num_host_blocks: int = 0,
         view_memory: int = 0,
+        parallel: TensorParallel | None = None,
+        spare_block: bool = False,
     ) -> None:
+        """`parallel` is this rank's place where the decoder is one of several ranks' shares.
+
+        `spare_block`: one more block, which is no request's; `use_graphs` needs it.
+        """
         geometry = decoder.geometry
         self._decoder = decoder
+        self._parallel = parallel
         self.encoder_cache: dict[str, EncoderOutput] = {}
         sizes = {
             "num_layers": geometry.num_layers,
@@ -48,11 +59,13 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             "head_dim": geometry.head_dim,
         }
         self.kv_cache = PagedKVCache(
-            num_blocks=num_blocks, dtype=decoder.dtype, device=decoder.device, **sizes
+            num_blocks=num_blocks + spare_block, dtype=decoder.dtype, device=decoder.device, **sizes
         )
         #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
         self.use_view(view_memory)
+        self._graphs: DecodeGraphs | None = None
+        self._backend = backend
         self._builder = BatchBuilder(
             self.kv_cache,
             geometry.position_rows,
@@ -66,6 +79,26 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         """Keeps decoding sequences contiguous in at most `memory` bytes; 0: they are gathered per step."""
         self._view = DecodeView(self.kv_cache, memory) if memory else None
 
+    def use_graphs(self, backend: GraphBackend | None, sizes: Sequence[DecodeSize] = ()) -> None:
+        """Captures steps of decodes alone in these sizes, to replay them from now on; None: no graphs.
+
+        Raises what the capture raises; steps are then computed as before.
+        """
+        self._graphs = None
+        if backend is None:
+            return
+        graphs = DecodeGraphs(
+            self._decoder,
+            self.kv_cache,
+            backend,
+            sizes,
+            spare_block=len(self.kv_cache.keys[0]) - 1,
+            gathered=self._builder.gathered,
+            attention_backend=self._backend,
+        )
+        graphs.capture()
+        self._graphs = graphs
+
     @property
     def position_rows(self) -> int:
         return self._decoder.geometry.position_rows
@@ -73,6 +106,11 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     @property
     def vocab_size(self) -> int:
         return self._decoder.geometry.vocab_size
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes of the static buffers of decode graphs."""
+        return 0 if self._graphs is None else self._graphs.buffer_bytes
 
     @property
     def parameter_bytes(self) -> int:
@@ -91,6 +129,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     def _run(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         self._swap(scheduled, output)
+        if scheduled.swap_in:
+            output.swapped_in = self._all_ranks(output.swapped_in)
         chunks = scheduled.computable(swapped_in=output.swapped_in)
         try:
             output.unprojected = frozenset(
@@ -121,6 +161,13 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         output.swapped_out = self._succeeds("a swap", out)
         output.swapped_in = self._succeeds("a swap", back)
 
+    def _all_ranks(self, succeeded: bool) -> bool:
+        """Whether all ranks succeeded: each has to compute the same chunks."""
+        if self._parallel is None:
+            return succeeded
+        count = torch.tensor([float(succeeded)], device=self._decoder.device)
+        return int(self._parallel.all_reduce(count)) == self._parallel.size
+
     def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
         """Runs one part of the step; False, with a log entry, where it fails."""
         try:
@@ -144,12 +191,12 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
-        """Writes the sampled tokens into `output`, in the order of `chunks`."""
+        """Writes the sampled tokens into `output`, in the order of `chunks`. Only rank 0 samples."""
         ordered, view = self._arrange(chunks)
+        if self._parallel is not None:
+            output.batch_digest = batch_digest(ordered)
         batch = self._builder.build(ordered, self.encoder_cache, view)
-        embeds = self._decoder.embed(batch.token_ids)
-        self.kv_cache.watch(len(batch.token_ids))
-        hidden = self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
+        hidden = self._hidden(batch, output)
         counts = [chunk.count for chunk in ordered]
         if non_finite := non_finite_chunks(hidden, counts, self.kv_cache.finite):
             hidden = self._forget(non_finite, ordered, batch, hidden)
@@ -158,6 +205,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         if not batch.sampling:
             return
         logits = self._decoder.logits(hidden[batch.last])
+        if self._parallel is not None and self._parallel.rank:
+            return
         inputs = [sampler_input(chunk) for chunk in batch.sampling]
         tokens = sample(logits, inputs)
         place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
@@ -166,6 +215,17 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         output.sampled = [token for _, token in sorted(zip(places, chosen, strict=True))]
         _add_logprobs(output, logits, chosen, inputs, places)
         _add_errors(output, batch.sampling, tokens, places)
+
+    def _hidden(self, batch: Batch, output: ModelRunnerOutput) -> torch.Tensor:
+        """[T, hidden_size], by a graph where one fits the step."""
+        if self._graphs is not None:
+            size = self._graphs.fit(batch)
+            if size is not None:
+                output.graphed = True
+                return self._graphs.replay(size, batch)
+        embeds = self._decoder.embed(batch.token_ids)
+        self.kv_cache.watch(len(batch.token_ids))
+        return self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
 
     def _arrange(self, chunks: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
         """The chunks in batch order, decodes in the order of the view's rows, and the view; None where it

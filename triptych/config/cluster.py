@@ -97,13 +97,19 @@ class ClusterConfig(Config):
         return {"encoder": self.encoders, "pd": self.pd_workers}
 
     @property
+    def ranks(self) -> dict[str, int]:
+        """Processes of one worker of each kind; a replica is always one."""
+        pd, encoder = self.pd.tensor_parallel, self.encoder.encoder_data_parallel
+        return {"encoder": encoder, "pd": pd, "colocated": 1}
+
+    @property
     def swap_memory(self) -> int:
         """Host memory for swapped blocks in each PD worker; 0 where requests are computed again."""
         return self.pd.swap_memory if self.pd.preemption == "swap" else 0
 
 
 def check_scaled(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers, or ranks of a tower, in a topology that has none."""
+    """ConfigError for a range of workers, or several ranks, in a topology that has none."""
     if config.topology == "colocated" and config.encoder.encoder_data_parallel != 1:
         raise ConfigError(
             f"--encoder-data-parallel {config.encoder.encoder_data_parallel} is for --topology epd: a "
@@ -115,6 +121,11 @@ def check_scaled(config: ClusterConfig) -> None:
                 f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
                 f"--replicas {given.most}"
             )
+    if config.topology == "colocated" and config.pd.tensor_parallel > 1:
+        raise ConfigError(
+            f"--tensor-parallel {config.pd.tensor_parallel} is for --topology epd: a replica's tower and "
+            "decoder are in one process; give --tensor-parallel 1"
+        )
 
 
 @dataclass(frozen=True, slots=True)

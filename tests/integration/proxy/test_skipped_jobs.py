@@ -38,8 +38,8 @@ async def first_turn(cluster: FakeCluster, *pictures: bytes) -> list[dict[str, A
     assert await cluster.stream(messages) == whole_text(8)
     for media in pictures:
         assert await cluster.store.control.execute("DEL", keys.embedding(key_of(media))) == 1
-    pd = cluster.pd_workers[0]
-    pd.held = {key_of(media) for media in pictures}
+    served = next(worker for worker in cluster.pd_workers if worker.submits)
+    served.held = {key_of(media) for media in pictures}
     return next_turn(messages)
 
 

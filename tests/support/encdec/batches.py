@@ -61,7 +61,11 @@ def varied(checkpoint: EncDecCheckpoint, family: str, count: int) -> Iterator[tu
 
 
 def answers_in_batches(
-    family: str, counts: Sequence[int], device: str = "cpu", backend: str = "sdpa"
+    family: str,
+    counts: Sequence[int],
+    device: str = "cpu",
+    backend: str = "sdpa",
+    decode_graphs: str = "off",
 ) -> None:
     """Batches of each size, from every place in the list of inputs, equal what each input gives alone."""
     checkpoint = checkpoint_of(family, device)
@@ -70,7 +74,8 @@ def answers_in_batches(
         prepare(checkpoint.path, checkpoint.decoder, PDConfig().block_size)
     inputs, expected = zip(*varied(checkpoint, family, max(counts)), strict=True)
     flags: dict[str, Any] = {"max_model_len": 128, "kv_memory": 32 << 20, "prefix_caching": False}
-    with engine_cell(checkpoint, attention_backend=backend, **flags) as cell:
+    flags |= {"attention_backend": backend, "decode_graphs": decode_graphs}
+    with engine_cell(checkpoint, **flags) as cell:
         for count in counts:
             batch = [(count + index) % len(inputs) for index in range(count)]
             outputs = cell.finish(
@@ -78,3 +83,4 @@ def answers_in_batches(
             )
             assert_exact([expected[number] for number in batch], outputs)
             cell.assert_at_rest()
+        assert (cell.metric("triptych_pd_graph_steps_total") > 0) == (decode_graphs != "off")

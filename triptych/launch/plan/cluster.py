@@ -93,7 +93,8 @@ def _metrics_address(proxy: ProxyConfig) -> str:
 
 
 def _proxy_config(config: ServeConfig, store: str) -> ProxyConfig:
-    kept = config.cpu_sharing == "pace" and may_claim_cores()
+    # Ranks are threads enough for several cores: none of them keeps to one.
+    kept = config.cpu_sharing == "pace" and may_claim_cores() and config.ranks["pd"] == 1
     cpus = proxy_cores(os.sched_getaffinity(0), config.counts.pd_workers) if kept else ""
     return replace(
         config.proxy,

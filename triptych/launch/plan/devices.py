@@ -31,20 +31,28 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The least bytes that a worker needs. One that `grows` uses more for its KV cache."""
+    """The least bytes that a worker needs. One that `grows` uses more for its KV cache.
+
+    A worker of several `ranks` needs as much on each of as many GPUs, whose numbers follow one another.
+    """
 
     worker: str
     least: int
     grows: bool
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's device, and the bytes of its memory that the worker may use."""
+    """A worker's device, and the bytes of its memory that the worker may use.
+
+    Of several ranks, the device is that of the first one, and the bytes are those of each.
+    """
 
     worker: str
     device: str
     nbytes: int
+    ranks: int = 1
 
 
 def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
@@ -68,25 +76,52 @@ def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:
 
     Workers with a KV cache come first, each on the device with the fewest of them; then the others, each on
     the device with the fewest workers. Memory that is left on a device is divided equally among its KV
-    caches, or among its workers if it has none. ConfigError, with the table, when a worker does not fit.
+    caches, or among its workers if it has none; ranks of one worker all get what the least of them gets.
+    ConfigError, with the table, when a worker does not fit.
     """
     placed: dict[str, list[Need]] = {device.name: [] for device in devices}
-    # The largest first: small workers fit anywhere.
-    for need in sorted(needs, key=lambda one: (not one.grows, -one.least)):
-        fitting = [one for one in devices if _left(one, placed[one.name]) >= need.least]
+    chosen: dict[str, Sequence[Gpu]] = {}
+    # Most ranks first, then the largest: small workers fit anywhere.
+    for need in sorted(needs, key=lambda one: (-one.ranks, not one.grows, -one.least)):
+        fitting = [
+            rows
+            for rows in _neighbours(devices, need.ranks)
+            if all(_left(one, placed[one.name]) >= need.least for one in rows)
+        ]
         if not fitting:
-            raise ConfigError(
-                f"{need.worker} needs {format_size(need.least)} of a GPU at least, and none has that left: "
-                f"start fewer workers, or give more GPUs or a smaller --kv-memory\n{_table(devices, placed)}"
-            )
-        chosen = min(fitting, key=lambda one: _rank(one, placed[one.name], need))
-        placed[chosen.name].append(need)
-    shares = {
-        need.worker: Share(need.worker, device.name, need.least + _extra(device, placed[device.name], need))
-        for device in devices
-        for need in placed[device.name]
-    }
-    return [shares[need.worker] for need in needs]
+            raise ConfigError(f"{_unmet(need)}\n{_table(devices, placed)}")
+        best = min(fitting, key=lambda rows: max(_crowd(one, placed[one.name], need) for one in rows))
+        chosen[need.worker] = best
+        for one in best:
+            placed[one.name].append(need)
+    return [
+        Share(
+            need.worker,
+            chosen[need.worker][0].name,
+            need.least + min(_extra(one, placed[one.name], need) for one in chosen[need.worker]),
+            need.ranks,
+        )
+        for need in needs
+    ]
+
+
+def _neighbours(devices: Sequence[Gpu], count: int) -> list[Sequence[Gpu]]:
+    """All rows of `count` devices with numbers that follow one another, as a worker's ranks count them."""
+    rows = [devices[first : first + count] for first in range(len(devices) - count + 1)]
+    return [row for row in rows if _number(row[-1]) - _number(row[0]) == count - 1]
+
+
+def _number(device: Gpu) -> int:
+    return int(device.name.partition(":")[2] or 0)
+
+
+def _unmet(need: Need) -> str:
+    if need.ranks == 1:
+        where, more = "a GPU at least, and none has that left", "start fewer workers, or give more GPUs or"
+    else:
+        where = f"each of {need.ranks} GPUs in a row at least, and no such row has that left"
+        more = "start fewer workers or ranks, or give more GPUs or"
+    return f"{need.worker} needs {format_size(need.least)} of {where}: {more} a smaller --kv-memory"
 
 
 def share_table(devices: Sequence[Gpu], shares: Sequence[Share]) -> str:
@@ -96,12 +131,20 @@ def share_table(devices: Sequence[Gpu], shares: Sequence[Share]) -> str:
         lines.append(
             f"  {device.name:<12}  {format_size(device.usable):>12} of {format_size(device.free)} free"
         )
-        own = [share for share in shares if share.device == device.name]
+        own = [share for share in shares if device.name in _devices(share)]
         lines += [f"    {share.worker:<10}  {format_size(share.nbytes):>12}" for share in own]
     return "\n".join(lines)
 
 
-def _rank(device: Gpu, there: Sequence[Need], need: Need) -> tuple[int, int]:
+def _devices(share: Share) -> list[str]:
+    """The device of each rank."""
+    if share.ranks == 1:
+        return [share.device]
+    kind, _, first = share.device.partition(":")
+    return [f"{kind}:{int(first or 0) + rank}" for rank in range(share.ranks)]
+
+
+def _crowd(device: Gpu, there: Sequence[Need], need: Need) -> tuple[int, int]:
     alike = [other for other in there if other.grows or not need.grows]
     return len(alike), -_left(device, there)
 

@@ -95,18 +95,25 @@ def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
     """
     counts, encoder, pd = config.counts, config.encoder, config.pd
     workers, encoders, pd_workers = counts.workers, counts.encoding, counts.decoding
-    # Each rank of a tower is a process with all of its weights.
-    workers += counts.encoders * (encoder.encoder_data_parallel - 1)
+    ranks = config.ranks
+    # Each rank of a tower is a process with all of its weights, each rank of a decoder one with a share.
+    workers += counts.encoders * (ranks["encoder"] - 1)
+    shares = counts.pd_workers * (ranks["pd"] - 1)
     weights, kv_memory = (weights, pd.kv_memory) if pd.device == "cpu" else (0, 0)
     embeddings, swap = pd.embedding_memory, config.swap_memory
     views = int(pd_workers * kv_memory * VIEW_SHARE)
     return MemoryPlan(
         (
-            ("processes", PROXY_BASE_BYTES + workers * WORKER_BASE_BYTES),
+            ("processes", PROXY_BASE_BYTES + (workers + shares) * WORKER_BASE_BYTES),
             (f"weights of {workers} workers, at most", workers * weights),
             (f"KV cache of {pd_workers} PD workers (--kv-memory)", pd_workers * kv_memory),
             (f"views of decoding sequences, {VIEW_SHARE:.0%} of that", views),
-            (f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)", pd_workers * embeddings),
+            (
+                f"embeddings of {pd_workers + shares} PD workers or ranks (--encoder-cache-memory)"
+                if shares
+                else f"embeddings of {pd_workers} PD workers (--encoder-cache-memory)",
+                (pd_workers + shares) * embeddings,
+            ),
             (f"swapped blocks of {pd_workers} PD workers (--swap-memory)", pd_workers * swap),
             (
                 f"media of {encoders} encoders (--encoder-media-memory)",

@@ -58,11 +58,21 @@ def place_on_gpus(
 
 
 def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
-    """The least bytes of each worker on a GPU; each counts with all `weights`, an upper bound."""
-    each = CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
-    kv = config.pd.embedding_memory + (config.pd.kv_memory or _LEAST_KV_BYTES)
-    given = config.pd.device_memory
+    """The least bytes of each worker on each of its GPUs.
+
+    A worker counts with all `weights`, an upper bound, and ranks of a decoder with their shares of them.
+    """
+    given, ranks = config.pd.device_memory, config.ranks
+
+    def least(kind: str) -> int:
+        if kind == "encoder":
+            return CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
+        kv = (config.pd.kv_memory or _LEAST_KV_BYTES) // ranks[kind]
+        return (
+            CUDA_CONTEXT_BYTES + weights // ranks[kind] + _ACTIVATION_BYTES + config.pd.embedding_memory + kv
+        )
+
     return [
-        Need(name, given or each + (0 if kind == "encoder" else kv), grows=kind != "encoder" and not given)
+        Need(name, given or least(kind), grows=kind != "encoder" and not given, ranks=ranks[kind])
         for name, kind in config.counts.kinds.items()
     ]

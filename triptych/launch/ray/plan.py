@@ -89,7 +89,7 @@ def plan_actors(config: ServeConfig, *, model: str, store: str, home: str) -> di
     colocated = config.topology == "colocated"
     kinds = ("colocated",) if colocated else ("encoder", "pd")
     devices = dict.fromkeys(kinds, config.pd.device) | {"proxy": ""}
-    resources = read_resources(config.ray.ray_resources, devices)
+    resources = read_resources(config.ray.ray_resources, devices, config.ranks)
     sizes = {"colocated": config.pools["encoder"]} if colocated else config.pools
     pools = {}
     for kind in kinds:

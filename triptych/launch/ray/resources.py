@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from triptych.config import parse_size
 from triptych.errors import ConfigError
@@ -40,16 +41,23 @@ class PoolResources:
         return {name: number for name, number in {**named, **self.resources}.items() if number}
 
 
-def read_resources(path: str, pools: Mapping[str, str]) -> dict[str, PoolResources]:
+def read_resources(
+    path: str, pools: Mapping[str, str], ranks: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, PoolResources]:
     """The resources of each pool, by name; `pools` are their devices, "" where there is none.
 
-    A pool that the file leaves out has the defaults. ConfigError for what cannot be read or cannot be meant.
+    `ranks` are the processes of one worker, 1 where it says nothing: all of them in one bundle, and so on one
+    node, with a GPU each, or a core each where the file names no other number. A pool that the file leaves
+    out has the defaults. ConfigError for what cannot be read or cannot be meant.
     """
     tables = _tables(path) if path else {}
     for name in tables:
         if name not in pools:
             raise ConfigError(f"--ray-resources {path}: [{name}] is no pool of this cluster: {_list(pools)}")
-    return {name: _pool(path, name, tables.get(name, {}), device) for name, device in pools.items()}
+    return {
+        name: _pool(path, name, tables.get(name, {}), device, ranks.get(name, 1))
+        for name, device in pools.items()
+    }
 
 
 def _tables(path: str) -> dict[str, dict[str, object]]:
@@ -65,7 +73,7 @@ def _tables(path: str) -> dict[str, dict[str, object]]:
     return read
 
 
-def _pool(path: str, name: str, table: Mapping[str, object], device: str) -> PoolResources:
+def _pool(path: str, name: str, table: Mapping[str, object], device: str, ranks: int) -> PoolResources:
     where = f"--ray-resources {path}: [{name}]"
     for key in table:
         if key not in _KEYS:
@@ -73,27 +81,32 @@ def _pool(path: str, name: str, table: Mapping[str, object], device: str) -> Poo
     cuda = device.startswith("cuda")
     # A proxy or a worker that shares cores may reserve none; a bundle must hold something.
     read = PoolResources(
-        num_cpus=_number(where, "num_cpus", table.get("num_cpus", 1)),
-        num_gpus=_number(where, "num_gpus", table.get("num_gpus", 1 if cuda else 0)),
+        num_cpus=_number(where, "num_cpus", table.get("num_cpus", ranks)),
+        num_gpus=_number(where, "num_gpus", table.get("num_gpus", ranks if cuda else 0)),
         memory=_memory(where, table.get("memory", 0)),
         resources=_custom(where, table.get("resources", {})),
         strategy=_strategy(where, table.get("strategy", "PACK")),
         ports=_ports(where, table.get("ports", "{}-{}".format(*PORTS))),
     )
-    _check_gpus(where, read.num_gpus, device)
+    _check_gpus(where, read.num_gpus, device, ranks)
     if not read.bundle:
         raise ConfigError(f"{where} reserves nothing: a worker takes some of num_cpus at least, like 0.1")
     return read
 
 
-def _check_gpus(where: str, gpus: float, device: str) -> None:
+def _check_gpus(where: str, gpus: float, device: str, ranks: int) -> None:
     if device.startswith("cuda") and not gpus:
         raise ConfigError(f"{where} num_gpus = 0 and --device {device}: reserve one, or say --device cpu")
     if gpus and not device.startswith("cuda"):
         raise ConfigError(
             f"{where} num_gpus = {gpus:g} is used by nothing: say --device cuda, or leave it out"
         )
-    if gpus > 1:
+    if device.startswith("cuda") and ranks > 1 and gpus != ranks:
+        raise ConfigError(
+            f"{where} num_gpus = {gpus:g}: each of a worker's {ranks} ranks uses a GPU of its own; reserve "
+            f"{ranks}, or leave it out"
+        )
+    if gpus > 1 and ranks == 1:
         raise ConfigError(f"{where} num_gpus = {gpus:g}: a worker uses one GPU; reserve 1 or a part of one")
 
 

@@ -90,6 +90,31 @@ def test_a_chunk_boundary_at_every_offset_of_an_image_changes_nothing(checkpoint
             assert_matches(cell, [SMALL], cell.answer([SMALL], 8))
 
 
+@pytest.mark.parametrize("budget", [7, 4096], ids=["in pieces", "beside a picture from its start"])
+def test_a_cached_prefix_that_ends_inside_a_picture_leaves_the_other_rows_of_every_level(
+    checkpoint: Checkpoint, budget: int
+) -> None:
+    """Rows of the deepstack levels are those of the chunk, however much of the picture is cached."""
+    prompt = Prompt("Compare the two.", (CAT, DOG))
+    prompt_ids = reference(checkpoint.path, prompt, 24).prompt_token_ids
+    place = checkpoint.features(prompt_ids, prompt)[-1].placement
+    tokens = len(prompt_ids) - 1  # the last one is always computed
+    cached, block_size = next(
+        (tokens // size * size, size)
+        for size in range(8, tokens)
+        if place.offset + 1 < tokens // size * size < place.end - 1
+    )
+    flags = {"max_num_batched_tokens": budget, "block_size": block_size}
+    with engine_cell(checkpoint, **flags) as cell:
+        assert_matches(cell, [prompt], cell.answer([prompt], 24))
+        before = len(cell.events)
+        together = [prompt, THREE, TEXT]
+        assert_matches(cell, together, cell.answer(together, 24))
+        ends = [event for event in cell.events[before:] if isinstance(event, RequestFinished)]
+        assert max(event.usage.cached_tokens for event in ends) == cached
+        cell.assert_at_rest()
+
+
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_answer_alike(checkpoint: Checkpoint, preemption: str) -> None:
     geometry = checkpoint.decoder.geometry

@@ -88,7 +88,7 @@ _REQUESTS = (
         "Items",
         "ops",
         (q("sum by (result) (rate(triptych_items_total{NS}[$__rate_interval]))", "{{result}}"),),
-        "store: no encoding; joined: another request's job; encoded: a job of its own.",
+        "store: no encoding; pd: in a PD worker's KV cache; joined: another's job; encoded: its own job.",
     ),
     Panel(
         "Refused keys",

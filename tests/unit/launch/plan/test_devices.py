@@ -50,6 +50,28 @@ def test_workers_of_one_device_get_shares_of_its_memory():
     assert [share.nbytes // GIB for share in alone] == [80, 80]
 
 
+def test_ranks_of_a_worker_get_gpus_whose_numbers_follow_one_another_and_equal_shares():
+    decoders = [Need(f"pd-{index}", 10 * GIB, grows=True, ranks=2) for index in range(2)]
+    tower = Need("encoder-0", 4 * GIB, grows=False)
+    shares = place_workers(_gpus(40, 80, 80, 80, 80), [*decoders, tower])
+    placed = {share.worker: (share.device, share.nbytes // GIB, share.ranks) for share in shares}
+    assert placed == {"pd-0": ("cuda:1", 80, 2), "pd-1": ("cuda:3", 80, 2), "encoder-0": ("cuda:0", 40, 1)}
+    table = share_table(_gpus(40, 80, 80, 80, 80), shares)
+    assert [line.split()[0] for line in table.splitlines()] == [
+        "cuda:0", "encoder-0", "cuda:1", "pd-0", "cuda:2", "pd-0", "cuda:3", "pd-1", "cuda:4", "pd-1"
+    ]  # fmt: skip
+    [share] = place_workers(_gpus(40, 80), decoders[:1])
+    assert (share.device, share.nbytes // GIB) == ("cuda:0", 40), "both ranks have what the smaller GPU has"
+
+
+def test_a_row_of_gpus_with_a_gap_is_none_and_too_few_are_refused_with_the_number():
+    wanted = Need("pd-0", 10 * GIB, grows=True, ranks=2)
+    gapped = [Gpu("cuda:0", 80 * GIB), Gpu("cuda:2", 80 * GIB)]
+    for gpus in (gapped, _gpus(80), _gpus(80, 9, 80)):
+        with pytest.raises(ConfigError, match="pd-0 needs 10.0 GiB of each of 2 GPUs in a row at least"):
+            place_workers(gpus, [wanted])
+
+
 def test_what_fits_nowhere_is_refused_with_a_table():
     with pytest.raises(ConfigError, match=r"encoder-\d needs 4.0 GiB of a GPU at least") as raised:
         place_workers(_gpus(40), _needs(4, 1))
@@ -63,7 +85,7 @@ def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: 
     draw = random.Random(seed)
     gpus = _gpus(*[draw.choice([8, 24, 80]) for _ in range(draw.randrange(1, 5))])
     needs = [
-        Need(f"w{index}", draw.randrange(1, 30) * GIB, grows=draw.random() < 0.6)
+        Need(f"w{index}", draw.randrange(1, 30) * GIB, draw.random() < 0.6, draw.choice([1, 1, 1, 2, 3]))
         for index in range(draw.randrange(1, 9))
     ]
     try:
@@ -73,7 +95,9 @@ def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: 
     assert [share.worker for share in shares] == [need.worker for need in needs]
     assert all(share.nbytes >= need.least for share, need in zip(shares, needs, strict=True))
     for gpu in gpus:
-        assert sum(share.nbytes for share in shares if share.device == gpu.name) <= gpu.usable
+        number = int(gpu.name.removeprefix("cuda:"))
+        there = [s for s in shares if 0 <= number - int(s.device.removeprefix("cuda:")) < s.ranks]
+        assert sum(share.nbytes for share in there) <= gpu.usable
     assert all(share.worker in share_table(gpus, shares) for share in shares)
 
 

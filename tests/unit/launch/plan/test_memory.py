@@ -32,3 +32,12 @@ def test_every_rank_of_a_tower_counts_as_a_process_with_all_weights(topology: st
         for ranks in (1, 4)
     )
     assert four.total - one.total == more * (WORKER_BASE_BYTES + 1000)
+
+
+def test_ranks_of_a_decoder_share_its_weights_and_have_embeddings_of_their_own() -> None:
+    given = {"encoders": WorkerRange.fixed(1), "pd_workers": WorkerRange.fixed(2), "encoder_cache_memory": 70}
+    one, three = (
+        plan_memory(1000, config_from(ClusterConfig, {**given, "tensor_parallel": ranks})) for ranks in (1, 3)
+    )
+    assert three.total - one.total == 4 * (WORKER_BASE_BYTES + 70)
+    assert "6 PD workers or ranks" in three.table()

@@ -101,3 +101,23 @@ def test_weights_context_and_caches_count_in_what_a_worker_needs():
     pd, encoder = gpu_needs(8 * GIB, _config("--kv-memory", "2GiB", "--device", "cuda"))
     assert pd.least - encoder.least == 2 * GIB + 256 * (1 << 20) and pd.grows and not encoder.grows
     assert encoder.least > 8 * GIB + CUDA_CONTEXT_BYTES
+
+
+def test_ranks_of_a_decoder_share_its_weights_and_those_of_a_tower_have_them_all():
+    config = _config("--device", "cuda", "--tensor-parallel", "2", "--encoder-data-parallel", "2")
+    whole = {need.worker: need for need in gpu_needs(8 * GIB, _config("--device", "cuda"))}
+    needs = {need.worker: need for need in gpu_needs(8 * GIB, config)}
+    assert (needs["pd-0"].ranks, needs["encoder-0"].ranks) == (2, 2)
+    assert needs["encoder-0"].least == whole["encoder-0"].least
+    assert 4 * GIB < whole["pd-0"].least - needs["pd-0"].least < 5 * GIB
+
+
+def test_serve_gives_every_rank_a_gpu_and_its_worker_the_first_one(tmp_path: Path):
+    config = _config("--device", "cuda", "--tensor-parallel", "2", "--encoder-data-parallel", "2")
+    memory = place_on_gpus(config, lambda flag: [Gpu(f"cuda:{index}", 80 * GIB) for index in range(4)])
+    commands = dict(plan_cluster(config, tmp_path, memory).workers)
+    devices = {name: words[words.index("--device") + 1] for name, words in commands.items()}
+    assert sorted(devices.values()) == ["cuda:0", "cuda:2"]
+    assert commands["pd-0"][commands["pd-0"].index("--tensor-parallel") + 1] == "2"
+    assert commands["encoder-0"][commands["encoder-0"].index("--encoder-data-parallel") + 1] == "2"
+    assert "--encoder-data-parallel" not in commands["pd-0"]

@@ -120,6 +120,16 @@ def test_a_part_of_a_gpu_needs_the_memory_of_a_worker(tmp_path: Path):
     assert _plan(*words, "--device-memory", "8GiB")["encoder"].resources.num_gpus == 0.5
 
 
+def test_ranks_reach_the_services_with_a_gpu_and_a_core_each():
+    words = ("--device", "cuda", "--tensor-parallel", "4", "--encoder-data-parallel", "2")
+    plan = _plan(*words)
+    assert plan["pd"].resources.bundle == {"CPU": 4.0, "GPU": 4.0}
+    assert plan["encoder"].resources.bundle == {"CPU": 2.0, "GPU": 2.0}
+    pd, encoder = plan["pd"].words("pd-0"), plan["encoder"].words("encoder-0")
+    assert pd[pd.index("--tensor-parallel") + 1] == "4" and pd[pd.index("--threads") + 1] == "4"
+    assert encoder[encoder.index("--encoder-data-parallel") + 1] == "2"
+
+
 def test_no_secret_reaches_the_words_of_an_actor():
     config = serve_config("--launcher", "ray", "--store", STORE)
     secret = replace(config.proxy, internal_token="hush-0123456789abcdef", api_key="hush-2")

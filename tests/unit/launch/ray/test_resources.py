@@ -51,6 +51,19 @@ def test_every_key_of_a_pool_is_read(tmp_path):
     assert read["pd"].ports == PORTS
 
 
+def test_all_ranks_of_a_worker_are_in_one_bundle_and_so_on_one_node(tmp_path: Path):
+    ranks = {"pd": 2, "encoder": 1}
+    assert read_resources("", CUDA, ranks)["pd"].bundle == {"CPU": 2.0, "GPU": 2.0}
+    assert read_resources("", CPU, ranks)["pd"].bundle == {"CPU": 2.0}
+    assert read_resources("", CUDA, ranks)["encoder"].bundle == {"CPU": 1.0, "GPU": 1.0}
+    assert read_resources("", CUDA, ranks)["proxy"].bundle == {"CPU": 1.0}
+    file = tmp_path / "pools.toml"
+    for given in ("1", "0.5", "4"):
+        file.write_text(f"[pd]\nnum_gpus = {given}\n")
+        with pytest.raises(ConfigError, match="each of a worker's 2 ranks uses a GPU of its own; reserve 2"):
+            read_resources(str(file), CUDA, ranks)
+
+
 @pytest.mark.parametrize(
     ("text", "pools", "words"),
     [

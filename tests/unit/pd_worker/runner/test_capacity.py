@@ -12,6 +12,7 @@ from triptych.pd_worker.runner.capacity import (
     max_model_len,
     num_host_blocks,
     num_kv_blocks,
+    uses_graphs,
     view_memory,
 )
 
@@ -32,6 +33,33 @@ def test_a_block_counts_keys_and_values_of_all_layers() -> None:
 def test_a_view_has_memory_only_where_it_is_read(device: str, backend: str, viewed: bool) -> None:
     config = PDConfig(kv_memory=MIB, attention_backend=backend)
     assert (view_memory(config, torch.device(device)) > 0) is viewed
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "used"),
+    [
+        ("off", "cuda", False),
+        ("auto", "cpu", False),
+        ("auto", "cuda", True),
+        ("static", "cpu", True),
+        ("static", "cuda", True),
+        ("cuda", "cuda", True),
+    ],
+)
+def test_decode_graphs_are_used_where_asked_for_and_by_themselves_on_cuda(
+    mode: str, device: str, used: bool
+) -> None:
+    assert uses_graphs(PDConfig(decode_graphs=mode), torch.device(device)) is used
+
+
+def test_graphs_read_blocks_and_no_view() -> None:
+    assert view_memory(PDConfig(kv_memory=MIB, decode_graphs="static"), torch.device("cpu")) == 0
+
+
+def test_flex_has_no_graphs_and_asking_for_both_is_an_error_with_the_remedy() -> None:
+    assert not uses_graphs(PDConfig(attention_backend="flex"), torch.device("cuda"))
+    with pytest.raises(ConfigError, match="--decode-graphs static and --attention-backend flex do not"):
+        uses_graphs(PDConfig(attention_backend="flex", decode_graphs="static"), torch.device("cpu"))
 
 
 def test_the_memory_is_divided_into_whole_blocks() -> None:

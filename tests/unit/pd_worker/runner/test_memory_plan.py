@@ -15,6 +15,7 @@ from triptych.machine.device_memory import CpuMemory, memory_of
 from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.memory_plan import (
     LEAST_EMBEDDINGS,
+    WorkerMemory,
     WorkerNeeds,
     auto_embeddings,
     plan_worker_memory,
@@ -153,6 +154,29 @@ def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts(checkpoint: Check
         return memory_profile.needs_of(config, checkpoint.decoder, 0, 0).gathered
 
     assert gathered(4096, 128) - gathered(4096, 64) == 64 * 4096 * 5
+
+
+def test_what_decode_graphs_keep_is_in_the_plan_and_not_the_kv_caches(checkpoint: Checkpoint) -> None:
+    """On a CPU that is a spare block, their tables, and no view."""
+
+    def planned(mode: str) -> WorkerMemory:
+        config = replace(_config(max_num_seqs=64), decode_graphs=mode)
+        return memory_profile.size_kv_memory(config, checkpoint.decoder, FakeMemory(64 * MIB, 8 * MIB, 0))
+
+    plain, plan = planned("off"), planned("static")
+    assert plain.needs.graphs == 0 and plan.needs.graphs > plan.needs.block
+    assert plan.view_memory == 0 < plain.view_memory
+    assert "decode graphs" in plan.table() and "decode graphs" not in plain.table()
+    assert plan.needs.fixed + plan.kv_memory + plan.rest == plan.budget and plan.rest >= 0
+
+
+def test_the_pool_of_cuda_graphs_counts_beside_steps_without_a_graph(
+    checkpoint: Checkpoint,
+) -> None:
+    config = replace(_config(max_num_batched_tokens=64), decode_graphs="cuda")
+    needs = memory_profile.needs_of(config, checkpoint.decoder, 0, 64 * MIB)
+    static = memory_profile.needs_of(replace(config, decode_graphs="static"), checkpoint.decoder, 0, 64 * MIB)
+    assert needs.graphs - static.graphs >= 4 * MIB, "four tokens of the 64 that were measured"
 
 
 def test_a_budget_that_is_given_counts_and_not_what_is_free_now(checkpoint: Checkpoint) -> None:

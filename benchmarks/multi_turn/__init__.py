@@ -1,0 +1,1 @@
+"""Chats with pictures, turn by turn."""

@@ -1,0 +1,86 @@
+"""Sizes of decode graphs, by hand-made tables."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.pd_worker.runner.decode_sizes import (
+    DecodeSize,
+    decode_sizes,
+    powers_of_two,
+    shown,
+    smallest_fit,
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "powers"),
+    [(1, 8, [1, 2, 4, 8]), (1, 6, [1, 2, 4, 6]), (1, 1, [1]), (16, 100, [16, 32, 64, 100]), (16, 9, [9])],
+)
+def test_powers_of_two_end_with_the_most_even_where_that_is_none(first, last, powers):
+    assert powers_of_two(first, last) == powers
+
+
+def test_a_graph_for_each_number_of_sequences_and_each_width_from_256_tokens_on() -> None:
+    sizes = decode_sizes(3, 100, 4)
+    assert [(size.batch, size.blocks) for size in sizes] == [
+        (1, 64),
+        (1, 100),
+        (2, 64),
+        (2, 100),
+        (3, 64),
+        (3, 100),
+    ]
+    assert shown(sizes) == "6 sizes up to 3 sequences of 100 blocks"
+
+
+def test_tables_of_encoder_outputs_share_the_width_up_to_a_maximum_of_their_own() -> None:
+    sizes = decode_sizes(1, 28, 16, cross_blocks=64)
+    assert sizes == [DecodeSize(1, 16, 16), DecodeSize(1, 28, 32), DecodeSize(1, 28, 64)]
+    assert shown(sizes) == "3 sizes up to 1 sequences of 28 blocks and 64 of an encoder output"
+
+
+def test_outputs_that_are_always_whole_have_graphs_of_that_width_alone() -> None:
+    assert decode_sizes(1, 28, 16, cross_blocks=94, whole=True) == [DecodeSize(1, 28, 94)]
+    wide = decode_sizes(1, 128, 16, cross_blocks=50, whole=True)
+    assert wide == [DecodeSize(1, 64, 50), DecodeSize(1, 128, 50)]
+
+
+@pytest.mark.parametrize(
+    ("needed", "size"),
+    [
+        (DecodeSize(1, 1), DecodeSize(1, 16)),
+        (DecodeSize(3, 17), DecodeSize(4, 32)),
+        (DecodeSize(8, 64), DecodeSize(8, 64)),
+        (DecodeSize(9, 1), None),
+        (DecodeSize(1, 65), None),
+    ],
+)
+def test_the_smallest_size_that_holds_a_step_is_taken(needed: DecodeSize, size: DecodeSize | None) -> None:
+    assert smallest_fit(decode_sizes(8, 64, 16), needed) == size
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 600),
+    st.integers(0, 200),
+    st.booleans(),
+    st.sampled_from([1, 8, 16]),
+    st.data(),
+)
+def test_every_step_within_the_limits_has_a_size_and_wastes_less_than_half(
+    seqs: int, blocks: int, cross: int, whole: bool, block_size: int, data: st.DataObject
+) -> None:
+    needed = DecodeSize(
+        data.draw(st.integers(1, seqs)),
+        data.draw(st.integers(1, blocks)),
+        cross if whole else data.draw(st.integers(min(1, cross), cross)),
+    )
+    size = smallest_fit(decode_sizes(seqs, blocks, block_size, cross_blocks=cross, whole=whole), needed)
+    assert size is not None
+    assert size.batch < 2 * needed.batch or size.batch == 1
+    narrowest = -(-256 // block_size)
+    assert size.blocks < 2 * max(needed.blocks, needed.cross_blocks, narrowest)
