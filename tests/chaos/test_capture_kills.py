@@ -11,7 +11,7 @@ from support.data.oracle import assert_exact
 from support.data.traffic import ask_all, expected, mixed_cases
 from support.processes.cluster import running_cluster, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TOKENS = 64
 #: The larger one is for no picture of the test: its capture takes seconds.
