@@ -73,7 +73,7 @@ async def _measure(clusters: Sequence[Launched], rounds: int, side: int) -> Meas
         early = [await _early_tokens(session, cluster) for cluster in clusters]
     if early[0] or not early[1]:
         raise TriptychError(f"tokens prefilled early: {early[0]:g} without overlap, {early[1]:g} with it")
-    return Measured(*taken, early[1])
+    return Measured(taken[0], taken[1], early[1])
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, pictures: Sequence[str]) -> float:
