@@ -56,18 +56,19 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 
 
 def uses_graphs(config: PDConfig, device: torch.device) -> bool:
-    """Whether steps of decodes alone run as graphs: by --decode-graphs, and never with FlexAttention.
+    """Whether steps of decodes alone run as graphs: by --decode-graphs, never with FlexAttention or ranks.
 
     ConfigError where the flags ask for both.
     """
-    mode = config.decode_graphs
-    if config.attention_backend != "flex":
+    mode, why = config.decode_graphs, ""
+    if config.attention_backend == "flex":
+        why = "--attention-backend flex, which makes block masks in every step; give --attention-backend sdpa"
+    elif config.tensor_parallel > 1:
+        why = f"--tensor-parallel {config.tensor_parallel}, whose ranks compute without padding; give 1 rank"
+    if not why:
         return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
     if mode in ("static", "cuda"):
-        raise ConfigError(
-            f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
-            "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
-        )
+        raise ConfigError(f"--decode-graphs {mode} does not go with {why}, or --decode-graphs off")
     return False
 
 
