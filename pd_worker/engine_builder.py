@@ -21,13 +21,14 @@ from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
 from triptych.pd_worker.runner.capacity import (
     cross_limits_of,
     max_model_len,
     num_host_blocks,
     num_kv_blocks,
+    runner_options,
     uses_graphs,
-    view_memory,
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
@@ -43,13 +44,16 @@ def build_engine(
     *,
     model_name: str = "",
     pacer: StepPacer | None = None,
+    ranks: OtherRanks | None = None,
 ) -> Engine:
     """An engine whose thread is not started; ConfigError for what its memory cannot hold.
 
-    `transfer` says where embeddings are loaded from; `emit` and `pacer` are the engine's.
+    `transfer` says where embeddings are loaded from; `emit` and `pacer` are the engine's. With `ranks`,
+    `decoder` is rank 0's share and `config` what each rank has; the engine ends them.
     """
     connector = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
-    runner = _build_runner(config, decoder)
+    runner = _build_runner(config, decoder, ranks)
+    metrics.ranks.set(config.tensor_parallel)
     metrics.parameter_bytes.set(runner.parameter_bytes)
     engine = Engine(
         _build_scheduler(config, decoder, connector),
@@ -61,6 +65,8 @@ def build_engine(
         pacer=pacer,
     )
     runner.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, engine.wake)
+    if ranks is not None:
+        ranks.build(config, transfer, engine.wake)
     return engine
 
 
@@ -78,21 +84,16 @@ def _build_scheduler(config: PDConfig, decoder: DecoderSide, connector: ECConnec
         EncoderCache(config.embedding_memory), Admission(config.embedding_memory), connector, cross
     )
     limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
-    return Scheduler(limits, kv, items, cross_limits, swap)
+    return Scheduler(limits, kv, items, cross_limits, swap, overlap_prefill=config.overlap_prefill)
 
 
-def _build_runner(config: PDConfig, decoder: DecoderSide) -> ModelRunner:
-    graphs = uses_graphs(config, decoder.device)
-    runner = in_short_lived_thread(
-        ModelRunner,
-        decoder,
-        num_blocks=num_kv_blocks(config, decoder.geometry, decoder.dtype),
-        block_size=config.block_size,
-        backend=config.attention_backend,
-        num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
-        view_memory=view_memory(config, decoder.device),
-        spare_block=graphs,
-    )
-    if graphs:
+def _build_runner(config: PDConfig, decoder: DecoderSide, ranks: OtherRanks | None) -> ModelRunner:
+    options = runner_options(config, decoder)
+    runner: ModelRunner
+    if ranks is None:
+        runner = in_short_lived_thread(ModelRunner, decoder, **options)
+    else:
+        runner = in_short_lived_thread(RankedRunner, decoder, ranks, **options)
+    if uses_graphs(config, decoder.device):
         in_short_lived_thread(capture_decode_graphs, config, decoder, runner)
     return runner

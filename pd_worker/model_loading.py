@@ -10,17 +10,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from triptych.config import PDConfig, format_size
-from triptych.cpu.threads import decoder_threads, use_threads
-from triptych.machine.device_memory import memory_of
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
-from triptych.models.registry import generation_defaults, load_decoder, resolve_device, resolve_dtype
-from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.models.registry import generation_defaults
 from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
+from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
+from triptych.pd_worker.ranks.share import load_share, sized
 from triptych.pd_worker.runner.capacity import max_model_len, num_kv_blocks
-from triptych.pd_worker.runner.memory_profile import size_kv_memory
 
 logger = logging.getLogger(__name__)
 
@@ -39,29 +37,41 @@ class LoadedModel:
     #: --kv-memory, or the size found by profiling.
     kv_memory: int
     encoder_cache_memory: int = 0
+    #: The other ranks, where `decoder` is rank 0's share; they have loaded theirs.
+    ranks: DecoderRanks | None = None
 
 
 def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     """The checkpoint of `config.model`; ConfigError for one that cannot be served as configured.
 
+    `config` is that of one rank, see `share_of_rank`; with several, the others are started and load, too.
     `other_peak` is what another model in this process takes of the device while it computes.
     """
+    check_supported(Path(config.model), wanted_by_flags(config))
+    if config.tensor_parallel == 1:
+        return _load(config, None, other_peak)
+    ranks = DecoderRanks(config)
+    try:
+        ranks.start()
+        return _load(config, ranks, other_peak)
+    except BaseException:
+        ranks.close(seconds=0)
+        raise
+
+
+def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> LoadedModel:
     start = time.monotonic()
     path = Path(config.model)
-    check_supported(path, wanted_by_flags(config))
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(path, device, config.dtype)
-    decoder = load_decoder(
-        path,
-        device=device,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        quantization=config.quantization,
-    )
-    use_threads(decoder_threads(config.threads, decoder.geometry.hidden_size))
+    decoder = load_share(config, 0)
+    dtype = decoder.dtype
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
-    config = _sized(config, decoder, other_peak)
+    if ranks is None:
+        config = sized(config, decoder, other_peak)
+    else:
+        ranks.join(decoder)
+        kv_memory, embeddings = ranks.sized(config, decoder)
+        config = replace(config, kv_memory=kv_memory, encoder_cache_memory=embeddings)
     num_kv_blocks(config, decoder.geometry, dtype)
     longest = max_model_len(config, decoder.geometry, dtype)
     if not config.max_model_len and longest < decoder.geometry.max_position_embeddings:
@@ -87,13 +97,5 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
         tokenizer,
         config.kv_memory,
         config.encoder_cache_memory,
+        ranks,
     )
-
-
-def _sized(config: PDConfig, decoder: DecoderSide, other_peak: int) -> PDConfig:
-    """With the memory that the device has for KV cache and embeddings; on a CPU a given one is enough."""
-    if config.kv_memory and decoder.device.type == "cpu":
-        return config
-    plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
-    logger.info("memory of %s:\n%s", decoder.device, plan.table())
-    return replace(config, kv_memory=plan.kv_memory, encoder_cache_memory=plan.needs.embeddings)

@@ -7,7 +7,7 @@ import logging
 
 from triptych.config import PDConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.step_pacer import StepPacer, step_pacer
-from triptych.cpu.threads import decoder_threads, in_short_lived_thread
+from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
@@ -15,6 +15,7 @@ from triptych.metrics import PDMetrics, show_expiry
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
+from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server
@@ -35,6 +36,7 @@ async def run(config: PDConfig) -> None:
     check_drain_timeout(config.drain_timeout)
     if config.advertise:
         check_advertise(config.advertise)
+    config = share_of_rank(config)
     stop = stop_signal()
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
         store = await connect_configured(config.store)
@@ -63,7 +65,8 @@ async def _serve(
     before_each_layer(model.decoder.module, worker.engine.beat.tick)
     if config.attention_backend == "flex":
         slow_while_compiling(worker.engine.beat)
-    watch = ProcessWatch(health, [worker.engine.beat], config.stall_timeout)
+    others = [] if model.ranks is None else model.ranks.beats
+    watch = ProcessWatch(health, [worker.engine.beat, *others], config.stall_timeout)
     heartbeat = Heartbeat(Registry(store), info, healthy=watch.healthy)
     page.status.follow(watch.healthy, heartbeat.degraded)
     worker.start()
@@ -91,7 +94,7 @@ def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
     return step_pacer(
         config.core_page,
         config.core_slot,
-        decoder_threads(config.threads, model.decoder.geometry.hidden_size),
+        config.tensor_parallel * decoder_threads_of_rank(config, model.decoder.geometry.hidden_size),
         interval=config.step_interval,
         own_core=config.keep_core,
     )

@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
-from triptych.pd_worker.core.stats import ItemStats, Latencies, SchedulerStats
+from triptych.pd_worker.core.stats import ItemStats, Latencies, OverlapStats, SchedulerStats
 from triptych.types import FinishReason
 
 
@@ -28,6 +28,7 @@ class StepMetrics:
         """`output` is None when the step failed before it was planned."""
         self._gauges(stats)
         self._items(stats.items)
+        self._overlap(stats.overlap)
         self._latencies(stats.latencies)
         if output is not None:
             self._step(output)
@@ -71,6 +72,12 @@ class StepMetrics:
         for seconds in counts.load_seconds:
             self._metrics.ec_load_seconds.observe(seconds)
         self._metrics.ec_load_bytes.inc(counts.load_bytes)
+
+    def _overlap(self, counts: OverlapStats) -> None:
+        if counts.tokens or counts.requests or counts.lost_tokens:
+            self._metrics.overlap_requests.inc(counts.requests)
+            self._metrics.overlap_tokens.inc(counts.tokens)
+            self._metrics.overlap_lost_tokens.inc(counts.lost_tokens)
 
     def _latencies(self, latencies: Latencies) -> None:
         for histogram, values in (

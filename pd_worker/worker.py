@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer
-from triptych.cpu.threads import decoder_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.registry.matching import ROW_WIDTH
 from triptych.errors import Unavailable
@@ -26,6 +25,7 @@ from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.ranks.share import decoder_threads_of_rank
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.types import WorkerInfo
 
@@ -71,6 +71,7 @@ class PDWorker:
             metrics,
             model_name=model.name,
             pacer=pacer,
+            ranks=model.ranks,
         )
         most = MAX_WAITING + config.max_num_seqs
         self._incarnation = uuid.uuid4().hex
@@ -107,7 +108,8 @@ class PDWorker:
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration. It serves all namespaces of its model_key."""
-        threads = decoder_threads(self._config.threads, self._model.decoder.geometry.hidden_size)
+        ranks = self._config.tensor_parallel
+        threads = ranks * decoder_threads_of_rank(self._config, self._model.decoder.geometry.hidden_size)
         return WorkerInfo(
             address=address,
             pool="pd",
@@ -117,6 +119,7 @@ class PDWorker:
             capacity={
                 "encoder_cache_bytes": self._config.embedding_memory,
                 "max_num_seqs": self._config.max_num_seqs,
+                "tensor_parallel": ranks,
                 "max_model_len": self.engine.max_model_len,
                 "metrics_port": metrics_port,
                 "encoder_decoder": int(self._model.decoder.cross is not None),
@@ -124,7 +127,7 @@ class PDWorker:
                 ROW_WIDTH: self._model.decoder.row_width,
             },
             modality=self._model.decoder.modality,
-            kind=worker_kind(self._config.worker_kind, self._config.device, threads),
+            kind=worker_kind(self._config.worker_kind, self._config.device, threads, ranks=ranks),
         )
 
     def start(self) -> None:

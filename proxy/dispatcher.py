@@ -20,10 +20,10 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Transport
-from triptych.proxy.requests import lifecycle as do
+from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
+from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
-from triptych.proxy.requests.lifecycle import Instruction
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage

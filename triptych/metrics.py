@@ -120,9 +120,20 @@ class PDMetrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self.ranks = gauge("triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel")
         self.batch_requests = histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
         self.chunked_prefills = counter(
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
+        )
+        self.overlap_requests = counter(
+            "triptych_pd_overlap_requests", "requests prefilled in part before all of their items were there"
+        )
+        self.overlap_tokens = counter(
+            "triptych_pd_overlap_tokens",
+            "prompt tokens prefilled before all items of their request were there",
+        )
+        self.overlap_lost_tokens = counter(
+            "triptych_pd_overlap_lost_tokens", "those of them that were evicted before their request started"
         )
         self.graph_steps = counter("triptych_pd_graph_steps", "steps replayed as a decode graph")
         self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")

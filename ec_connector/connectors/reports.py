@@ -29,7 +29,8 @@ class Reports:
     def loaded(self, load_id: LoadId) -> None:
         with self._lock:
             self._output.loaded.append(load_id.mm_hash)
-            self._output.generations[load_id.mm_hash] = load_id.generation
+            # A later load of the key may have been reported already, whose generation counts.
+            self._output.generations.setdefault(load_id.mm_hash, load_id.generation)
         self.on_progress()
 
     def failed(self, load_id: LoadId, reason: str, damaged_digest: str = "") -> None:

@@ -100,7 +100,7 @@ def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCuda
     else:
         sample = encoder.preprocess(encoder.sample(), {})
         rows = config.batch_patches * sample.rows // max(1, sample.cost)
-        budgets = token_budgets(least, rows, multiple)
+        budgets = token_budgets(least, min(rows, graph.max_token_budget or rows), multiple)
     items = config.encoder_graph_max_items or max(1, budgets[-1] // least)
     # Of pictures each is one frame.
     return GraphLimits(budgets, items, items)

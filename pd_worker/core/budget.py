@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk
+from triptych.pd_worker.core.outputs import Projection, ScheduledChunk
 from triptych.pd_worker.core.request import RequestState
 
 #: Encoder rows whose projection costs about as much as one prefill token: keys and values are two of a
@@ -38,9 +38,8 @@ class Budget:
     def for_prefill(self) -> int:
         return max(0, min(self.tokens, self.prefill))
 
-    def prefill_end(self, state: RequestState, num_tokens: int) -> int:
-        """End of the next prefill chunk up to `num_tokens`, by the budget and by atomic spans."""
-        start = state.num_computed_tokens
+    def prefill_end(self, state: RequestState, start: int, num_tokens: int) -> int:
+        """End of a prefill chunk from `start` up to `num_tokens`, by the budget and by atomic spans."""
         end = min(num_tokens, start + self.for_prefill)
         for feature in state.features:
             placement = feature.placement
@@ -51,19 +50,3 @@ class Budget:
                     # Decodes must not starve it: the first prefill chunk of a step may exceed the budget.
                     end = start if self.prefilling else placement.end
         return end
-
-
-def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:
-    """Which encoder rows go to which tokens of the chunk [start, end), one entry per stretch."""
-    gathered: list[GatheredRows] = []
-    for feature in state.features:
-        placement = feature.placement
-        row = 0
-        for first, count in placement.runs or ((0, placement.length),):
-            lo = max(start, placement.offset + first)
-            hi = min(end, placement.offset + first + count)
-            if lo < hi:
-                skipped = lo - placement.offset - first
-                gathered.append(GatheredRows(feature.mm_hash, row + skipped, hi - lo, lo - start))
-            row += count
-    return tuple(gathered)

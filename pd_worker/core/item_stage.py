@@ -12,6 +12,7 @@ from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
+from triptych.pd_worker.core.overlap_prefill import OverlapPrefill
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
 from triptych.pd_worker.core.request_table import RequestTable
@@ -70,6 +71,7 @@ class ItemStage:
         items: ItemTracker,
         kv: KVCacheManager,
         swap: SwapManager,
+        overlap: OverlapPrefill,
         *,
         cross_items: bool,
     ) -> None:
@@ -78,6 +80,7 @@ class ItemStage:
         self._items = items
         self._kv = kv
         self._swap = swap
+        self._overlap = overlap
         self._cross_items = cross_items
         self._marks = ReadyMarks()
         #: Keys of requests whose cross table existed at the last step.
@@ -187,6 +190,7 @@ class ItemStage:
             state.items_at = now
             self._waiting.completed(state)
         self._waiting.set_readiness(state, readiness)
+        self._overlap.examine(state, num_computed, readiness)
         return [*self._items.report_resident(state), *self._report_unencoded(state, num_computed)]
 
     def _report_unencoded(self, state: RequestState, start: int) -> list[EngineEvent]:

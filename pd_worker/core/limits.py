@@ -22,6 +22,11 @@ class SchedulerLimits:
         """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
         return max(1, self.max_num_batched_tokens // 2)
 
+    @property
+    def fewest_overlap_tokens(self) -> int:
+        """Prompt tokens of waiting requests for which alone a step is made."""
+        return self.max_num_batched_tokens // 16
+
 
 @dataclass(frozen=True, slots=True)
 class CrossLimits:

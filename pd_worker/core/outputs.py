@@ -43,6 +43,8 @@ class ScheduledChunk:
     #: The cross table, and the encoder rows in it; empty for decoder-only models.
     cross_blocks: tuple[int, ...] = ()
     cross_length: int = 0
+    #: The request waits for items: only the prefix cache keeps what the chunk computes.
+    overlap: bool = False
 
     @property
     def end(self) -> int:
@@ -64,7 +66,7 @@ class SchedulerOutput:
 
     #: Counts from 1; metadata and results of a step carry it.
     step: int
-    #: Decodes first, then prefill chunks; the order of the batch.
+    #: Decodes first, then prefill chunks, those of waiting requests last; the order of the batch.
     chunks: list[ScheduledChunk] = field(default_factory=list)
     #: Copies of preempted requests' blocks to host memory, before anything is written.
     swap_out: list[BlockCopy] = field(default_factory=list)
@@ -132,6 +134,8 @@ class ModelRunnerOutput:
     unprojected: frozenset[str] = frozenset()
     #: Indices of computed chunks with NaN or infinite values: nothing of them is left in the KV cache.
     non_finite: frozenset[int] = frozenset()
+    #: Digest of the batch, where several ranks compute it: theirs are equal.
+    batch_digest: int = 0
     #: The chunks were computed as a replay of a decode graph.
     graphed: bool = False
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from triptych.errors import DeadlineExceeded, InternalError, RequestError
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.budget import Budget, gather_rows
+from triptych.pd_worker.core.budget import Budget
+from triptych.pd_worker.core.chunks import ChunkMaker
 from triptych.pd_worker.core.item_stage import ItemStage
 from triptych.pd_worker.core.items import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
@@ -15,6 +16,7 @@ from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
 from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, RawLogprobs, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.core.overlap_prefill import OverlapPrefill
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.request_table import RequestTable
@@ -31,8 +33,9 @@ class Scheduler:
     latest request is preempted and computed again later: the earliest always goes on.
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
-    written in the same step. With `count_only` no model runs: chunks carry no block tables and rows, and no
-    latencies are kept (see `decode_runs`).
+    written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for
+    items. With `count_only` no model runs: chunks carry no block tables and rows, and no latencies are kept
+    (see `decode_runs`).
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Scheduler:
         cross: CrossLimits | None = None,
         swap: SwapManager | None = None,
         *,
+        overlap_prefill: bool = False,
         count_only: bool = False,
     ) -> None:
         self.limits = limits
@@ -50,13 +54,14 @@ class Scheduler:
         self.items = items
         self.swap = swap or SwapManager(0)
         self._cross_limits = cross
-        self._count_only = count_only
+        self._chunks = ChunkMaker(kv, items, count_only=count_only)
+        self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
         self._step = 0
         self._requests = RequestTable()
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
         self._item_stage = ItemStage(
-            self._requests, self._waiting, items, kv, self.swap, cross_items=cross is not None
+            self._requests, self._waiting, items, kv, self.swap, self._overlap, cross_items=cross is not None
         )
         self._events: list[EngineEvent] = []
         self._outputs = OutputProcessor(limits.max_model_len, count_only=count_only)
@@ -152,6 +157,7 @@ class Scheduler:
             kv_blocks_used=self.kv.num_used,
             host_blocks_used=self.swap.num_used,
             items=self.items.collect_stats(),
+            overlap=self._overlap.drain_stats(),
             latencies=self._outputs.drain_latencies(),
         )
 
@@ -177,7 +183,8 @@ class Scheduler:
             self._finish(state, FinishReason.ERROR, refusal)
         budget = self._decode(output)
         self._prefill(output, budget)
-        self._start(output, budget, now)
+        if self._start(output, budget, now):
+            self._overlap.schedule(output, budget, len(self._running))
         output.ec_connector_metadata = self.items.build_metadata(output)
         return output
 
@@ -199,6 +206,8 @@ class Scheduler:
                 self._finish(chunk.state, FinishReason.ERROR, error)
             elif (reason := result.errors.get(index)) is not None and chunk.samples:
                 self._finish(chunk.state, FinishReason.ERROR, reason)
+            elif chunk.overlap:
+                self._overlap.end(chunk)
             else:
                 self._advance(chunk)
                 if chunk.samples:
@@ -253,25 +262,11 @@ class Scheduler:
             if budget.tokens == 0:
                 break
             if state.status is RequestStatus.RUNNING and state.is_decoding and self._grow(state, output):
-                budget.spend(self._add_chunk(state, state.num_computed_tokens + 1, output))
+                start = state.num_computed_tokens
+                budget.spend(self._chunks.add(output, state, start, start + 1))
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
         return budget
-
-    def _add_chunk(self, state: RequestState, end: int, output: SchedulerOutput) -> ScheduledChunk:
-        """All tokens from the first that is not computed up to `end`."""
-        start = state.num_computed_tokens
-        samples = end == state.num_tokens
-        if self._count_only:
-            chunk = ScheduledChunk(state, start, end - start, (), (), samples)
-        else:
-            rows = gather_rows(state, start, end) if start < state.num_prompt_tokens else ()
-            blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(end)]
-            cross = self.items.cross_blocks(state) if state.cross is not None else ()
-            length = state.features[0].plan.rows if cross else 0
-            chunk = ScheduledChunk(state, start, end - start, tuple(blocks), rows, samples, cross, length)
-        output.chunks.append(chunk)
-        return chunk
 
     def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
         """A block for the newest token, preempting the latest requests when none is free."""
@@ -306,16 +301,18 @@ class Scheduler:
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
-        end = budget.prefill_end(state, state.num_tokens)
+        end = most = budget.prefill_end(state, start, state.num_tokens)
         if state.features:
             end = self.items.stop_before_missing(state, start, end)
-        if end > start:
-            budget.spend_prefill(self._add_chunk(state, end, output))
+        # Less than a block behind what it has is not worth a step: the item may be there in the next one.
+        if end > start and (start == 0 or end == most or end - start >= self.kv.block_size):
+            budget.spend_prefill(self._chunks.add(output, state, start, end))
 
-    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
+    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
+        """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
         for state in list(self._waiting.startable):
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
-                return
+                return False
             if self.swap.is_leaving(state.request_id):
                 continue
             prefix, num_computed = self._item_stage.known_prefix(state)
@@ -326,7 +323,7 @@ class Scheduler:
             if state.cross is not None and not self._can_attend(state):
                 continue
             if not self._allocate(state, prefix):
-                return
+                return False
             if state.cross is not None and (projection := self.items.write_table(state, output)):
                 budget.spend_projection(projection)
             if copies := self.swap.swap_in(state.request_id, self.kv.table(state.request_id)):
@@ -334,6 +331,7 @@ class Scheduler:
                 state.restored_in = output.step
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
+        return True
 
     def _can_attend(self, state: RequestState) -> bool:
         """Its cross table or its embedding can be read in this step and matches the plan."""
@@ -362,7 +360,7 @@ class Scheduler:
         state.num_computed_tokens = num_computed
         if state.first_scheduled_at is None:
             state.first_scheduled_at = now
-            state.num_cached_tokens = min(num_computed, state.num_prompt_tokens)
+            state.num_cached_tokens = self._overlap.start(state, min(num_computed, state.num_prompt_tokens))
             if self.kv.prefix_caching:
                 output.prefix_queried += state.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
@@ -392,6 +390,7 @@ class Scheduler:
             self._running.remove(state)
         else:
             self._waiting.discard(state)
+            self._overlap.forget(state)
         state.status = RequestStatus.FINISHED
         self._requests.remove(state)
         self.kv.free(state.request_id)

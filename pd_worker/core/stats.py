@@ -21,6 +21,15 @@ class ItemStats:
 
 
 @dataclass(slots=True)
+class OverlapStats:
+    """Counts of prefill before all items are there: requests, tokens, tokens that were evicted before use."""
+
+    requests: int = 0
+    tokens: int = 0
+    lost_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Latencies:
     """Latencies in seconds since the last report: to the first token, between tokens, of whole requests."""
 
@@ -40,4 +49,5 @@ class SchedulerStats:
     kv_blocks_used: int
     host_blocks_used: int
     items: ItemStats
+    overlap: OverlapStats
     latencies: Latencies

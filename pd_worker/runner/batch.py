@@ -222,3 +222,19 @@ def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:
     if end > prompt:
         tokens.extend(request.output_token_ids[max(0, start - prompt) : end - prompt])
     return tokens
+
+
+def batch_digest(chunks: Sequence[ScheduledChunk]) -> int:
+    """A digest of a batch: tokens, blocks and order. Equal in all processes of one release."""
+    # Of numbers alone: the hash of a text differs between processes.
+    return hash(
+        tuple(
+            (
+                chunk.start,
+                chunk.block_ids,
+                chunk.cross_blocks,
+                tuple(chunk_tokens(chunk.state.request, chunk.start, chunk.end)),
+            )
+            for chunk in chunks
+        )
+    )

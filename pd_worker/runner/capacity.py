@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 
 from triptych.config import VIEW_SHARE, PDConfig, format_size
 from triptych.errors import ConfigError
-from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
 
 #: Above this a default would ask for more memory than most machines give.
 _DEFAULT_MAX_MODEL_LEN = 32768
+
+
+class RunnerOptions(TypedDict):
+    """What a model runner is built with, besides its decoder."""
+
+    num_blocks: int
+    block_size: int
+    backend: str
+    num_host_blocks: int
+    view_memory: int
+    spare_block: bool
+
+
+def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
+    """The options of this decoder's runner; ConfigError for what its memory cannot hold."""
+    return RunnerOptions(
+        num_blocks=num_kv_blocks(config, decoder.geometry, decoder.dtype),
+        block_size=config.block_size,
+        backend=config.attention_backend,
+        num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
+        view_memory=view_memory(config, decoder.device),
+        spare_block=uses_graphs(config, decoder.device),
+    )
 
 
 def max_model_len(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
@@ -47,29 +72,37 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     longest = max_model_len(config, geometry, dtype)
     need = -(-longest // config.block_size)
     if config.kv_memory // nbytes < need:
+        of_rank = ", a rank's share," if config.tensor_parallel > 1 else ""
         raise ConfigError(
-            f"--kv-memory {format_size(config.kv_memory)} holds no request of --max-model-len {longest}: "
-            f"{need} blocks of {config.block_size} tokens x {format_size(nbytes)} = "
+            f"--kv-memory {format_size(config.kv_memory)}{of_rank} holds no request of --max-model-len "
+            f"{longest}: {need} blocks of {config.block_size} tokens x {format_size(nbytes)} = "
             f"{format_size(need * nbytes)}; raise --kv-memory or lower --max-model-len"
         )
     return config.kv_memory // nbytes
 
 
 def uses_graphs(config: PDConfig, device: torch.device) -> bool:
-    """Whether steps of decodes alone run as graphs: by --decode-graphs, never with FlexAttention or ranks.
+    """Whether steps of decodes alone run as graphs, by --decode-graphs; never with FlexAttention.
 
-    ConfigError where the flags ask for both.
+    ConfigError where the flags ask for both, or for CUDA graphs of several ranks, whose collectives no graph
+    has been captured with.
     """
-    mode, why = config.decode_graphs, ""
+    mode = config.decode_graphs
     if config.attention_backend == "flex":
-        why = "--attention-backend flex, which makes block masks in every step; give --attention-backend sdpa"
-    elif config.tensor_parallel > 1:
-        why = f"--tensor-parallel {config.tensor_parallel}, whose ranks compute without padding; give 1 rank"
-    if not why:
-        return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
-    if mode in ("static", "cuda"):
-        raise ConfigError(f"--decode-graphs {mode} does not go with {why}, or --decode-graphs off")
-    return False
+        if mode in ("static", "cuda"):
+            raise ConfigError(
+                f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
+                "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
+            )
+        return False
+    if config.tensor_parallel > 1:
+        if mode == "cuda":
+            raise ConfigError(
+                f"--decode-graphs cuda and --tensor-parallel {config.tensor_parallel} do not go together: use "
+                "--decode-graphs off, or one rank"
+            )
+        return mode == "static"
+    return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
 
 
 def reads_view(config: PDConfig, device: torch.device) -> bool:

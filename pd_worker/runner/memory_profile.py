@@ -37,13 +37,16 @@ def size_kv_memory(
     # A length above the model's is an error of its own.
     max_model_len(config, decoder.geometry, decoder.dtype)
     held = memory.used()
-    budget = config.device_memory or held + int(memory.free() * memory.share)
+    # The ranks of a worker share a CPU's memory, all of them at once; each GPU is of one rank.
+    sharing = config.tensor_parallel if decoder.device.type == "cpu" else 1
+    budget = config.device_memory or held + int(memory.free() * memory.share / sharing)
     needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
     if not config.encoder_cache_memory:
         needs = needs.with_embeddings(
             auto_embeddings(budget - needs.fixed, embeddings_of_use(config, decoder))
         )
-    return plan_worker_memory(budget, needs, config.kv_memory, host_free=available_memory())
+    host_free = available_memory() // config.tensor_parallel
+    return plan_worker_memory(budget, needs, config.kv_memory, host_free=host_free)
 
 
 def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int) -> WorkerNeeds:

@@ -16,10 +16,11 @@ from triptych.log import log_fields
 from triptych.machine.device_fault import check_device
 from triptych.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
+from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.attention.contiguous_kv import DecodeView
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.runner.batch import Batch, BatchBuilder, in_batch_order
+from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest, in_batch_order
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
@@ -40,11 +41,16 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         backend: str = "sdpa",
         num_host_blocks: int = 0,
         view_memory: int = 0,
+        parallel: TensorParallel | None = None,
         spare_block: bool = False,
     ) -> None:
-        """`spare_block`: one more block, which is no request's; `use_graphs` needs it."""
+        """`parallel` is this rank's place where the decoder is one of several ranks' shares.
+
+        `spare_block`: one more block, which is no request's; `use_graphs` needs it.
+        """
         geometry = decoder.geometry
         self._decoder = decoder
+        self._parallel = parallel
         self.encoder_cache: dict[str, EncoderOutput] = {}
         sizes = {
             "num_layers": geometry.num_layers,
@@ -123,6 +129,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     def _run(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         self._swap(scheduled, output)
+        if scheduled.swap_in:
+            output.swapped_in = self._all_ranks(output.swapped_in)
         chunks = scheduled.computable(swapped_in=output.swapped_in)
         try:
             output.unprojected = frozenset(
@@ -153,6 +161,13 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         output.swapped_out = self._succeeds("a swap", out)
         output.swapped_in = self._succeeds("a swap", back)
 
+    def _all_ranks(self, succeeded: bool) -> bool:
+        """Whether all ranks succeeded: each has to compute the same chunks."""
+        if self._parallel is None:
+            return succeeded
+        count = torch.tensor([float(succeeded)], device=self._decoder.device)
+        return int(self._parallel.all_reduce(count)) == self._parallel.size
+
     def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
         """Runs one part of the step; False, with a log entry, where it fails."""
         try:
@@ -176,8 +191,10 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
-        """Writes the sampled tokens into `output`, in the order of `chunks`."""
+        """Writes the sampled tokens into `output`, in the order of `chunks`. Only rank 0 samples."""
         ordered, view = self._arrange(chunks)
+        if self._parallel is not None:
+            output.batch_digest = batch_digest(ordered)
         batch = self._builder.build(ordered, self.encoder_cache, view)
         hidden = self._hidden(batch, output)
         counts = [chunk.count for chunk in ordered]
@@ -188,6 +205,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         if not batch.sampling:
             return
         logits = self._decoder.logits(hidden[batch.last])
+        if self._parallel is not None and self._parallel.rank:
+            return
         inputs = [sampler_input(chunk) for chunk in batch.sampling]
         tokens = sample(logits, inputs)
         place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}

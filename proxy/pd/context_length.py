@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from triptych.errors import ContextTooLong
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.requests.lifecycle import ResumeState
+from triptych.proxy.requests.instructions import ResumeState
 
 
 def least_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:

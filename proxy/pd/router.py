@@ -20,7 +20,7 @@ from triptych.proxy.pd.stall_watch import LOOK_SECONDS
 from triptych.proxy.pd.suspects import CLEARING_TOKENS, MAX_LOSSES, Suspects
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
-from triptych.proxy.requests.lifecycle import Submit
+from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
 from triptych.proxy.workers import KnownWorkers

@@ -16,7 +16,7 @@ from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_
 from triptych.proxy.call.chat import RawPrompt, Started
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.ports import RequestEvents
-from triptych.proxy.requests.lifecycle import ResumeState, Submit
+from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.request.chat import TemplateOptions
 from triptych.types import PDTimings, PositionLogprobs, TimestampTokens, Usage

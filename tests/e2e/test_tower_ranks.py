@@ -13,12 +13,13 @@ from support.data.oracle import assert_exact
 from support.data.pictures import picture
 from support.data.traffic import ask_all, expected, mixed_cases
 from support.encdec import traffic as encdec_traffic
+from support.encdec.oracle import tokenizer_of
 from support.encdec.traffic import EncDecCase
 from support.processes.cluster import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TOKENS = 32
+TOKENS = 64
 TWO_RANKS = ("--threads", "1", "--encoders", "1", "--encoder-data-parallel", "2")
 #: What each encoder-decoder family reads.
 SOURCES: dict[str, Any] = {
@@ -65,7 +66,11 @@ async def test_pictures_that_two_ranks_encode_are_answered_as_by_generate(
 @pytest.mark.parametrize("family", SOURCES)
 async def test_what_two_ranks_read_or_hear_is_answered_as_by_generate(family: str, tmp_path: Path) -> None:
     checkpoint = build_checkpoint(family, tmp_path / family)
-    cases = [EncDecCase(source, (2,)) for source in SOURCES[family]]
+    prompt = (2,)
+    if family == "whisper":
+        words = "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"
+        prompt = tuple(tokenizer_of(checkpoint).convert_tokens_to_ids(words.split()))
+    cases = [EncDecCase(source, prompt) for source in SOURCES[family]]
     reference = encdec_traffic.expected(checkpoint, cases, TOKENS)
     with running_cluster(checkpoint, tmp_path / "run", *TWO_RANKS) as cluster:
         asked = (encdec_traffic.ask(cluster.url, case, TOKENS, family) for case in cases)

@@ -109,7 +109,7 @@ class ClusterConfig(Config):
 
 
 def check_scaled(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers, or ranks of a tower, in a topology that has none."""
+    """ConfigError for a range of workers, or several ranks, in a topology that has none."""
     if config.topology == "colocated" and config.encoder.encoder_data_parallel != 1:
         raise ConfigError(
             f"--encoder-data-parallel {config.encoder.encoder_data_parallel} is for --topology epd: a "
@@ -121,6 +121,11 @@ def check_scaled(config: ClusterConfig) -> None:
                 f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
                 f"--replicas {given.most}"
             )
+    if config.topology == "colocated" and config.pd.tensor_parallel > 1:
+        raise ConfigError(
+            f"--tensor-parallel {config.pd.tensor_parallel} is for --topology epd: a replica's tower and "
+            "decoder are in one process; give --tensor-parallel 1"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class WorkerConfig(ServiceConfig):
         "checkpoints on CPU unless bfloat16 is asked for",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    tensor_parallel: int = flag(1, "workers that share one model's weights; only 1 is served")
     pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
     speculative_model: str = flag("", "a model that guesses ahead; not served")
     kv_cache_dtype: str = flag(
@@ -114,6 +113,13 @@ class EncoderConfig(WorkerConfig):
 class PDConfig(WorkerConfig):
     """The flags of a PD worker."""
 
+    tensor_parallel: int = flag(
+        1,
+        "processes that share one PD worker's decoder, each with a part of every layer: one GPU each, or a "
+        "part of the cores",
+        least=1,
+        most=64,
+    )
     max_model_len: int = flag(
         0, "longest prompt plus output, tokens; 0: the checkpoint's, at most 32768 and what --kv-memory holds"
     )
@@ -122,20 +128,25 @@ class PDConfig(WorkerConfig):
     block_size: int = flag(16, "tokens of one KV block")
     kv_memory: int = flag(
         0,
-        "memory for the KV cache, on a CPU a quarter more; auto: what --device-memory leaves, as measured at "
-        "the start, and no more than --max-num-seqs requests can use",
+        "memory for the KV cache, over all ranks, on a CPU a quarter more; auto: what --device-memory "
+        "leaves, as measured at the start, and no more than --max-num-seqs requests can use",
         size=True,
         auto=True,
     )
     encoder_cache_memory: int = flag(
         0,
-        "memory for embeddings in a PD worker, and as much again for copies in host memory; auto: an eighth "
-        "of what --device-memory leaves, and no more than --max-num-seqs requests can use; 256MiB where "
-        "nothing is measured, as with --kv-memory on a CPU",
+        "memory for embeddings in each rank of a PD worker, and as much again for copies in host memory; "
+        "auto: an eighth of what --device-memory leaves, and no more than --max-num-seqs requests can use; "
+        "256MiB where nothing is measured, as with --kv-memory on a CPU",
         size=True,
         auto=True,
     )
     prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    overlap_prefill: bool = flag(
+        True,
+        "prefill a prompt up to its first missing item while others of its items are still encoded; needs "
+        "--prefix-caching",
+    )
     step_interval: float = flag(
         0.02, "seconds between the beginnings of two steps, at least, while workers on --core-page lack cores"
     )
@@ -176,7 +187,7 @@ class ColocatedConfig(Config):
     """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
 
     encoder: EncoderConfig = part(EncoderConfig, without=(*SHARING_FLAGS, "encoder_data_parallel"))
-    pd: PDConfig = part(PDConfig, without=SHARING_FLAGS)
+    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, "tensor_parallel"))
     connector: str = flag(
         "redis",
         "where embeddings go from tower to decoder: redis, the store that replicas share; memory, this "

@@ -21,6 +21,7 @@ def check_model(config: ClusterConfig) -> None:
     import torch
 
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+    from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
     from triptych.models.weights.loading import parameter_bytes
 
@@ -34,6 +35,7 @@ def check_model(config: ClusterConfig) -> None:
         path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
     )
     geometry = decoder.geometry
+    check_divides(path, geometry.num_heads, geometry.num_kv_heads, pd.tensor_parallel)
     sides = {"encoder side": encoder.module, "decoder side": decoder.module}
     counts = {name: sum(p.numel() for p in module.parameters()) for name, module in sides.items()}
     held = {name: parameter_bytes(module) for name, module in sides.items()}

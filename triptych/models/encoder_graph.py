@@ -49,6 +49,7 @@ class EncoderCudaGraphConfig:
 
     Budgets count output rows. They are multiples of `token_multiple` (the rows of one item where the tower
     works item by item, 1 where items are packed), and `min_token_budget` is the smallest that pays.
+    `max_token_budget` is the largest that a worker captures unasked; None: as large as its batches.
     """
 
     modalities: tuple[str, ...]
@@ -57,6 +58,7 @@ class EncoderCudaGraphConfig:
     padding_logics: Mapping[str, PaddingLogic] = field(default_factory=dict)
     min_token_budget: int = 64
     token_multiple: int = 1
+    max_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         _check_names("modalities", self.modalities)
@@ -71,6 +73,10 @@ class EncoderCudaGraphConfig:
             raise ValueError(
                 f"min_token_budget: {self.min_token_budget} is no multiple of "
                 f"token_multiple {self.token_multiple}"
+            )
+        if self.max_token_budget is not None and self.max_token_budget < self.min_token_budget:
+            raise ValueError(
+                f"max_token_budget: {self.max_token_budget} is below min_token_budget {self.min_token_budget}"
             )
 
     def padding(self, key: str) -> PaddingLogic:

@@ -115,7 +115,9 @@ class SimulatedPD:
         self.connector = TableScheduler(ECTransferConfig(ec_role="consumer"))
         items = ItemTracker(self.cache, self.admission, self.connector)
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
-        self.scheduler = Scheduler(limits, self.kv, items, count_only=jumps)
+        # vLLM's replicas, which have their tower in the step, prefill a request whose items they have.
+        overlap = config.overlap_prefill and tower is None
+        self.scheduler = Scheduler(limits, self.kv, items, overlap_prefill=overlap, count_only=jumps)
         self._runs = DecodeRuns(self.scheduler)
         self._reports = Reports(self._wake)
         self.loads = SimulatedLoads(loop, costs, store, self._reports)

@@ -104,6 +104,27 @@ async def caught(
         yield
 
 
+@contextlib.asynccontextmanager
+async def slowed(
+    cluster: Cluster, pool: str, *, runs: float = 0.05, rests: float = 0.05
+) -> AsyncIterator[None]:
+    """The pool's processes run for `runs` seconds at a time and then stand still for `rests`."""
+    over = asyncio.Event()
+
+    async def turns() -> None:
+        while not over.is_set():
+            with stopped(cluster, pool):
+                await asyncio.sleep(rests)
+            await asyncio.sleep(runs)
+
+    task = asyncio.ensure_future(turns())
+    try:
+        yield
+    finally:
+        over.set()
+        await task
+
+
 @contextlib.contextmanager
 def closed_gate(cluster: Cluster) -> Iterator[None]:
     """Encoders stand still, and requests with pictures gather before them, until `open_gate` or the end."""
@@ -207,6 +228,28 @@ async def kill_prefill(cluster: Cluster, streams: Streams) -> None:
     with stopped(cluster, "pd"):
         assert_unfinished(cluster)
         cluster.kill("pd-0")
+
+
+async def _prefilled_in_part(cluster: Cluster, streams: Streams) -> None:
+    """Prompts are prefilled up to an item that is still being encoded."""
+    early = "triptych_pd_overlap_tokens_total"
+    await _metric_rises(cluster, streams, "prefill before all items were there", early, 0)
+
+
+async def kill_pd_in_overlap(cluster: Cluster, streams: Streams) -> None:
+    """Prompts are prefilled in part, at the PD worker that is killed among others."""
+    await _prefilled_in_part(cluster, streams)
+    with stopped(cluster, "pd"):
+        assert_unfinished(cluster)
+        cluster.kill("pd-0")
+
+
+async def kill_encoder_in_overlap(cluster: Cluster, streams: Streams) -> None:
+    """Prompts are prefilled in part, and what they wait for is at the encoder that is killed among others."""
+    await _prefilled_in_part(cluster, streams)
+    with stopped(cluster, "encoder"):
+        assert_unfinished(cluster)
+        cluster.kill("encoder-0")
 
 
 async def kill_midstream(cluster: Cluster, streams: Streams) -> None:

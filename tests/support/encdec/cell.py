@@ -72,7 +72,7 @@ class EncDecCheckpoint:
             attempt=1,
             proxy_id="proxy",
             arrival=now,
-            deadline=now + 60,
+            deadline=now + cell.patience + 10,
             prompt_token_ids=list(decoder_ids),
             features=(MMFeature(output.plan, Placement(0, 0)),),
             ready=frozenset({output.plan.mm_hash}) if publish else frozenset(),

@@ -114,6 +114,8 @@ async def bench(
     await server.start()
     channel = make_channel(address)
     try:
+        # A busy machine may take longer than the tenth of a second that a channel gives one try.
+        await asyncio.wait_for(channel.channel_ready(), 20)
         stub = encoder_pb2_grpc.EncoderServiceStub(channel)
         yield Bench(worker, tower, metrics, address, stub, incarnation)
     finally:

@@ -30,6 +30,7 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.ranks.ranked_runner import OtherRanks
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
 MODEL_NAME = "tiny"
@@ -120,6 +121,8 @@ class EngineCell:
     metrics: PDMetrics
     store: MemoryStore
     events: list[EngineEvent] = field(default_factory=list)
+    #: Longest wait for an event, in seconds; requests have a little more.
+    patience: float = 50.0
     _news: threading.Condition = field(default_factory=threading.Condition)
     _count: int = 0
 
@@ -142,7 +145,7 @@ class EngineCell:
             attempt=1,
             proxy_id="proxy",
             arrival=now,
-            deadline=now + 60,
+            deadline=now + self.patience + 10,
             prompt_token_ids=list(token_ids),
             features=tuple(features),
             ready=frozenset(feature.mm_hash for feature in features) if publish else frozenset(),
@@ -153,15 +156,16 @@ class EngineCell:
             output=CountingText(max_tokens),
         )
 
-    def wait(self, request_id: str, kind: type[EngineEvent], timeout: float = 50.0) -> Any:
-        """The first event of this kind of this request."""
+    def wait(self, request_id: str, kind: type[EngineEvent], timeout: float | None = None) -> Any:
+        """The first event of this kind of this request; `timeout` None: the cell's patience."""
 
         def found() -> EngineEvent | None:
             events = (event for event in self.events if event.request_id == request_id)
             return next((event for event in events if isinstance(event, kind)), None)
 
         with self._news:
-            assert self._news.wait_for(lambda: found() is not None, timeout), f"no {kind.__name__}"
+            patience = self.patience if timeout is None else timeout
+            assert self._news.wait_for(lambda: found() is not None, patience), f"no {kind.__name__}"
             return found()
 
     def tokens(self, request_id: str) -> list[int]:
@@ -205,11 +209,15 @@ class EngineCell:
 
 @contextmanager
 def engine_cell(
-    checkpoint: Any, url: str = "", connector: str = "memory", **flags: Any
+    checkpoint: Any,
+    url: str = "",
+    connector: str = "memory",
+    ranks: OtherRanks | None = None,
+    **flags: Any,
 ) -> Iterator[EngineCell]:
     """A running engine; with the "memory" connector it has a store of its own.
 
-    `checkpoint` is a Checkpoint, or anything else with a `path` and a `decoder`.
+    `checkpoint` is a Checkpoint, or anything else with a `path` and a `decoder`, with `ranks` rank 0's.
     """
     values: dict[str, Any] = {
         "max_model_len": 512, "kv_memory": 4 * MIB, "encoder_cache_memory": 8 * MIB, **flags
@@ -228,6 +236,7 @@ def engine_cell(
         lambda events: cell.take(events),
         metrics,
         model_name=MODEL_NAME,
+        ranks=ranks,
     )
     cell = EngineCell(checkpoint, engine, metrics, store)
     engine.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -76,6 +77,10 @@ class TightEngine(ModellessEngine):
     pooled: bool = False
     #: Host copies that a pool had no single piece for.
     scattered: int = 0
+    #: The encoder makes one item at a time, in the order in which they were asked for.
+    one_by_one: bool = False
+    #: Tokens of each request that were prefilled before all of its items were there.
+    early: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +90,7 @@ class TightEngine(ModellessEngine):
         self.transport = ServerlessStore()
         self.worker._client._store = self.transport  # type: ignore[attr-defined]
         self._seen = 0
+        self._wanted: list[ItemPlan] = []
         if self.pooled:
             pool = PinnedPool(PinnedMemory(self.capacity, lock=False))
             self.worker._loads._memory = HostMemory(self.capacity, pool)  # type: ignore[attr-defined]
@@ -116,15 +122,21 @@ class TightEngine(ModellessEngine):
         super().add(*requests)
 
     def encode_what_was_asked_for(self) -> None:
-        """Saves and marks the items of requests admitted, and those missed, since the last call."""
+        """Saves and marks the items of requests admitted, and those missed, since the last call.
+
+        With `one_by_one` only the first of them that is left.
+        """
         for event in self.events[self._seen :]:
             if isinstance(event, RequestAdmitted):
                 state = self.scheduler._requests.get((event.proxy_id, event.request_id))
                 features = () if state is None else state.features
-                self.encode(*(feature.plan for feature in features))
+                self._wanted += (feature.plan for feature in features)
             elif isinstance(event, ItemMissing):
-                self.encode(self.known[event.mm_hash])
+                self._wanted.append(self.known[event.mm_hash])
         self._seen = len(self.events)
+        count = 1 if self.one_by_one else len(self._wanted)
+        made, self._wanted = self._wanted[:count], self._wanted[count:]
+        self.encode(*made)
 
     def encode(self, *plans: ItemPlan) -> None:
         for plan in plans:
@@ -142,7 +154,25 @@ class TightEngine(ModellessEngine):
     def step(self, *, error: Exception | None = None) -> SchedulerOutput:
         output = super().step(error=error)
         self.now += 0.01
+        self._check_overlap(output)
         return output
+
+    def _check_overlap(self, output: SchedulerOutput) -> None:
+        """Requests that wait hold nothing, and take only what those that can start have left."""
+        scheduler, running = self.scheduler, self.scheduler.running
+        waiting = [state for state in scheduler._requests if state not in running]
+        assert not any(self.kv.table(state.request_id) for state in waiting), "a waiting request holds blocks"
+        held = {block for state in running for block in self.kv.table(state.request_id)}
+        assert self.kv.num_used == len(held), "blocks are lost"
+        early = [chunk for chunk in output.chunks if chunk.overlap]
+        assert len(output.chunks) <= self.max_num_seqs
+        assert sum(chunk.count for chunk in output.chunks) <= self.budget
+        for chunk in early:
+            state = chunk.state
+            assert not chunk.samples and not len(scheduler._waiting.startable)
+            self.early[state.request_id] += chunk.count
+            # All of it again at most once, when it starts.
+            assert self.early[state.request_id] <= state.num_prompt_tokens
 
     @property
     def idle(self) -> bool:

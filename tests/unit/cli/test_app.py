@@ -72,9 +72,21 @@ def test_memory_that_does_not_fit_is_an_error_with_the_sum():
 
 
 @pytest.mark.parametrize("command", ["serve", "check"])
-@pytest.mark.parametrize("flag", ["--tensor-parallel", "--pipeline-parallel"])
-def test_weights_shared_by_workers_are_refused_by_one_error(command: str, flag: str):
-    assert_refused(triptych(command, str(DEMO_MODEL), flag, "2"), "cannot be served", f"give {flag} 1")
+def test_layers_shared_by_workers_are_refused_by_one_error(command: str):
+    words = (command, str(DEMO_MODEL), "--pipeline-parallel", "2")
+    assert_refused(triptych(*words), "cannot be served", "give --pipeline-parallel 1")
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
+    words = (command, str(DEMO_MODEL), "--tensor-parallel", "2")
+    assert_refused(triptych(*words, "--topology", "colocated"), "--tensor-parallel 2", "--topology epd")
+    assert_refused(triptych(*words, "--attention-backend", "flex"), "several ranks", "sdpa")
+
+
+def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():
+    refused = triptych("check", str(DEMO_MODEL), "--tensor-parallel", "7")
+    assert_refused(refused, "attention heads", "7 ranks", "give --tensor-parallel one of 1")
 
 
 def test_an_unreachable_url_is_a_clear_error():

@@ -104,13 +104,11 @@ def test_the_beat_of_a_rank_that_is_stopped_stands_still(start):
     first = beat.count
     wait_for("a beat of an idle rank", lambda: beat.count > first)
     os.kill(group.pids[0], signal.SIGSTOP)
+    stopped = beat.count
     group.send({"do": "echo"})
     with pytest.raises(RankLost, match="has not answered in time"):
-        group.receive(1, seconds=1.5)
-    stopped = beat.count
-    with pytest.raises(RankLost):
-        group.receive(1, seconds=1.5)
-    assert beat.count == stopped
+        group.receive(1, seconds=2)
+    assert beat.count <= stopped + 1, "one look may have been on its way"
     assert not beat.dead
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_three_ranks_sum_up_and_a_collective_without_one_of_them_ends(group):
     dist.all_reduce(mine, group=joined)
     assert mine.item() == 30.0
     assert group.collect() == [{"sum": 30.0}, {"sum": 30.0}]
-    assert {line.split()[1].split(":")[0] for line in _listening(group)} <= {"0100007F"}
+    assert _addresses(group.pids[0]) == {"0100007F"}, "127.0.0.1"
     os.kill(group.pids[0], 9)
     with pytest.raises(RuntimeError):
         dist.all_reduce(mine, group=joined)
@@ -49,10 +50,9 @@ def test_joining_without_the_others_is_an_error_in_time(group):
         group.join(CPU, seconds=0.5)
 
 
-def _listening(group: RankGroup) -> list[str]:
-    """The TCP ports that rank 1 listens at, as /proc/net/tcp has them."""
-    pid = group.pids[0]
+def _addresses(pid: int | None) -> set[str]:
+    """The addresses of a process's TCP sockets, listening or connected, as in /proc."""
     sockets = {os.readlink(f"/proc/{pid}/fd/{one}") for one in os.listdir(f"/proc/{pid}/fd")}
-    with open(f"/proc/{pid}/net/tcp") as table:
-        lines = table.readlines()[1:]
-    return [line for line in lines if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in sockets]
+    tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+    return {line[1].partition(":")[0] for line in lines if f"socket:[{line[9]}]" in sockets}

@@ -29,6 +29,7 @@ _SCHEDULING = "`tests/unit/pd_worker/core/test_cross_scheduling.py`"
 _SIDES = "`tests/unit/models/families/test_encdec_sides.py`"
 _CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
+_RANKS = "`tests/e2e/test_tensor_parallel.py`"
 _OTHER_BACKEND = "give --attention-backend sdpa"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
@@ -52,7 +53,8 @@ MATRIX = (
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
     Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
-    Support("tensor_parallel", "Tensor parallelism", "", "give --tensor-parallel 1, and more workers"),
+    Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
+    Support("flex_ranks", "FlexAttention with several ranks", "", "give --attention-backend sdpa"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
@@ -83,13 +85,15 @@ def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str
 
 def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
+    is_flex = getattr(flags, "attention_backend", "") == "flex"
     asked = {
-        "tensor_parallel": flags.tensor_parallel != 1,
+        "tensor_parallel": getattr(flags, "tensor_parallel", 1) != 1,
+        "flex_ranks": is_flex and getattr(flags, "tensor_parallel", 1) != 1,
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
         "fp8_kv": flags.kv_cache_dtype != "auto",
         "int8": flags.quantization != "none",
-        "flex": getattr(flags, "attention_backend", "") == "flex",
+        "flex": is_flex,
     }
     return [name for name, is_asked in asked.items() if is_asked]
 

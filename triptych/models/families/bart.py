@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.bart.modeling_bart import BartDecoder, BartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
@@ -43,6 +43,29 @@ class BartTextEncoder(TextEncoder):
     @classmethod
     def max_rows(cls, config: PreTrainedConfig) -> int | None:
         return int(config.max_position_embeddings)
+
+    def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        stack: PreTrainedModel = self.module
+        table = stack.embed_positions
+        hidden = stack.layernorm_embedding(
+            stack.embed_tokens(token_ids) + table.weight[positions + table.offset]
+        )
+        for layer in stack.layers:
+            hidden = self.run_layer(layer, hidden, mask)
+        rows: torch.Tensor = hidden
+        return rows
+
+    def run_layer(self, layer: PreTrainedModel, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[1, T, hidden] after one layer."""
+        if hidden.dtype != torch.float16:
+            rows: torch.Tensor = layer(hidden, mask)
+            return rows
+        # In float16 the layer asks whether all values are finite, which a captured graph cannot do.
+        attended, _ = layer.self_attn(hidden, attention_mask=mask)
+        hidden = layer.self_attn_layer_norm(hidden + attended)
+        hidden = layer.final_layer_norm(hidden + layer.fc2(layer.activation_fn(layer.fc1(hidden))))
+        most = torch.finfo(hidden.dtype).max - 1000
+        return torch.where(torch.isfinite(hidden).all(), hidden, hidden.clamp(-most, most))
 
 
 class BartTextDecoder(EncDecDecoder):

@@ -17,6 +17,7 @@ from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.text import TextDecoder, load_config, one_dimensional
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
@@ -70,10 +71,11 @@ class VisionModule(nn.Module):
         self.multi_modal_projector = LlavaMultiModalProjector(config)
 
 
-class LlavaEncoder(EncoderSide):
+class LlavaEncoder(FixedSizeEncoder):
     """A row is one patch; the class token is dropped where the checkpoint says so."""
 
     keys: ClassVar[KeyMap] = KEYS
+    input_name: ClassVar[str] = "pixel_values"
 
     def __init__(
         self,
@@ -137,15 +139,21 @@ class LlavaEncoder(EncoderSide):
                 param="mm_processor_kwargs.size" if "size" in options else "image",
             )
 
-    @torch.no_grad()
-    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
-        out = self.module.vision_tower(pixels.to(self.device, self.dtype), output_hidden_states=True)
+    @property
+    def rows_per_item(self) -> int:
+        return rows_per_image(self._config)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (int(self._config.vision_config.num_channels), self._side, self._side)
+
+    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
+        out = self.module.vision_tower(inputs, output_hidden_states=True)
         chosen = [out.hidden_states[layer] for layer in self._layers]
         if self._config.vision_feature_select_strategy == "default":
             chosen = [hidden[:, 1:] for hidden in chosen]
-        rows = self.module.multi_modal_projector(torch.cat(chosen, dim=-1))
-        return [image.clone() for image in rows]
+        rows: torch.Tensor = self.module.multi_modal_projector(torch.cat(chosen, dim=-1))
+        return rows
 
     def _knows(self, option: str) -> bool:
         return option != "do_pad" or self._images.get("do_pad") is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.mbart.modeling_mbart import MBartDecoder, MBartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
@@ -22,6 +22,15 @@ class MBartTextEncoder(BartTextEncoder):
     def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
         stack: nn.Module = MBartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
+
+    def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        stack: PreTrainedModel = self.module
+        normed: torch.Tensor = stack.layer_norm(super().walk(token_ids, positions, mask))
+        return normed
+
+    def run_layer(self, layer: PreTrainedModel, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = layer(hidden, mask)
+        return rows
 
 
 class MBartTextDecoder(BartTextDecoder):

@@ -112,6 +112,29 @@ class T5TextEncoder(TextEncoder):
         stack: nn.Module = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
         return stack
 
+    def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        stack: PreTrainedModel = self.module
+        bias = _bias_both_ways(stack.block[0].layer[0].SelfAttention, positions)
+        # The mask is in the bias: releases of transformers differ in how they join the two.
+        bias = torch.where(mask, bias, torch.finfo(bias.dtype).min)
+        hidden = stack.embed_tokens(token_ids)
+        for block in stack.block:
+            hidden = block(hidden, position_bias=bias)[0]
+        normed: torch.Tensor = stack.final_layer_norm(hidden)
+        return normed
+
+
+def _bias_both_ways(attention: T5Attention, positions: torch.Tensor) -> torch.Tensor:
+    """[1, heads, T, T] of positions [1, T], as the encoder has it: keys after a query have buckets too."""
+    buckets = T5Attention._relative_position_bucket(
+        positions[:, None, :] - positions[:, :, None],
+        bidirectional=True,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    bias: torch.Tensor = attention.relative_attention_bias(buckets)
+    return bias.permute(0, 3, 1, 2)
+
 
 class T5TextDecoder(EncDecDecoder):
     shard_rules: ClassVar[tuple[tuple[str, Style], ...]] = (

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from triptych.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.families.packed_texts import PackedTexts
 from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 from triptych.types import JsonObject, Options
@@ -28,8 +29,8 @@ TOKEN_IDS = "token_ids"
 _MOST_CHARS_PER_TOKEN = 128
 
 
-class TextEncoder(EncoderSide):
-    """The encoder of all text-to-text families; a family names its keys and builds its stack."""
+class TextEncoder(PackedTexts, EncoderSide):
+    """The encoder of all text-to-text families; each has its keys, its stack and the walk of its layers."""
 
     modality: ClassVar[str] = "text"
     keys: ClassVar[KeyMap]
@@ -50,7 +51,7 @@ class TextEncoder(EncoderSide):
         self.device = device
         self.dtype = dtype
         self.width = int(config.d_model)
-        self._most = self.max_rows(config) or MAX_ROWS
+        self.most_tokens = self.max_rows(config) or MAX_ROWS
 
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
@@ -111,9 +112,9 @@ class TextEncoder(EncoderSide):
         ids = self._token_ids(media) if form else self._tokenise(media)
         if not ids:
             raise InvalidRequest("encoder_prompt: it has no tokens", param="encoder_prompt")
-        if len(ids) > self._most:
+        if len(ids) > self.most_tokens:
             raise TooLarge(
-                f"encoder_prompt: {len(ids)} tokens are more than this encoder's {self._most}; "
+                f"encoder_prompt: {len(ids)} tokens are more than this encoder's {self.most_tokens}; "
                 "send a shorter text",
                 param="encoder_prompt",
             )
@@ -131,10 +132,10 @@ class TextEncoder(EncoderSide):
         except UnicodeDecodeError:
             raise InvalidRequest("encoder_prompt: not UTF-8 text", param="encoder_prompt") from None
         # Tokenising takes seconds for some MiB, which no request may cost before it is admitted.
-        if len(text) > self._most * _MOST_CHARS_PER_TOKEN:
+        if len(text) > self.most_tokens * _MOST_CHARS_PER_TOKEN:
             raise TooLarge(
-                f"encoder_prompt: {len(text)} characters are more than this encoder's {self._most} tokens "
-                "hold; send a shorter text",
+                f"encoder_prompt: {len(text)} characters are more than this encoder's {self.most_tokens} "
+                "tokens hold; send a shorter text",
                 param="encoder_prompt",
             )
         ids: list[int] = self.tokenizer(text)["input_ids"]

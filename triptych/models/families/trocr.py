@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -17,6 +16,7 @@ from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
+from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.text import load_config
 from triptych.models.images import ImageProcessor, check_known
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
@@ -45,10 +45,11 @@ KEYS = KeyMap(
 )
 
 
-class TrOCREncoder(EncoderSide):
+class TrOCREncoder(FixedSizeEncoder):
     """A row is one patch, the class token before them; every picture is brought to one size."""
 
     keys: ClassVar[KeyMap] = KEYS
+    input_name: ClassVar[str] = "pixel_values"
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class TrOCREncoder(EncoderSide):
         self.dtype = dtype
         self.width = int(config.encoder.hidden_size)
         self._rows = rows_of(config)
+        self._channels = int(config.encoder.num_channels)
         self._side = int(config.encoder.image_size)
         self._images = images
 
@@ -96,11 +98,17 @@ class TrOCREncoder(EncoderSide):
             rows=self._rows, length=0, grid_thw=(), cost=self._rows, tensors={"pixel_values": pixels}
         )
 
-    @torch.no_grad()
-    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
-        rows = self.module(pixels.to(self.device, self.dtype)).last_hidden_state
-        return [image.clone() for image in rows]
+    @property
+    def rows_per_item(self) -> int:
+        return self._rows
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self._channels, self._side, self._side)
+
+    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.module(inputs).last_hidden_state
+        return rows
 
 
 class PagedSelfAttention(nn.Module):

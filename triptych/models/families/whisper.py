@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
@@ -27,6 +26,7 @@ from triptych.models.base import (
 )
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
+from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.text import load_config
 from triptych.models.families.whisper_prompt import WhisperPrompts
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
@@ -53,11 +53,12 @@ class Silence:
         return np.zeros(rate // 2, dtype=np.float32)
 
 
-class WhisperAudioEncoder(EncoderSide):
+class WhisperAudioEncoder(FixedSizeEncoder):
     """The encoder of windows of an `AudioFile`; the option `start_frame` is a window's first frame."""
 
     modality: ClassVar[str] = "audio"
     keys: ClassVar[KeyMap] = KEYS
+    input_name: ClassVar[str] = "input_features"
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class WhisperAudioEncoder(EncoderSide):
         self.dtype = dtype
         self.width = int(config.d_model)
         self._rows = int(config.max_source_positions)
+        self._mel_bins = int(config.num_mel_bins)
         self._features = features
         self._cache = FeatureCache(_CACHE_BYTES)
 
@@ -135,11 +137,17 @@ class WhisperAudioEncoder(EncoderSide):
         waveform = media.waveform(self._features.rate)
         return self._features(waveform), self._features.real_frames(waveform)
 
-    @torch.no_grad()
-    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        features = torch.stack([item.tensors["input_features"] for item in items])
-        rows = self.module(features.to(self.device, self.dtype)).last_hidden_state
-        return [item.clone() for item in rows]
+    @property
+    def rows_per_item(self) -> int:
+        return self._rows
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self._mel_bins, self._features.window)
+
+    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.module(inputs).last_hidden_state
+        return rows
 
 
 class WhisperTextDecoder(EncDecDecoder):

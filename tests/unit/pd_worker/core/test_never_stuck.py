@@ -19,13 +19,14 @@ STORE = MemoryStore()
 LIMIT = 400
 
 
-def run(seed: int, rows: int, *, pooled: bool = False) -> tuple[bool, TightEngine]:
+def run(seed: int, rows: int, *, pooled: bool = False, one_by_one: bool = False) -> tuple[bool, TightEngine]:
     """Whether all of the seed's requests end, in a memory of `rows` rows."""
     rng = random.Random(seed)
     engine = TightEngine(
         STORE,
         capacity=rows * ROW_BYTES,
         pooled=pooled,
+        one_by_one=one_by_one,
         num_blocks=rng.randint(10, 20),
         max_model_len=40,
         budget=rng.choice([3, 8, 16]),
@@ -41,9 +42,11 @@ def run(seed: int, rows: int, *, pooled: bool = False) -> tuple[bool, TightEngin
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 30), rows=st.integers(6, 14), pooled=st.booleans())
-def test_requests_that_fill_the_memory_to_the_last_byte_all_end(seed: int, rows: int, pooled: bool) -> None:
-    ended, engine = run(seed, rows, pooled=pooled)
+@given(seed=st.integers(0, 1 << 30), rows=st.integers(6, 14), pooled=st.booleans(), one_by_one=st.booleans())
+def test_requests_that_fill_the_memory_to_the_last_byte_all_end(
+    seed: int, rows: int, pooled: bool, one_by_one: bool
+) -> None:
+    ended, engine = run(seed, rows, pooled=pooled, one_by_one=one_by_one)
     assert ended, "requests wait for ever"
     assert len(finished(engine)) == 8
     assert engine.cache.used <= engine.cache.capacity
@@ -56,6 +59,15 @@ def test_a_pool_in_many_pieces_is_used_to_the_last_byte() -> None:
         assert ended, f"seed {seed} waits for ever"
         scattered += engine.scattered
     assert scattered, "no item was in more than one piece"
+
+
+def test_requests_whose_items_come_one_by_one_are_prefilled_meanwhile_and_all_end() -> None:
+    early = 0
+    for seed in range(60):
+        ended, engine = run(seed, 6 + seed % 9, one_by_one=True)
+        assert ended, f"seed {seed} waits for ever"
+        early += sum(engine.early.values())
+    assert early > 100, "hardly anything was prefilled before all items were there"
 
 
 def test_without_reservations_requests_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:

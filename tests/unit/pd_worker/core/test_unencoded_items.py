@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
+from support.engine.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests
+from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
 from triptych.types import FinishReason, MMFeature
@@ -219,3 +222,58 @@ def test_a_cross_table_stands_for_its_item_and_its_absence_is_missed(make: Make)
     engine.add(again("third", 6, make_cross("song", 8)))
     engine.step()
     assert [name for name, _ in missing(engine)] == ["third"]
+
+
+class AskedEngine(TightEngine):
+    """Encodes for an admitted request what was not expected here, and whatever is missed."""
+
+    def encode_what_was_asked_for(self) -> None:
+        wanted = []
+        for event in self.events[self._seen :]:
+            if isinstance(event, ItemMissing):
+                wanted.append(self.known[event.mm_hash])
+            elif isinstance(event, RequestAdmitted):
+                state = self.scheduler._requests.get((event.proxy_id, event.request_id))
+                features = () if state is None else state.features
+                unencoded = frozenset() if state is None else state.request.unencoded
+                wanted += [feature.plan for feature in features if feature.mm_hash not in unencoded]
+        self._seen = len(self.events)
+        self.encode(*wanted)
+
+
+def later_turns(rng: random.Random, first: list[EngineRequest]) -> list[EngineRequest]:
+    """Longer prompts of the same requests, with items that nobody encodes."""
+    turns = []
+    for number, request in enumerate(rng.choices(first, k=8), start=len(first)):
+        prompt = [*request.prompt_token_ids, *[rng.randint(0, 1)] * rng.randint(0, 6)]
+        turn = make_request(
+            f"r{number}", prompt, request.features, max_tokens=rng.randint(1, 6), arrival=number, ready=()
+        )
+        turns.append(replace(turn, unencoded=frozenset(feature.mm_hash for feature in turn.features)))
+    return turns
+
+
+def test_turns_whose_items_nobody_encodes_all_end_in_a_memory_full_to_the_last_byte() -> None:
+    """Under losses, cancels, evictions of blocks and a slow encoder; some items are held, others missed."""
+    held, missed = 0, 0
+    for seed in range(24):
+        rng, rows = random.Random(seed), 6 + seed % 9
+        engine = AskedEngine(
+            MemoryStore(),
+            capacity=rows * ROW_BYTES,
+            num_blocks=rng.randint(10, 20),
+            max_model_len=46,
+            budget=rng.choice([3, 8, 16]),
+            max_num_seqs=rng.randint(1, 5),
+            prefix_caching=rng.random() < 0.8,
+        )
+        first = tight_requests(rng, rows, 8)
+        turns = later_turns(rng, first)
+        assert serve(engine, rng, [*first, *turns], limit=600), f"seed {seed}: requests wait for ever"
+        assert len(finished(engine)) == 16
+        names = {turn.request_id for turn in turns if turn.features}
+        missed += len({event.request_id for event in engine.of(ItemMissing)} & names)
+        held += len(names - {event.request_id for event in engine.of(ItemMissing)})
+        engine.assert_at_rest()
+        engine.close()
+    assert held > 10 and missed > 10, (held, missed)

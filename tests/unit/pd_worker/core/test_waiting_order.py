@@ -72,11 +72,11 @@ class LooksAtAll(Scheduler):
         self._waiting.recheck(list(self._requests))
         return super().schedule(now)
 
-    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> None:
+    def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         for state in self._requests:
             if waits_for_items(state):
                 self._waiting.startable.add(state)
-        super()._start(output, budget, now)
+        return super()._start(output, budget, now)
 
 
 def _outcome(output: SchedulerOutput, engine: ModellessEngine) -> object:
@@ -90,16 +90,16 @@ def _no_times(event: object) -> dict[str, object]:
     return {"timings": None} if hasattr(event, "timings") else {}
 
 
-def _feature(index: int, offset: int = 0, *, cross: bool) -> MMFeature:
+def _feature(index: int, offset: int = 0, *, cross: bool, atomic: bool = False) -> MMFeature:
     if cross:
         return make_cross(f"c{index}", 3 + index)
-    return make_feature(f"i{index}", offset, 3 + index)
+    return make_feature(f"i{index}", offset, 3 + index, atomic=atomic)
 
 
 def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
-    features, offset = [], 4 * rng.randint(0, 2)
+    features, offset, atomic = [], 4 * rng.randint(0, 2), rng.random() < 0.3
     for _ in range(1 if cross else rng.choice([0, 1, 2, 3])):
-        features.append(_feature(rng.randrange(POOL), offset, cross=cross))
+        features.append(_feature(rng.randrange(POOL), offset, cross=cross, atomic=atomic))
         offset += features[-1].placement.length
     prompt = [rng.randint(0, 1)] * (offset + rng.randint(1, 6))
     return make_request(

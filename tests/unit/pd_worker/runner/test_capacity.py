@@ -59,18 +59,27 @@ def test_graphs_read_blocks_and_no_view() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "mode"),
     [
-        ({"attention_backend": "flex"}, "--attention-backend flex"),
-        ({"tensor_parallel": 2}, "--tensor-parallel 2"),
+        ({"attention_backend": "flex"}, "static"),
+        ({"attention_backend": "flex"}, "cuda"),
+        ({"tensor_parallel": 2}, "cuda"),
     ],
 )
-def test_flex_and_ranks_have_no_graphs_and_asking_for_both_is_an_error_with_the_remedy(
-    flags: dict[str, Any], named: str
+def test_flex_has_no_graphs_and_ranks_no_cuda_graphs_and_asking_for_both_is_an_error_with_the_remedy(
+    flags: dict[str, Any], mode: str
 ) -> None:
     assert not uses_graphs(PDConfig(decode_graphs="auto", **flags), torch.device("cuda"))
-    with pytest.raises(ConfigError, match=f"--decode-graphs static does not go with {named}.*graphs off"):
-        uses_graphs(PDConfig(decode_graphs="static", **flags), torch.device("cpu"))
+    (flag,) = flags
+    other = flag.replace("_", "-")
+    with pytest.raises(
+        ConfigError, match=f"--decode-graphs {mode} and --{other} .* use --decode-graphs off, or"
+    ):
+        uses_graphs(PDConfig(decode_graphs=mode, **flags), torch.device("cuda"))
+
+
+def test_ranks_run_over_static_buffers_each_with_its_own() -> None:
+    assert uses_graphs(PDConfig(decode_graphs="static", tensor_parallel=2), torch.device("cpu"))
 
 
 def test_the_memory_is_divided_into_whole_blocks() -> None:

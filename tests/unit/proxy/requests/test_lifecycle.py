@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import Delta, Done, Started
-from triptych.proxy.requests import lifecycle as do
-from triptych.proxy.requests.lifecycle import Lifecycle, Phase
+from triptych.proxy.requests import instructions as do
+from triptych.proxy.requests.lifecycle import MAX_ITEM_LOSSES, Lifecycle, Phase
 from triptych.types import FinishReason, ItemPlan, Usage
 
 
@@ -298,7 +298,7 @@ def test_an_expected_item_that_is_missing_is_encoded_for_the_first_time_and_once
     assert machine.item_missing(1, "a", "") == [do.StartJobs(("a",), expected=True)]
     assert machine.item_missing(1, "a", "") == []
     assert machine.item_ready("a", plan("a")) == [do.NotifyItems(("a",))]
-    for _ in range(do.MAX_ITEM_LOSSES - 1):  # its losses count from here on
+    for _ in range(MAX_ITEM_LOSSES - 1):  # its losses count from here on
         assert kinds(machine.item_missing(1, "a", "d")) == [do.ReturnShare, do.StartJobs]
         machine.item_ready("a", plan("a"))
     assert kinds(machine.item_missing(1, "a", "d"))[-1] is do.Fail

@@ -1,0 +1,119 @@
+"""The other ranks of a PD worker, as rank 0 sees them: loaded, joined, sized, built, then given steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from triptych.config import PDConfig
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.engine_beat import EngineBeat
+from triptych.errors import ConfigError
+from triptych.models.base import DecoderSide
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.pd_worker.ranks.progress import ProgressListener
+from triptych.pd_worker.ranks.share import sized
+from triptych.ranks.channel import Message
+from triptych.ranks.errors import RankFailed
+from triptych.ranks.group import END_SECONDS, RankGroup
+from triptych.ranks.process_group import leave
+
+#: Least seconds that a rank may keep the others waiting in a collective. One that stands still is found by
+#: its beat before.
+_COLLECTIVE_SECONDS = 120.0
+#: The same, where --stall-timeout is 0: for ever, as far as anyone waits.
+_FOR_EVER_SECONDS = 7 * 86400.0
+
+
+class DecoderRanks:
+    """Ranks 1 to R-1 of a worker, which `start` starts; `config` is a rank's, see `share_of_rank`.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, config: PDConfig) -> None:
+        self.size = config.tensor_parallel
+        self.parallel = TensorParallel(0, self.size)
+        self.parameter_bytes = 0
+        self._seconds = collective_seconds(config.stall_timeout)
+        self._group = RankGroup("pd", self.size, config)
+        self._progress: ProgressListener | None = None
+
+    @property
+    def beats(self) -> list[EngineBeat]:
+        """To be watched: a rank that dies or stands still ends the worker."""
+        return self._group.beats
+
+    @property
+    def pids(self) -> list[int | None]:
+        return self._group.pids
+
+    def start(self) -> None:
+        """Starts the processes, which load their shares meanwhile."""
+        self._group.start()
+
+    def join(self, decoder: DecoderSide) -> None:
+        """Waits until all have loaded, and joins their process group. ConfigError as a rank gave it."""
+        loaded = self._group.wait_ready()
+        self.parameter_bytes = sum(message["parameter_bytes"] for message in loaded)
+        self._group.send({"kind": "join", "seconds": self._seconds})
+        self._group.join(decoder.device, seconds=self._seconds)
+        self._replies()
+
+    def sized(self, config: PDConfig, decoder: DecoderSide) -> tuple[int, int]:
+        """Bytes of each rank's KV cache and embeddings: the least that one of them has."""
+        self._group.send({"kind": "size"})
+        own = sized(config, decoder)
+        replies = self._replies()
+        return (
+            min([own.kv_memory, *(reply["kv_memory"] for reply in replies)]),
+            min([own.encoder_cache_memory, *(reply["encoder_cache_memory"] for reply in replies)]),
+        )
+
+    def build(self, config: PDConfig, transfer: ECTransferConfig, on_progress: Callable[[], None]) -> None:
+        """As `OtherRanks.build`. ConfigError for a connector within this process."""
+        if transfer.connector == "memory":
+            raise ConfigError(
+                "embeddings of --connector memory are in this process, where other ranks cannot read them: "
+                "give --connector redis, or --tensor-parallel 1"
+            )
+        self._progress = ProgressListener(on_progress)
+        shown = {one.name: getattr(transfer, one.name) for one in fields(transfer) if one.name != "store"}
+        message = {
+            "kind": "build",
+            "kv_memory": config.kv_memory,
+            "encoder_cache_memory": config.encoder_cache_memory,
+            "transfer": shown,
+        }
+        for rank in range(1, self.size):
+            self._group.send(message, [self._progress.descriptor], to=rank)
+        self._progress.handed_out()
+        self._replies()
+
+    def send_step(self, message: Message) -> None:
+        """Begins a step on all of them; RankLost."""
+        self._group.send({"kind": "step", **message})
+
+    def collect_reports(self) -> list[Message]:
+        """The reports of the step, in the order of the ranks; RankLost, RankFailed."""
+        return self._group.collect(seconds=self._seconds)
+
+    def close(self, *, seconds: float = END_SECONDS) -> None:
+        """Ends the processes, by force after so many seconds. Idempotent."""
+        self._group.close(seconds=seconds)
+        if self._progress is not None:
+            self._progress.join()
+        leave()
+
+    def _replies(self) -> list[Message]:
+        try:
+            return self._group.collect()
+        except RankFailed as error:
+            if error.kind == "ConfigError":
+                raise ConfigError(f"rank {error.rank}: {error.text}") from error
+            raise
+
+
+def collective_seconds(stall_timeout: float) -> float:
+    """The deadline of collectives and reports, in seconds: longer than a rank may stand still."""
+    return max(_COLLECTIVE_SECONDS, 2 * stall_timeout) if stall_timeout else _FOR_EVER_SECONDS

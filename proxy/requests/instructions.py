@@ -1,0 +1,107 @@
+"""Instructions of a request's state machine: what its events have the dispatcher do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.errors import RequestError
+from triptych.proxy.call.chat import Output
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeState:
+    """What the next attempt continues from: the expanded prompt and the output received so far."""
+
+    prompt_token_ids: tuple[int, ...]
+    placements: tuple[tuple[int, int], ...]
+    output_token_ids: tuple[int, ...]
+    text_sent_chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpItems:
+    """Ask the store for these items."""
+
+    mm_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartJobs:
+    """Have these items encoded; `damaged_digest` is of a stored value that could not be read. `expected`: not
+    found where they were expected, at the PD worker. `pause` are the seconds to wait before."""
+
+    mm_hashes: tuple[str, ...]
+    re_encode: bool = False
+    damaged_digest: str = ""
+    expected: bool = False
+    pause: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that
+    nobody encodes, since a PD worker is expected to hold them."""
+
+    attempt: int
+    resume: ResumeState | None
+    ready: frozenset[str]
+    unencoded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitJobs:
+    """Run the request's encoder jobs: its PD worker has reserved room for all items."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyItems:
+    """Report to the PD worker that these items are in the store."""
+
+    mm_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipJob:
+    """Count an encoder job that is not made: the PD worker holds the item."""
+
+    mm_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnShare:
+    """Free the item's part of the share: it is loaded, or gone from the store."""
+
+    mm_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """Free all that the attempt holds. `cancel`: the PD worker may still run it, and is sent a cancellation
+    with the next attempt, or `now`."""
+
+    cancel: bool
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Send the output to the client. Tokens need none: `Lifecycle.tokens` returns their Delta."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the client's stream with this error."""
+
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Drop the request: it waits for no job and no PD worker any more."""
+
+
+#: Instructions about encoder jobs.
+JobInstruction = LookUpItems | StartJobs | AdmitJobs | SkipJob | ReturnShare
+Instruction = JobInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave

@@ -1,0 +1,346 @@
+"""Prompts are prefilled up to their first missing item, without a waiting request holding anything."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.engine.engine_requests import (
+    STORE,
+    Make,
+    ModellessEngine,
+    finished,
+    make_cross,
+    make_feature,
+    make_request,
+    names,
+    publish,
+    shares,
+)
+from triptych.errors import DeadlineExceeded, InternalError
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.request_events import ItemMissing
+from triptych.pd_worker.core.stats import OverlapStats
+from triptych.types import FinishReason, MMFeature
+
+CAT, DOG = make_feature("cat", 4, 12), make_feature("dog", 20, 12)
+
+
+def arrive(engine: ModellessEngine, *features: MMFeature) -> None:
+    publish(STORE, *features)
+    engine.scheduler.mark_ready([feature.mm_hash for feature in features], engine.now)
+
+
+def steps(engine: ModellessEngine, count: int = 4) -> list[list[tuple[str, int, int]]]:
+    """The chunks of steps that have any."""
+    outputs = [engine.step() for _ in range(count)]
+    return [shares(output) for output in outputs if output.chunks]
+
+
+def half_way(engine: ModellessEngine, **options: object) -> ModellessEngine:
+    """One of two items has come, and the prompt before the other is prefilled."""
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[], **options))  # type: ignore[arg-type]
+    arrive(engine, CAT)
+    assert sum(count for step in steps(engine) for _, _, count in step) == 20
+    return engine
+
+
+def overlap(engine: ModellessEngine) -> OverlapStats:
+    return engine.scheduler.collect_stats().overlap
+
+
+def test_a_prompt_is_prefilled_up_to_its_first_missing_item_and_then_goes_on_from_there(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    assert steps(engine) == [[("a", 0, 4)]], "the text before the first item"
+    arrive(engine, CAT)
+    assert steps(engine) == [[("a", 4, 16)]]
+    arrive(engine, DOG)
+    assert steps(engine) == [[("a", 20, 16)]]
+    assert finished(engine)["a"].reason is FinishReason.LENGTH
+    assert overlap(engine) == OverlapStats(requests=1, tokens=20)
+    engine.assert_at_rest()
+
+
+def test_what_stands_behind_a_missing_item_is_not_prefilled(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    arrive(engine, DOG)
+    assert steps(engine) == [[("a", 0, 4)]]
+    arrive(engine, CAT)
+    assert steps(engine) == [[("a", 4, 16)], [("a", 20, 16)]]
+
+
+def test_a_request_holds_no_block_and_no_slot_while_it_waits(make: Make) -> None:
+    engine = half_way(make())
+    assert engine.kv.num_used == engine.scheduler.num_running == 0
+    assert engine.admission.reserved == 24 * 16, "the room for its items stays its own"
+
+
+def test_the_items_of_a_prefilled_part_stay_until_the_request_starts(make: Make) -> None:
+    """Should its blocks be evicted, the item is needed again."""
+    engine = half_way(make(num_blocks=12))
+    STORE.clear()
+    engine.add(make_request("text", [9] * 46))
+    steps(engine)
+    assert overlap(engine).lost_tokens > 0
+    arrive(engine, DOG)
+    engine.run_out()
+    assert engine.of(ItemMissing) == []
+    assert finished(engine)["a"].error is None
+
+
+def test_requests_that_can_start_come_first(make: Make) -> None:
+    engine = make(budget=16)
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    arrive(engine, CAT)
+    engine.add(*(make_request(f"t{i}", [50 + i] * 12, arrival=1.0 + i) for i in range(3)))
+    assert steps(engine, 6) == [
+        [("t0", 0, 12), ("t1", 0, 4)],
+        [("t1", 4, 8), ("t2", 0, 8)],
+        [("t2", 8, 4), ("a", 0, 12)],
+        [("a", 12, 8)],
+    ]
+
+
+def test_a_step_with_as_many_requests_as_may_run_has_no_place_for_it(make: Make) -> None:
+    engine = make(max_num_seqs=1)
+    engine.add(make_request("text", [9] * 4, max_tokens=3))
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    arrive(engine, CAT)
+    assert steps(engine, 5) == [[("text", 0, 4)], [("text", 4, 1)], [("text", 5, 1)], [("a", 0, 16)],
+                                [("a", 16, 4)]]  # fmt: skip
+
+
+def test_nobody_is_prefilled_early_while_another_waits_for_blocks(make: Make) -> None:
+    engine = make(num_blocks=16, max_model_len=64)
+    engine.add(make_request("text", [9] * 40, max_tokens=4))
+    engine.step()
+    engine.add(make_request("big", [8] * 30, arrival=1.0))
+    engine.add(make_request("a", 20, [CAT], ready=[], arrival=2.0))
+    assert steps(engine, 3) == [[("text", 16, 16)], [("text", 32, 8)], [("text", 40, 1)]]
+
+
+def test_only_requests_that_fit_the_free_blocks_as_a_whole_begin_early(make: Make) -> None:
+    engine = make(num_blocks=20, budget=64)
+    features = [make_feature(name, 4, 28) for name in ("x", "y", "z")]
+    for index, feature in enumerate(features):
+        engine.add(make_request(f"m{index}", [index] * 36, [feature], ready=[], arrival=float(index)))
+    assert sorted(share[0] for step in steps(engine) for share in step) == ["m0", "m1"], "9 blocks each"
+    assert overlap(engine).requests == 2
+
+
+def test_evicted_tokens_are_not_computed_early_again(make: Make) -> None:
+    engine = half_way(make(num_blocks=12))
+    for number in range(3):
+        engine.add(make_request(f"text{number}", [100 + number] * 46))
+        chunks = [share for step in steps(engine) for share in step]
+        assert {name for name, _, _ in chunks} == {f"text{number}"}
+    arrive(engine, DOG)
+    engine.run_out()
+    assert overlap(engine) == OverlapStats(requests=1, tokens=20, lost_tokens=20)
+    assert finished(engine)["a"].usage.cached_tokens == 0
+
+
+def test_chunks_end_with_a_block(make: Make) -> None:
+    engine, image = make(budget=10), make_feature("cat", 2, 12)
+    engine.add(make_request("a", 30, [image, make_feature("dog", 23, 4)], ready=[]))
+    arrive(engine, image)
+    assert steps(engine, 6) == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]], "nothing is computed twice"
+
+
+def test_an_atomic_span_is_prefilled_whole_before_a_missing_item(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 9, atomic=True)
+    engine.add(make_request("a", 24, [image, make_feature("dog", 11, 6, atomic=True)], ready=[]))
+    arrive(engine, image)
+    assert steps(engine) == [[("a", 0, 11)]], "not cut at token 8, the last block's end"
+
+
+def test_an_atomic_span_above_what_is_left_of_the_step_waits(make: Make) -> None:
+    engine, image = make(budget=12), make_feature("cat", 0, 12, atomic=True)
+    engine.add(make_request("text", [9] * 4, max_tokens=1))
+    engine.add(make_request("a", 24, [image, make_feature("dog", 12, 6)], ready=[], arrival=1.0))
+    arrive(engine, image)
+    assert steps(engine) == [[("text", 0, 4)], [("a", 0, 12)]]
+
+
+def test_a_request_with_a_cross_item_is_never_prefilled_early(make: Make) -> None:
+    engine = make(cross=True)
+    engine.add(make_request("a", 12, [make_cross("speech", 8)], ready=[]))
+    assert steps(engine) == []
+
+
+@pytest.mark.parametrize("off", ["overlap", "prefix_caching"])
+def test_there_is_no_early_prefill_without_the_flag_or_the_prefix_cache(make: Make, off: str) -> None:
+    engine = make(**{off: False})
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    arrive(engine, CAT)
+    assert steps(engine) == []
+    arrive(engine, DOG)
+    assert steps(engine) == [[("a", 0, 16)], [("a", 16, 16)], [("a", 32, 4)]]
+
+
+def test_of_requests_with_one_prompt_the_first_is_prefilled_and_the_others_find_it(make: Make) -> None:
+    engine = make(budget=64)
+    for choice in range(3):
+        engine.add(make_request(f"c{choice}", 36, [CAT, DOG], ready=[], arrival=float(choice)))
+    arrive(engine, CAT)
+    assert [share for step in steps(engine) for share in step] == [("c0", 0, 4), ("c0", 4, 16)]
+
+
+def test_the_first_requests_of_many_with_one_text_do_not_keep_others_from_their_turn(make: Make) -> None:
+    engine = make(budget=64)
+    for number in range(3):
+        image = make_feature(f"image {number}", 16, 4)
+        engine.add(make_request(f"same{number}", 24, [image], ready=[], arrival=float(number)))
+    engine.add(make_request("other", [5] * 24, [make_feature("image", 16, 4)], ready=[], arrival=9.0))
+    assert steps(engine) == [[("same0", 0, 16), ("other", 0, 16)]]
+
+
+def test_only_what_others_have_computed_counts_as_cached(make: Make) -> None:
+    engine = make(num_blocks=64)
+    engine.add(make_request("first", 12))
+    engine.run_out()
+    engine.add(make_request("a", 36, [make_feature("cat", 16, 8), make_feature("dog", 24, 8)], ready=[]))
+    assert steps(engine) == [[("a", 12, 4)]]
+    arrive(engine, make_feature("cat", 16, 8), make_feature("dog", 24, 8))
+    outputs = engine.run_out()
+    assert finished(engine)["a"].usage.cached_tokens == 12
+    assert sum(output.prefix_hit for output in outputs) == 12
+
+
+def test_text_that_decodes_goes_on_beside_it(make: Make) -> None:
+    engine = make(budget=16)
+    engine.add(make_request("text", [9] * 4, max_tokens=30))
+    engine.step()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    arrive(engine, CAT)
+    assert steps(engine) == [
+        [("text", 4, 1), ("a", 0, 4)],
+        [("text", 5, 1)],
+        [("text", 6, 1), ("a", 4, 8)],
+        [("text", 7, 1), ("a", 12, 8)],
+    ], "half of the step's budget"
+
+
+def test_an_item_lost_in_the_gap_is_encoded_again_and_nothing_is_computed_twice(make: Make) -> None:
+    engine = half_way(make())
+    engine.scheduler.mark_ready([DOG.mm_hash], engine.now)  # stored, and gone again
+    steps(engine)
+    assert [event.mm_hash for event in engine.of(ItemMissing)] == [DOG.mm_hash]
+    arrive(engine, DOG)
+    assert steps(engine) == [[("a", 20, 16)]]
+    engine.assert_at_rest()
+
+
+def test_a_request_cancelled_in_the_gap_leaves_nothing(make: Make) -> None:
+    engine = half_way(make())
+    engine.scheduler.cancel(["a"], "proxy")
+    assert steps(engine) == []
+    assert finished(engine)["a"].reason is FinishReason.ABORT
+    engine.assert_at_rest()
+    assert not engine.scheduler._overlap._begun and engine.scheduler._overlap._blocks == 0
+
+
+def test_the_deadline_counts_in_the_gap(make: Make) -> None:
+    engine = half_way(make(), deadline=5.0)
+    engine.now = 6.0
+    engine.step()
+    assert isinstance(finished(engine)["a"].error, DeadlineExceeded)
+    engine.assert_at_rest()
+
+
+def test_an_attempt_that_follows_finds_what_the_last_one_computed_early(make: Make) -> None:
+    engine = half_way(make())
+    engine.scheduler.cancel(["a"], "proxy")
+    engine.add(make_request("a", 36, [CAT, DOG], attempt=2))
+    arrive(engine, DOG)
+    assert steps(engine) == [[("a", 20, 16)]]
+
+
+def test_a_step_that_fails_ends_the_request_and_keeps_nothing_of_it(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    engine.step(error=RuntimeError("no memory"))
+    assert isinstance(finished(engine)["a"].error, InternalError)
+    engine.assert_at_rest()
+    engine.add(make_request("b", 36, [CAT, DOG], ready=[]))
+    assert steps(engine) == [[("b", 0, 4)]]
+
+
+def test_what_is_not_finite_is_never_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    run = engine.run
+
+    def overflowing(output: SchedulerOutput) -> ModelRunnerOutput:
+        result = run(output)
+        result.non_finite = frozenset({0}) if output.chunks else frozenset()
+        return result
+
+    monkeypatch.setattr(engine, "run", overflowing)
+    engine.step()
+    monkeypatch.undo()
+    assert isinstance(finished(engine)["a"].error, InternalError)
+    engine.add(make_request("b", 36, [CAT, DOG], ready=[]))
+    assert steps(engine) == [[("b", 0, 4)]]
+
+
+@pytest.mark.parametrize("host_blocks", [0, 16], ids=["recomputed", "swapped"])
+def test_a_request_that_has_run_is_not_prefilled_early(make: Make, host_blocks: int) -> None:
+    engine = make(num_blocks=10, host_blocks=host_blocks)
+    publish(STORE, CAT)
+    engine.add(make_request("text", [9] * 8, max_tokens=24))
+    engine.add(make_request("a", 20, [CAT], max_tokens=16, arrival=1.0))
+    outputs = engine.run_out()
+    assert "a" in [state.request.request_id for output in outputs for state in output.preempted]
+    chunks = [chunk for output in outputs for chunk in output.chunks if chunk.state.features]
+    assert [chunk.overlap for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    assert {event.error for event in finished(engine).values()} == {None}
+
+
+def test_requests_of_two_tenants_share_nothing(make: Make) -> None:
+    engine = half_way(make(), root=b"a" * 32)
+    engine.add(make_request("b", 36, [CAT, DOG], ready=[CAT.mm_hash], root=b"b" * 32))
+    assert [share for step in steps(engine) for share in step] == [("b", 0, 16), ("b", 16, 4)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(4, 24), st.integers(1, 8), st.booleans())
+def test_in_whatever_order_items_come_all_is_computed_once_and_in_order(
+    data: st.DataObject, budget: int, block_size: int, atomic: bool
+) -> None:
+    STORE.clear()
+    lengths = data.draw(st.lists(st.integers(1, min(budget, 9)), min_size=1, max_size=5))
+    features, offset = [], data.draw(st.integers(0, 9))
+    for index, length in enumerate(lengths):
+        features.append(make_feature(f"item {index}", offset, length, atomic=atomic))
+        offset += length + data.draw(st.integers(0, 3))
+    engine = ModellessEngine(STORE, budget=budget, block_size=block_size, num_blocks=128)
+    engine.add(make_request("a", offset + 1, features, ready=[]))
+    chunks, there = [], set()
+    for feature in data.draw(st.permutations(features)):
+        for _ in range(data.draw(st.integers(0, 6))):
+            chunks += engine.step().chunks
+            missing = [f.placement.offset for f in features if f.mm_hash not in there]
+            assert all(chunk.end <= min(missing) for chunk in chunks)
+        arrive(engine, feature)
+        there.add(feature.mm_hash)
+    chunks += [chunk for output in engine.run_out() for chunk in output.chunks]
+    done = 0
+    for chunk in chunks:
+        assert done - block_size < chunk.start <= done, "at most a part of a block is computed twice"
+        assert atomic or chunk.start == done, "and that behind an atomic span only"
+        done = chunk.end
+    assert finished(engine)["a"].usage.cached_tokens == 0
+    engine.assert_at_rest()
+
+
+def test_early_tokens_of_waiting_requests_are_counted_by_request_once(make: Make) -> None:
+    engine = make(budget=4)
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    arrive(engine, CAT)
+    assert len(steps(engine, 8)) == 5
+    assert overlap(engine) == OverlapStats(requests=1, tokens=20)
+    assert names(engine.of(ItemMissing)) == []
