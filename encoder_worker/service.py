@@ -13,6 +13,8 @@ from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, describ
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder
+from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.starting import load_ranks
@@ -87,6 +89,9 @@ async def _serve(
     if isinstance(encoder, DataParallelTower):
         encoder.attach(RankMetrics(metrics, identity.model_name, encoder.ranks), worker.beat.tick)
         beats += encoder.beats
+        if isinstance(encoder.inner, GraphEncoder):
+            # Those of rank 0: each rank has graphs of its own.
+            count_graphs(encoder.inner.graphs, metrics, identity.model_name)
     health = Health(server)
     watch = ProcessWatch(health, beats, config.stall_timeout)
     page.registry = metrics.registry
