@@ -91,8 +91,8 @@ def uses_graphs(config: PDConfig, device: torch.device) -> bool:
     if config.attention_backend == "flex":
         if mode in ("static", "cuda"):
             raise ConfigError(
-                f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
-                "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
+                f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention "
+                "makes block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
             )
         return False
     if config.tensor_parallel > 1:
