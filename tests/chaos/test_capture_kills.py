@@ -13,7 +13,7 @@ from support.processes.cluster import running_cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TOKENS = 24
+TOKENS = 64
 #: The larger one is for no picture of the test: its capture takes seconds.
 GRAPHS = ("--encoder-graphs", "static", "--encoder-graph-budgets", "64,2048")
 LOADED, CAPTURED = "of encoder weights", "captured in"

@@ -300,6 +300,15 @@ def test_a_request_that_has_run_is_not_prefilled_early(make: Make, host_blocks: 
     assert {event.error for event in finished(engine).values()} == {None}
 
 
+def test_not_even_one_whose_item_has_gone_since(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    state = engine.scheduler._requests.get(("proxy", "a"))
+    assert state is not None
+    state.first_scheduled_at = 0.0
+    assert steps(engine) == []
+
+
 def test_requests_of_two_tenants_share_nothing(make: Make) -> None:
     engine = half_way(make(), root=b"a" * 32)
     engine.add(make_request("b", 36, [CAT, DOG], ready=[CAT.mm_hash], root=b"b" * 32))
