@@ -98,8 +98,8 @@ def uses_graphs(config: PDConfig, device: torch.device) -> bool:
     if config.tensor_parallel > 1:
         if mode == "cuda":
             raise ConfigError(
-                f"--decode-graphs cuda and --tensor-parallel {config.tensor_parallel} do not go together: use "
-                "--decode-graphs off, or one rank"
+                f"--decode-graphs cuda and --tensor-parallel {config.tensor_parallel} do not go together: "
+                "use --decode-graphs off, or one rank"
             )
         return mode == "static"
     return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
