@@ -55,7 +55,7 @@ def spine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spine]:
     try:
         ask(0)
         recorder.enter(IDLE)
-        # A health check comes now and then: what it passes counts as idle, whether one comes by itself or not.
+        # What a health check passes counts as idle, whether one comes by itself or not.
         with urllib.request.urlopen(f"{cluster.url}/health", timeout=PATIENCE):
             time.sleep(IDLE_SECONDS)
         for number in REQUESTS:
