@@ -13,6 +13,7 @@ from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, describ
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.starting import load_ranks
@@ -86,6 +87,8 @@ async def _serve(
     beats = [worker.beat]
     if isinstance(encoder, DataParallelTower):
         encoder.attach(RankMetrics(metrics, identity.model_name, encoder.ranks), worker.beat.tick)
+        # Those of rank 0: each rank has graphs of its own.
+        count_graphs(encoder.inner, metrics, identity.model_name)
         beats += encoder.beats
     health = Health(server)
     watch = ProcessWatch(health, beats, config.stall_timeout)

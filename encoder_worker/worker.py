@@ -15,7 +15,6 @@ from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
-from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder
 from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
@@ -92,8 +91,7 @@ class EncoderWorker:
         self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
         self._leases = _lease_keeper(store, identity, self._engine, lease_term)
         metrics.leases_held.set_function(lambda: self._leases.held)
-        if isinstance(encoder, GraphEncoder):
-            count_graphs(encoder.graphs, metrics, identity.model_name)
+        count_graphs(encoder, metrics, identity.model_name)
         scheduler, format = _scheduler(config), _item_format(identity, encoder)
         changed, job_metrics = asyncio.Event(), JobMetrics(metrics, identity.model_name)
         bounds = JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit)

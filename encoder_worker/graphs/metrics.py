@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager
+from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder
 from triptych.metrics import EncoderMetrics
+from triptych.models.base import EncoderSide
 
 
 class GraphMetrics:
@@ -24,7 +25,8 @@ class GraphMetrics:
         self._metrics.graph_misses.inc(items)
 
 
-def count_graphs(graphs: EncoderCudaGraphManager, metrics: EncoderMetrics, model_name: str) -> None:
-    """From now on what becomes of items is counted in these metrics."""
-    graphs.counts = GraphMetrics(metrics, model_name)
-    metrics.graph_buffer_bytes.set(graphs.nbytes)
+def count_graphs(encoder: EncoderSide, metrics: EncoderMetrics, model_name: str) -> None:
+    """From now on counts here what becomes of items, where the encoder side has graphs."""
+    if isinstance(encoder, GraphEncoder):
+        encoder.graphs.counts = GraphMetrics(metrics, model_name)
+        metrics.graph_buffer_bytes.set(encoder.graphs.nbytes)

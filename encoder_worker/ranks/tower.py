@@ -40,7 +40,8 @@ class DataParallelTower(EncoderSide):
         self.modality = inner.modality  # type: ignore[misc]
         self.width, self.dtype, self.device = inner.width, inner.dtype, inner.device
         self.module = inner.module
-        self._inner = inner
+        #: This rank's own tower.
+        self.inner = inner
         self._own = ShareEncoder(inner, batch_patches)
         self._group = group
         self._tick: Callable[[], object] = lambda: None
@@ -67,10 +68,10 @@ class DataParallelTower(EncoderSide):
         raise NotImplementedError("its ranks load a family's tower each")
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        return self._inner.preprocess(media, options)
+        return self.inner.preprocess(media, options)
 
     def sample(self) -> Media:
-        return self._inner.sample()
+        return self.inner.sample()
 
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         """Embeddings in the order of the items: this rank's on its device, those of other ranks on the host.

@@ -95,7 +95,8 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
     graphs = with_graphs(STATIC, encoder)
     assert isinstance(graphs, GraphEncoder)
     metrics = EncoderMetrics("m")
-    count_graphs(graphs.graphs, metrics, "m")
+    count_graphs(encoder, metrics, "m")
+    count_graphs(graphs, metrics, "m")
     items = [
         graphs.preprocess(Image.new("RGB", size, "red"), {}) for size in ((64, 64), (400, 600), (90, 40))
     ]
