@@ -34,7 +34,6 @@ class DecoderRanks:
     def __init__(self, config: PDConfig) -> None:
         self.size = config.tensor_parallel
         self.parallel = TensorParallel(0, self.size)
-        self.parameter_bytes = 0
         self._seconds = collective_seconds(config.stall_timeout)
         self._group = RankGroup("pd", self.size, config)
         self._progress: ProgressListener | None = None
@@ -54,8 +53,7 @@ class DecoderRanks:
 
     def join(self, decoder: DecoderSide) -> None:
         """Waits until all have loaded, and joins their process group. ConfigError as a rank gave it."""
-        loaded = self._group.wait_ready()
-        self.parameter_bytes = sum(message["parameter_bytes"] for message in loaded)
+        self._group.wait_ready()
         self._group.send({"kind": "join", "seconds": self._seconds})
         self._group.join(decoder.device, seconds=self._seconds)
         self._replies()

@@ -42,12 +42,7 @@ def main(rank: Rank) -> None:
         decoder = in_short_lived_thread(load_share, config, rank.rank)
     before_each_layer(decoder.module, rank.tick)
     program = PDRankProgram(rank, config, decoder)
-    rank.serve(program.handle, {"parameter_bytes": parameter_bytes(decoder)})
-
-
-def parameter_bytes(decoder: DecoderSide) -> int:
-    """Bytes of this rank's weights."""
-    return sum(p.numel() * p.element_size() for p in decoder.module.parameters())
+    rank.serve(program.handle)
 
 
 class PDRankProgram:

@@ -25,8 +25,6 @@ class OtherRanks(Protocol):
     #: Ranks of the worker, rank 0 included.
     size: int
     parallel: TensorParallel
-    #: Of the other ranks together.
-    parameter_bytes: int
 
     def build(self, config: PDConfig, transfer: ECTransferConfig, on_progress: Callable[[], None]) -> None:
         """Makes their runners and connectors; `config` is a rank's share, with its sizes found.
@@ -80,10 +78,6 @@ class RankedRunner(ModelRunner):
         self._ranks = ranks
         self._encoder = StepEncoder()
         self._transfers = TransferMerger(ranks.size)
-
-    @property
-    def parameter_bytes(self) -> int:
-        return super().parameter_bytes + self._ranks.parameter_bytes
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """As `ModelRunner.execute`, on all ranks; RankLost where one of them fails."""

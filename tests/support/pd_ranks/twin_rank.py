@@ -44,7 +44,6 @@ class TwinRank:
     """Rank 1 of two as a thread; see `OtherRanks`. `compared` counts tokens whose keys were compared."""
 
     size = 2
-    parameter_bytes = 0
 
     def __init__(self, decoder: DecoderSide) -> None:
         self._decoder = decoder

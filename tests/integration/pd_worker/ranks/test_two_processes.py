@@ -122,8 +122,9 @@ async def test_a_rank_killed_in_mid_stream_ends_the_engine_and_answers_nothing(
 ) -> None:
     path = build_checkpoint("qwen3_vl")
     async with rank_pair(path, store_url, opener(path)) as (cell, ranks):
-        dead = threading.Event()
+        dead, lost = threading.Event(), threading.Event()
         cell.engine.beat.on_death(dead.set)
+        ranks.beats[0].on_death(lost.set)
         request = request_of(cell, PROMPTS[1], tokens=400)
         cell.engine.submit(request)
         await asyncio.to_thread(cell.wait, request.request_id, NewTokens)
@@ -131,5 +132,5 @@ async def test_a_rank_killed_in_mid_stream_ends_the_engine_and_answers_nothing(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert await asyncio.to_thread(dead.wait, 240), "rank 0 waits in a collective for ever"
-        assert ranks.beats[0].dead
+        assert await asyncio.to_thread(lost.wait, 240), "nobody sees that rank 1 has ended"
         assert not [event for event in cell.events if isinstance(event, RequestFinished)]
