@@ -87,6 +87,7 @@ async def _serve(
     beats = [worker.beat]
     if isinstance(encoder, DataParallelTower):
         encoder.attach(RankMetrics(metrics, identity.model_name, encoder.ranks), worker.beat.tick)
+        # Those of rank 0: each rank has graphs of its own.
         count_graphs(encoder.inner, metrics, identity.model_name)
         beats += encoder.beats
     health = Health(server)

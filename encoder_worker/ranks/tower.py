@@ -40,6 +40,7 @@ class DataParallelTower(EncoderSide):
         self.modality = inner.modality  # type: ignore[misc]
         self.width, self.dtype, self.device = inner.width, inner.dtype, inner.device
         self.module = inner.module
+        #: This rank's own tower.
         self.inner = inner
         self._own = ShareEncoder(inner, batch_patches)
         self._group = group

@@ -64,11 +64,10 @@ class OverlapPrefill:
     def examine(self, state: RequestState, num_computed: int, readiness: Readiness) -> None:
         """An admitted request may have changed; its cached prefix has `num_computed` tokens.
 
-        A request that was running before is not prefilled early, nor one with a cross item, of which its
-        first token has need.
+        One that has run before is not prefilled early: what it had computed may be in host memory.
         """
         self._able.discard(state)
-        if not self._enabled or state.cross is not None or state.first_scheduled_at is not None:
+        if not self._enabled or state.first_scheduled_at is not None:
             return
         if self._intact(state, num_computed) and readiness is not Readiness.READY:
             stop = self._items.stop_before_missing(state, num_computed, state.num_tokens)

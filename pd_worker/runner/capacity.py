@@ -82,27 +82,26 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 
 
 def uses_graphs(config: PDConfig, device: torch.device) -> bool:
-    """Whether steps of decodes alone run as graphs: by --decode-graphs, and never with FlexAttention.
+    """Whether steps of decodes alone run as graphs, by --decode-graphs; never with FlexAttention.
 
     ConfigError where the flags ask for both, or for CUDA graphs of several ranks, whose collectives no graph
     has been captured with.
     """
-    mode = config.decode_graphs
-    if config.tensor_parallel > 1 and mode == "cuda":
-        raise ConfigError(
-            f"--decode-graphs cuda and --tensor-parallel {config.tensor_parallel} do not go together: use "
-            "--decode-graphs off, or one rank"
-        )
-    if config.tensor_parallel > 1 and mode == "auto":
-        return False
-    if config.attention_backend != "flex":
-        return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
-    if mode in ("static", "cuda"):
+    mode, ranks = config.decode_graphs, config.tensor_parallel
+    flex = config.attention_backend == "flex"
+    if flex and mode in ("static", "cuda"):
         raise ConfigError(
             f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
             "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
         )
-    return False
+    if ranks > 1 and mode == "cuda":
+        raise ConfigError(
+            f"--decode-graphs cuda and --tensor-parallel {ranks} do not go together: use "
+            "--decode-graphs off, or one rank"
+        )
+    if flex or (ranks > 1 and mode == "auto"):
+        return False
+    return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
 
 
 def reads_view(config: PDConfig, device: torch.device) -> bool:

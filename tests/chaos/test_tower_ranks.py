@@ -18,7 +18,7 @@ from support.data.traffic import STREAM_TOKENS, Case
 from support.processes.cluster import Cluster, start_cluster, wait_for
 from support.ranks.groups import alive, children
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Batches of several pictures, so that both ranks have a share.
 WORDS = ("--threads", "1", "--encoder-data-parallel", "2", "--max-num-batched-tokens", "64")

@@ -166,7 +166,7 @@ class PDConfig(WorkerConfig):
         choices=("sdpa", "blockwise", "flex"),
     )
     decode_graphs: str = flag(
-        "auto",
+        "off",
         "how steps of decodes alone run: off, operator by operator; cuda, as CUDA graphs, which have never "
         "been run yet; static, in their buffers but without a graph; auto, cuda on a GPU, else off",
         choices=GRAPH_MODES,

@@ -1,7 +1,7 @@
-"""One gloo rank: computes the batches of a job file with its share of the models.
+"""One rank: computes the batches of a job file with its share of the models.
 
-python rank_program.py RANK SIZE FOLDER: reads FOLDER/jobs.json, writes FOLDER/NUMBER-RANK.safetensors, and
-FOLDER/errors-RANK.json at the end.
+python rank_program.py RANK SIZE FOLDER gloo: reads FOLDER/jobs.json, writes FOLDER/NUMBER-RANK.safetensors,
+and FOLDER/errors-RANK.json at the end. With nccl it only calls the collectives, on its own CUDA device.
 """
 
 from __future__ import annotations
@@ -25,20 +25,27 @@ from triptych.models.parallel import shares
 from triptych.models.parallel.layers import RowParallelLinear
 from triptych.models.parallel.tensor_parallel import CollectiveError, TensorParallel
 
-#: Seconds that a collective of the jobs may take, and one that nobody else comes to.
-TIMEOUT, SHORT = 60, 1
+#: Seconds that a collective of the jobs may take, and the start and the end of one that nobody else comes to.
+TIMEOUT, SHORT = 200, 4
 
 
-def main(rank: int, size: int, folder: Path) -> None:
+def main(rank: int, size: int, folder: Path, backend: str) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(seconds=TIMEOUT),
     )
     parallel = TensorParallel(rank, size)
+    check_collectives(parallel, device)
+    if device.type == "cuda":
+        dist.destroy_process_group()
+        return
     for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):
         with fault(job["fault"]):
             decoder = open_decoder(Path(job["path"]), job["dtype"], job["quantization"], parallel)
@@ -52,10 +59,30 @@ def main(rank: int, size: int, folder: Path) -> None:
     (folder / f"errors-{rank}.json").write_text(json.dumps(broken(parallel)))
 
 
+def check_collectives(parallel: TensorParallel, device: torch.device) -> None:
+    """Sums, least values and gathered columns of all ranks, with values that each of them knows."""
+    rank, size = parallel.rank, parallel.size
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        total = parallel.all_reduce(torch.full((3, 5), rank + 1.0, dtype=dtype, device=device))
+        assert total.dtype == dtype
+        assert total.tolist() == [[size * (size + 1) / 2] * 5] * 3
+    least = parallel.all_reduce_min(torch.tensor([3 + rank, 9 - rank], device=device))
+    assert least.tolist() == [3, 10 - size]
+    counts = [16 * (number + 1) for number in range(size)]
+    columns = torch.full((2, counts[rank]), float(rank), device=device)
+    whole = parallel.gather(columns, counts)
+    if rank:
+        assert whole is None
+    else:
+        assert whole is not None
+        assert (
+            whole.tolist() == [[float(number) for number in range(size) for _ in range(counts[number])]] * 2
+        )
+
+
 def broken(parallel: TensorParallel) -> dict[str, str]:
     """The errors of rank 0 where the others do not come to a collective, and where they have ended."""
-    least = parallel.all_reduce_min(torch.tensor([3 + parallel.rank, 9 - parallel.rank]))
-    assert least.tolist() == [3, 10 - parallel.size]
+    dist.barrier()
     group = dist.new_group(timeout=datetime.timedelta(seconds=SHORT))
     alone = TensorParallel(parallel.rank, parallel.size, group)
     late = "" if parallel.rank else error_of(alone)
@@ -104,4 +131,4 @@ def fault(name: str | None) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

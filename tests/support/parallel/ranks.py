@@ -39,7 +39,7 @@ class Outputs:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def run_ranks(size: int, jobs: Sequence[Job], folder: Path, *, timeout: float = 300.0) -> Outputs:
+def run_ranks(size: int, jobs: Sequence[Job], folder: Path, *, timeout: float = 500.0) -> Outputs:
     """What `size` gloo ranks compute; AssertionError with their logs where one fails."""
     lines = []
     for number, job in enumerate(jobs):
@@ -54,13 +54,23 @@ def run_ranks(size: int, jobs: Sequence[Job], folder: Path, *, timeout: float = 
             }
         )
     (folder / "jobs.json").write_text(json.dumps(lines))
+    start_ranks(size, folder, "gloo", timeout)
+    found = [
+        [load_file(folder / f"{number}-{rank}.safetensors") for rank in range(size)]
+        for number in range(len(lines))
+    ]
+    return Outputs(found, json.loads((folder / "errors-0.json").read_text()))
+
+
+def start_ranks(size: int, folder: Path, backend: str, timeout: float) -> None:
+    """Runs the program of `size` ranks to its end; AssertionError with their logs where one fails."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     logs = [folder / f"log-{rank}" for rank in range(size)]
     processes = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, str(PROGRAM), str(rank), str(size), str(folder)]
+            command = [sys.executable, str(PROGRAM), str(rank), str(size), str(folder), backend]
             with log.open("wb") as output:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -71,8 +81,3 @@ def run_ranks(size: int, jobs: Sequence[Job], folder: Path, *, timeout: float = 
             process.kill()
             process.wait()
     assert codes == [0] * size, "\n".join(log.read_text()[-2000:] for log in logs)
-    found = [
-        [load_file(folder / f"{number}-{rank}.safetensors") for rank in range(size)]
-        for number in range(len(lines))
-    ]
-    return Outputs(found, json.loads((folder / "errors-0.json").read_text()))

@@ -23,21 +23,22 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    group = obedient_group(3)
+    group = obedient_group(2)
     group.start()
     yield group
     group.close(seconds=0)
     leave()
 
 
-def test_three_ranks_sum_up_and_a_collective_without_one_of_them_ends(group):
+@pytest.mark.timeout(300)
+def test_ranks_sum_up_and_a_collective_without_one_of_them_ends(group):
     group.wait_ready()
-    group.send({"do": "sum", "value": 10.0, "seconds": 60.0})
-    joined = group.join(CPU, seconds=60.0)
+    group.send({"do": "sum", "value": 10.0, "seconds": 250.0})
+    joined = group.join(CPU, seconds=250.0)
     mine = torch.zeros(1)
     dist.all_reduce(mine, group=joined)
-    assert mine.item() == 30.0
-    assert group.collect() == [{"sum": 30.0}, {"sum": 30.0}]
+    assert mine.item() == 10.0
+    assert group.collect() == [{"sum": 10.0}]
     assert _addresses(group.pids[0]) == {"0100007F"}, "127.0.0.1"
     os.kill(group.pids[0], 9)
     with pytest.raises(RuntimeError):

@@ -2,6 +2,7 @@
 {{- define "triptych.worker" -}}
 {{- $p := .spec }}
 {{- $cuda := hasPrefix "cuda" $p.device }}
+{{- $ranks := include "triptych.ranks" . | int }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -54,6 +55,10 @@ spec:
             - {{ include "triptych.podAddress" . | quote }}
             - --device
             - {{ $p.device }}
+            {{- if gt $ranks 1 }}
+            - {{ ternary "--encoder-data-parallel" "--tensor-parallel" (eq .component "encoder") }}
+            - {{ $ranks | quote }}
+            {{- end }}
             {{- with .root.Values.model.name }}
             - --served-model-name
             - {{ . | quote }}
@@ -88,15 +93,26 @@ spec:
         - name: tmp
           emptyDir: {sizeLimit: {{ $p.scratchSize }}}
         - name: shm
-          emptyDir: {medium: Memory, sizeLimit: {{ $p.shmSize }}}
+          emptyDir: {medium: Memory, sizeLimit: {{ include "triptych.shmSize" . }}}
 {{- end }}
 
-{{/* A worker's resources, with a GPU unless they name some already. */}}
+{{/* The ranks of one worker: processes of one pod. A replica has one, whatever `pd` says. */}}
+{{- define "triptych.ranks" -}}
+{{- if eq .component "encoder" }}{{ .spec.dataParallel }}{{ else if eq .component "pd" }}{{ .spec.tensorParallel }}{{ else }}1{{ end -}}
+{{- end }}
+
+{{/* The size of /dev/shm. NCCL keeps its buffers between ranks there: 64 MiB are too few for it. */}}
+{{- define "triptych.shmSize" -}}
+{{- $least := and (hasPrefix "cuda" .spec.device) (gt (include "triptych.ranks" . | int) 1) -}}
+{{- if and $least (lt (include "triptych.bytes" .spec.shmSize | int64) 1073741824) }}1Gi{{ else }}{{ .spec.shmSize }}{{ end -}}
+{{- end }}
+
+{{/* A worker's resources, with a GPU for each rank unless they name some already. */}}
 {{- define "triptych.workerResources" -}}
 {{- $resources := deepCopy .spec.resources -}}
 {{- if hasPrefix "cuda" .spec.device -}}
 {{- $limits := default dict $resources.limits -}}
-{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource "1" }}{{ end -}}
+{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (include "triptych.ranks" .) }}{{ end -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
 {{- toYaml $resources -}}

@@ -230,3 +230,57 @@ def test_a_pool_takes_what_it_names_in_place_of_the_default() -> None:
     assert "nodeSelector" not in pod(y)
     assert main_container(x)["args"][-2:] == ["--plan-credit", "4"]
     assert "--plan-credit" not in main_container(y)["args"]
+
+
+RANKS = {"encoder": {"device": "cuda", "dataParallel": 2}, "pd": {"device": "cuda", "tensorParallel": 4}}
+
+
+def worker_of(values: dict[str, object], kind: str) -> Manifest:
+    (found,) = [one for one in of_kind(render(values), "Deployment") if component(one) == kind]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "ranks"), [("encoder", "--encoder-data-parallel", 2), ("pd", "--tensor-parallel", 4)]
+)
+def test_a_worker_of_several_ranks_has_a_gpu_for_each_and_room_for_nccl(
+    kind: str, flag: str, ranks: int
+) -> None:
+    container = main_container(worker_of(RANKS, kind))
+    words = container["args"]
+    assert words[words.index(flag) + 1] == str(ranks)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
+    assert shared_memory(worker_of(RANKS, kind)) == "1Gi"
+    larger = {**RANKS, kind: {**RANKS[kind], "shmSize": "3Gi"}}
+    assert shared_memory(worker_of(larger, kind)) == "3Gi"
+    on_cpu = {kind: {**RANKS[kind], "device": "cpu"}}
+    assert shared_memory(worker_of(on_cpu, kind)) == "64Mi"
+
+
+def shared_memory(manifest: Manifest) -> str:
+    (volume,) = [one for one in pod(manifest)["volumes"] if one["name"] == "shm"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    return str(volume["emptyDir"]["sizeLimit"])
+
+
+def test_a_pool_has_ranks_of_its_own_and_a_replica_has_one() -> None:
+    pools = {
+        "pdPools": [{"name": "a", "tensorParallel": 2}, {"name": "b"}],
+        "colocatedPools": [{"name": "c"}],
+    }
+    deployments = of_kind(render({**RANKS, **pools}), "Deployment")
+    gpus = {
+        one["metadata"]["name"]: main_container(one)["resources"]["limits"]["nvidia.com/gpu"]
+        for one in deployments
+        if component(one) in ("pd", "colocated")
+    }
+    assert gpus == {"triptych-pd-a": "2", "triptych-pd-b": "4", "triptych-colocated-c": "1"}
+    (replica,) = [one for one in deployments if component(one) == "colocated"]
+    assert "--tensor-parallel" not in main_container(replica)["args"]
+
+
+def test_one_rank_is_no_flag() -> None:
+    for manifest in of_kind(render(), "Deployment"):
+        assert not {"--tensor-parallel", "--encoder-data-parallel"} & set(
+            main_container(manifest).get("args", [])
+        )

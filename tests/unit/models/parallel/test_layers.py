@@ -15,7 +15,7 @@ from support.parallel.batches import compute, open_decoder
 from support.parallel.prompts import said
 from support.parallel.ranks import Job, Outputs, run_ranks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 #: Every family, with heads that two and four ranks can share; Qwen and LLaVA have two KV heads.
 FAMILIES = (
@@ -134,16 +134,16 @@ def check(model: Model, ranks: list[dict[str, torch.Tensor]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_family_dtype_and_quantization_equals_one_rank(size: int, tmp_path: Path) -> None:
-    outputs = run_ranks(size, [model.job() for model in MATRIX], tmp_path, timeout=900)
+    outputs = run_ranks(size, [model.job() for model in MATRIX], tmp_path, timeout=2000)
     for model, ranks in zip(MATRIX, outputs.jobs, strict=True):
         check(model, ranks)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("size", [3, 6])
 def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(size: int, tmp_path: Path) -> None:
     models = [
@@ -151,7 +151,7 @@ def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(size: int, tmp_p
         for variant in ("six", "six+tied")
         for quantization in ("none", "int8")
     ]
-    outputs = run_ranks(size, [model.job() for model in models], tmp_path, timeout=900)
+    outputs = run_ranks(size, [model.job() for model in models], tmp_path, timeout=2000)
     for model, ranks in zip(models, outputs.jobs, strict=True):
         check(model, ranks)
 

@@ -300,6 +300,15 @@ def test_a_request_that_has_run_is_not_prefilled_early(make: Make, host_blocks: 
     assert {event.error for event in finished(engine).values()} == {None}
 
 
+def test_not_even_one_whose_item_has_gone_since(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    state = engine.scheduler._requests.get(("proxy", "a"))
+    assert state is not None
+    state.first_scheduled_at = 0.0
+    assert steps(engine) == []
+
+
 def test_requests_of_two_tenants_share_nothing(make: Make) -> None:
     engine = half_way(make(), root=b"a" * 32)
     engine.add(make_request("b", 36, [CAT, DOG], ready=[CAT.mm_hash], root=b"b" * 32))
@@ -344,3 +353,20 @@ def test_early_tokens_of_waiting_requests_are_counted_by_request_once(make: Make
     assert len(steps(engine, 8)) == 5
     assert overlap(engine) == OverlapStats(requests=1, tokens=20)
     assert names(engine.of(ItemMissing)) == []
+
+
+def test_few_tokens_are_prefilled_beside_others_but_not_in_a_step_of_their_own(make: Make) -> None:
+    engine = make(budget=128)
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
+    assert steps(engine) == [], "a sixteenth of the budget is 8, and 4 stand before the first item"
+    engine.add(make_request("text", [9] * 4, arrival=1.0))
+    assert steps(engine) == [[("text", 0, 4), ("a", 0, 4)]]
+
+
+def test_no_chunk_is_made_of_less_than_a_block_before_an_item_that_is_just_coming(make: Make) -> None:
+    engine, late = make(budget=32), make_feature("dog", 22, 8)
+    engine.add(make_request("a", 36, [CAT, late], ready=[]))
+    arrive(engine, CAT)
+    assert steps(engine) == [[("a", 0, 4)], [("a", 4, 16)]]
+    arrive(engine, late)
+    assert steps(engine) == [[("a", 20, 16)]], "not tokens 20 and 21 alone"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -56,10 +58,26 @@ def test_graphs_read_blocks_and_no_view() -> None:
     assert view_memory(PDConfig(kv_memory=MIB, decode_graphs="static"), torch.device("cpu")) == 0
 
 
-def test_flex_has_no_graphs_and_asking_for_both_is_an_error_with_the_remedy() -> None:
-    assert not uses_graphs(PDConfig(attention_backend="flex"), torch.device("cuda"))
-    with pytest.raises(ConfigError, match="--decode-graphs static and --attention-backend flex do not"):
-        uses_graphs(PDConfig(attention_backend="flex", decode_graphs="static"), torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ({"attention_backend": "flex"}, "static"),
+        ({"attention_backend": "flex"}, "cuda"),
+        ({"tensor_parallel": 2}, "cuda"),
+    ],
+)
+def test_flex_has_no_graphs_and_ranks_no_cuda_graphs_and_asking_for_both_is_an_error_with_the_remedy(
+    flags: dict[str, Any], mode: str
+) -> None:
+    assert not uses_graphs(PDConfig(decode_graphs="auto", **flags), torch.device("cuda"))
+    (flag,) = flags
+    other = flag.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"--decode-graphs {mode} and --{other} .* --decode-graphs off, or"):
+        uses_graphs(PDConfig(decode_graphs=mode, **flags), torch.device("cuda"))
+
+
+def test_ranks_run_over_static_buffers_each_with_its_own() -> None:
+    assert uses_graphs(PDConfig(decode_graphs="static", tensor_parallel=2), torch.device("cpu"))
 
 
 def test_the_memory_is_divided_into_whole_blocks() -> None:

@@ -62,7 +62,7 @@ def test_the_smallest_size_that_holds_a_step_is_taken(needed: DecodeSize, size: 
     assert smallest_fit(decode_sizes(8, 64, 16), needed) == size
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 70),
     st.integers(1, 600),

@@ -1,0 +1,110 @@
+"""Prompts prefilled between two of their pictures in a real engine: transformers' `generate`'s tokens."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from support.data.oracle import assert_exact
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import ItemMissing, RequestAdmitted, RequestFinished
+
+CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
+TEXT = Prompt("Say something about the weather, and then about the sea.")
+THREE = Prompt("Compare these three.", (CAT, DOG, TREE))
+TOKENS, BLOCK = 24, 4
+EARLY = "triptych_pd_overlap_tokens_total"
+
+
+def pending(cell: EngineCell, prompt: Prompt) -> EngineRequest:
+    """A submitted request of whose pictures none is in the store."""
+    token_ids = reference(cell.checkpoint.path, prompt, TOKENS).prompt_token_ids
+    request = cell.request(prompt, token_ids, TOKENS, publish=False)
+    cell.engine.submit(request)
+    cell.wait(request.request_id, RequestAdmitted)
+    return request
+
+
+def comes(cell: EngineCell, request: EngineRequest, index: int, *, stored: bool = True) -> None:
+    feature = request.features[index]
+    if stored:
+        cell.checkpoint.publish(cell.store, [feature])
+    cell.engine.items_ready([feature.mm_hash])
+
+
+def prefilled_before(cell: EngineCell, request: EngineRequest, index: int) -> None:
+    """Waits until all full blocks before the item are computed; the request holds nothing then."""
+    tokens = request.features[index].placement.offset // BLOCK * BLOCK
+    deadline = time.monotonic() + cell.patience
+    while cell.metric(EARLY) < tokens:
+        assert time.monotonic() < deadline, f"{cell.metric(EARLY):.0f} of {tokens} tokens are prefilled"
+        time.sleep(0.005)
+    assert cell.metric(EARLY) == tokens
+    assert cell.metric("triptych_pd_kv_blocks_used") == cell.metric("vllm:num_requests_running") == 0
+
+
+def exact(cell: EngineCell, request: EngineRequest, prompt: Prompt, *, cached: int = 0) -> None:
+    done = cell.wait(request.request_id, RequestFinished)
+    assert done.error is None and done.usage.cached_tokens == cached
+    expected = reference(cell.checkpoint.path, prompt, TOKENS)
+    assert_exact([expected], [cell.tokens(request.request_id)], min_distinct=10)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+def test_a_prompt_prefilled_up_to_each_missing_picture_in_turn_is_exact(family: str) -> None:
+    torch.set_num_threads(1)
+    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK}
+    with engine_cell(Checkpoint.open(family), **flags) as cell:
+        request = pending(cell, THREE)
+        for index in range(3):
+            prefilled_before(cell, request, index)
+            comes(cell, request, index)
+        exact(cell, request, THREE)
+        assert cell.metric("triptych_pd_overlap_requests_total") == 1
+        cell.assert_at_rest()
+
+
+def test_a_picture_lost_in_the_gap_is_reported_and_its_return_is_exact() -> None:
+    torch.set_num_threads(1)
+    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK}
+    with engine_cell(Checkpoint.open("qwen3_vl"), **flags) as cell:
+        request = pending(cell, THREE)
+        comes(cell, request, 0)
+        prefilled_before(cell, request, 1)
+        comes(cell, request, 1, stored=False)
+        assert cell.wait(request.request_id, ItemMissing).mm_hash == request.features[1].mm_hash
+        comes(cell, request, 1)
+        prefilled_before(cell, request, 2)
+        comes(cell, request, 2)
+        exact(cell, request, THREE)
+        cell.assert_at_rest()
+
+
+def test_an_attempt_cancelled_in_the_gap_leaves_nothing_but_a_prefix_for_the_next_one() -> None:
+    torch.set_num_threads(1)
+    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK}
+    with engine_cell(Checkpoint.open("qwen3_vl"), **flags) as cell:
+        first = pending(cell, THREE)
+        comes(cell, first, 0)
+        prefilled_before(cell, first, 1)
+        cell.engine.cancel([first.request_id], "proxy")
+        cell.wait(first.request_id, RequestFinished)
+        cell.assert_at_rest()
+        path = cell.checkpoint.path
+        assert_exact([reference(path, THREE, TOKENS)], cell.answer([THREE], TOKENS), min_distinct=10)
+        assert cell.metric("vllm:prefix_cache_hits_total") == cell.metric(EARLY) > 0
+
+
+def test_without_the_flag_nothing_is_prefilled_before_the_last_picture() -> None:
+    torch.set_num_threads(1)
+    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK, "overlap_prefill": False}
+    with engine_cell(Checkpoint.open("qwen3_vl"), **flags) as cell:
+        request = pending(cell, THREE)
+        for index in range(3):
+            comes(cell, request, index)
+            assert cell.answer([TEXT], TOKENS), "steps have been made meanwhile; its first block is the same"
+        exact(cell, request, THREE, cached=BLOCK)
+        assert cell.metric(EARLY) == 0
