@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 #: A changed file counts after so long at the latest.
 LOOK_SECONDS = 1.0
+#: Least time between two looks for a key that is not known: one just added opens at once, and a flood of wrong
+#: keys costs few looks.
+_MISS_SECONDS = 0.05
 MAX_FILE_BYTES = 16 << 20
 _Stamp = tuple[int, int, int]
 
@@ -39,6 +42,7 @@ class KeyRing:
         self._clock = clock
         self._stamp: _Stamp | None = None
         self._looked = clock()
+        self._complained = -LOOK_SECONDS
         self._table = KeyTable(self._flag_entries)
         if self._path is not None:
             self._read(self._path)
@@ -52,12 +56,16 @@ class KeyRing:
 
     def find(self, key: bytes) -> Principal | None:
         """Whose key it is; None when it opens nothing."""
-        self._look()
+        self._look(LOOK_SECONDS)
+        if (found := self._table.find(key)) is not None:
+            return found
+        self._look(_MISS_SECONDS)
         return self._table.find(key)
 
-    def _look(self) -> None:
+    def _look(self, after: float) -> None:
+        """Reads the file again if it has changed and the last look was `after` seconds ago."""
         now = self._clock()
-        if self._path is None or now - self._looked < LOOK_SECONDS:
+        if self._path is None or now - self._looked < after:
             return
         self._looked = now
         try:
@@ -68,6 +76,9 @@ class KeyRing:
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:
+        if self._looked - self._complained < LOOK_SECONDS:
+            return
+        self._complained = self._looked
         logger.error("the key file cannot be used, the keys read last stay in use: %s", error)
 
     def _read(self, path: Path) -> None:

@@ -44,12 +44,10 @@ async def test_a_pd_worker_killed_in_its_streams_loses_no_token(shared_cluster, 
         stages.kill_queued,
         stages.kill_encoding,
         stages.kill_saved,
-        stages.kill_encoder_in_overlap,
-        stages.kill_pd_in_overlap,
         stages.kill_prefill,
         stages.kill_midstream,
     ],
-    ids=["queued", "encoding", "saved", "overlap encoder", "overlap pd", "prefill", "midstream"],
+    ids=["queued", "encoding", "saved", "prefill", "midstream"],
 )
 async def test_a_kill_at_any_stage_loses_nothing(make_cluster, slow_steps, cases, reference, workers, kill):
     # Two workers are through a crowd twice as soon as one, and a busy machine sees the stage late.

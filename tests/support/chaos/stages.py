@@ -214,42 +214,16 @@ async def kill_saved(cluster: Cluster, streams: Streams) -> None:
         _signal(cluster, "pd", signal.SIGCONT)
 
 
-async def _metric_rises(cluster: Cluster, streams: Streams, what: str, metric: str, more: int) -> None:
-    """Opens the gate and waits until the PD workers' metric has risen by more than `more` since then."""
+async def kill_prefill(cluster: Cluster, streams: Streams) -> None:
+    """Prompts with pictures are computed in chunks."""
+    metric = "triptych_pd_chunked_prefills_total"
     await _gather_all(cluster, streams)
     before = await asyncio.to_thread(cluster.total, "pd", metric)
     open_gate(cluster)
-    await hold(what, lambda: cluster.total("pd", metric) > before + more, streams)
-
-
-async def kill_prefill(cluster: Cluster, streams: Streams) -> None:
-    """Prompts with pictures are computed in chunks."""
-    await _metric_rises(cluster, streams, "a prefill", "triptych_pd_chunked_prefills_total", 0)
+    await hold("a prefill", lambda: cluster.total("pd", metric) > before, streams)
     with stopped(cluster, "pd"):
         assert_unfinished(cluster)
         cluster.kill("pd-0")
-
-
-async def _prefilled_in_part(cluster: Cluster, streams: Streams) -> None:
-    """Prompts are prefilled up to an item that is still being encoded."""
-    early = "triptych_pd_overlap_tokens_total"
-    await _metric_rises(cluster, streams, "prefill before all items were there", early, 0)
-
-
-async def kill_pd_in_overlap(cluster: Cluster, streams: Streams) -> None:
-    """Prompts are prefilled in part, at the PD worker that is killed among others."""
-    await _prefilled_in_part(cluster, streams)
-    with stopped(cluster, "pd"):
-        assert_unfinished(cluster)
-        cluster.kill("pd-0")
-
-
-async def kill_encoder_in_overlap(cluster: Cluster, streams: Streams) -> None:
-    """Prompts are prefilled in part, and what they wait for is at the encoder that is killed among others."""
-    await _prefilled_in_part(cluster, streams)
-    with stopped(cluster, "encoder"):
-        assert_unfinished(cluster)
-        cluster.kill("encoder-0")
 
 
 async def kill_midstream(cluster: Cluster, streams: Streams) -> None:

@@ -105,7 +105,8 @@ def running_prometheus(run_dir: Path, folder: Path) -> Iterator[Prometheus]:
 
 def _all_up(server: Prometheus) -> bool:
     try:
-        targets = server.targets()
-    except OSError:
+        with urllib.request.urlopen(f"{server.url}/-/ready", timeout=_TIMEOUT):
+            targets = server.targets()
+    except OSError:  # 503 until its storage is open
         return False
     return len(targets) >= 3 and all(target["health"] == "up" for target in targets)

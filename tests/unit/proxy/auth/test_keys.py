@@ -122,6 +122,31 @@ def test_an_edited_key_file_counts_without_a_restart(tmp_path):
     assert ring.find(b"new") == Principal("alice", NONE)
 
 
+def test_a_key_that_was_just_added_opens_at_once(tmp_path):
+    path, clock = tmp_path / "keys", Clock()
+    path.write_text(f"alice {_digest('old')}\n")
+    ring = KeyRing("", str(path), NONE, clock)
+    _rewrite(path, f"alice {_digest('old')}\nbob {_digest('new')}\n")
+    clock.now = 0.1
+    assert ring.find(b"new") == Principal("bob", NONE)
+
+
+def test_a_flood_of_wrong_keys_looks_at_the_file_and_complains_only_now_and_then(
+    tmp_path, monkeypatch, caplog
+):
+    path, clock, looks = tmp_path / "keys", Clock(), []
+    path.write_text(f"alice {_digest('key')}\n")
+    ring = KeyRing("", str(path), NONE, clock)
+    path.unlink()
+    look = os.stat
+    monkeypatch.setattr(os, "stat", lambda *words: looks.append(words) or look(*words))
+    for _ in range(1000):
+        clock.now += 0.002
+        assert ring.find(b"wrong") is None
+    assert len(looks) <= 41
+    assert caplog.text.count("the keys read last stay in use") <= 3
+
+
 @pytest.mark.parametrize("change", ["broken", "gone"])
 def test_a_broken_key_file_leaves_the_last_good_keys_in_use(tmp_path, change, caplog):
     path, clock = tmp_path / "keys", Clock()
