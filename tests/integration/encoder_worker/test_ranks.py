@@ -20,6 +20,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_channel
+from triptych.types import WorkerInfo
 from triptych.watchdog import ENGINE_EXIT
 
 _WORKER = """
@@ -33,6 +34,13 @@ asyncio.run(run(EncoderConfig(model=model, store=store, threads=1, encoder_data_
 """
 
 
+async def _registered(store: EmbeddingStore) -> list[WorkerInfo]:
+    """A worker says that it is ready shortly before it registers."""
+    while not (workers := await Registry(store).workers()):
+        await asyncio.sleep(0.05)
+    return workers
+
+
 @pytest.mark.timeout(240)
 async def test_two_ranks_serve_and_a_rank_that_is_killed_ends_the_worker(
     store: EmbeddingStore, store_url: str
@@ -43,7 +51,7 @@ async def test_two_ranks_serve_and_a_rank_that_is_killed_ends_the_worker(
     try:
         while b"ready: encoder" not in (line := await within("the worker", process.stderr.readline())):
             assert line, "the worker has ended"
-        [info] = await Registry(store).workers()
+        [info] = await within("its registration", _registered(store))
         assert info.capacity["tower_credit"] == 2 * 8
         assert info.kind.endswith(" x2 ranks")
         async with make_channel(info.address) as channel:

@@ -12,8 +12,8 @@ from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, referenc
 from support.engine.pd_serving import serving, tiny_model
 from triptych.config import MIB
 from triptych.errors import ConfigError
-from triptych.pd_worker import model_loading
 from triptych.pd_worker.attention.gather_plan import plan_gathers
+from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import batch
 from triptych.pd_worker.runner.memory_plan import LEAST_EMBEDDINGS
 
@@ -65,7 +65,7 @@ def test_a_length_that_the_memory_left_does_not_hold_is_refused(monkeypatch: pyt
         def peak(self) -> int:
             return 0
 
-    monkeypatch.setattr(model_loading, "memory_of", lambda device: Narrow())
+    monkeypatch.setattr(share, "memory_of", lambda device: Narrow())
     flags = {"kv_memory": 0, "max_model_len": 4096, "max_num_seqs": 1}
     with pytest.raises(ConfigError, match="holds no request of --max-model-len 4096"):
         tiny_model("qwen3_vl", encoder_cache_memory=28 * MIB, **flags)
@@ -73,7 +73,7 @@ def test_a_length_that_the_memory_left_does_not_hold_is_refused(monkeypatch: pyt
 
 
 def test_memory_that_is_given_on_a_cpu_costs_no_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_loading, "size_kv_memory", lambda *_, **__: pytest.fail("profiled"))
+    monkeypatch.setattr(share, "size_kv_memory", lambda *_, **__: pytest.fail("profiled"))
     assert tiny_model("qwen3_vl", kv_memory=5 * MIB).kv_memory == 5 * MIB
 
 
