@@ -43,12 +43,16 @@ class StoreAddress:
         return shown.replace(self.password, "***") if self.password else shown
 
     def greeting(self) -> list[tuple[str, ...]]:
-        """Commands to send on a new connection: AUTH and SELECT where needed."""
+        """Commands to send on a new connection: AUTH where needed, SELECT if not only AUTH is needed.
+
+        Never none: a server that wants a password refuses the first command, and were that a large value, it
+        would close the connection, which may be seen before its answer.
+        """
         commands: list[tuple[str, ...]] = []
         if self.password:
             names = (self.username,) if self.username else ()
             commands.append(("AUTH", *names, self.password))
-        if self.db:
+        if self.db or not self.password:
             commands.append(("SELECT", str(self.db)))
         return commands
 

@@ -107,7 +107,8 @@ def test_what_a_server_repeats_of_a_login_is_cut_off() -> None:
 
 
 def test_a_fresh_connection_logs_in_and_selects() -> None:
-    assert StoreAddress(host="h").greeting() == []
+    assert StoreAddress(host="h").greeting() == [("SELECT", "0")]
+    assert StoreAddress(host="h", password="p").greeting() == [("AUTH", "p")]
     full = StoreAddress(host="h", db=2, username="u", password="p")
     assert full.greeting() == [("AUTH", "u", "p"), ("SELECT", "2")]
 

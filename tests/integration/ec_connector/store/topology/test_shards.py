@@ -106,6 +106,9 @@ async def test_a_dead_shard_under_load_costs_encodes_of_its_items_only(
             await asyncio.to_thread(three_shards[1].kill)
             await until(lambda: len(traffic.encoded) == len(theirs), "its items to be encoded again")
             assert traffic.encoded == theirs
+            # As above.
+            await traffic.more(2 * traffic.tasks)
+            assert traffic.encoded == theirs
             traffic.encoded.clear()
             await asyncio.to_thread(three_shards[1].start)
             await until(lambda: not any(store._placement._probes for store in (writer, reader)), "its return")
