@@ -180,7 +180,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
             elif order is not None:
-                order.done.set_result(self._run_batch(order.items))
+                done = self._run_batch(order.items)
+                self._pacer.rest()
+                order.done.set_result(done)
 
     def _run_batch(self, batch: Sequence[TowerItem]) -> BatchDone:
         """Runs a batch; reports every item, even if the step raises."""

@@ -19,6 +19,8 @@ from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.starting import load_ranks
 from triptych.encoder_worker.ranks.tower import DataParallelTower
 from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
+from triptych.engine_beat import EngineBeat
+from triptych.machine.resources import threads_of_one_worker
 from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import EncoderMetrics, show_expiry
 from triptych.models.base import EncoderSide
@@ -80,16 +82,13 @@ async def _serve(
     metrics.parameter_bytes.set(parameter_bytes(encoder))
     ranks = config.encoder_data_parallel
     threads = ranks * threads_of_rank(tower_threads(config.threads, config.cpus), ranks)
-    pacer = step_pacer(config.core_page, config.core_slot, threads)
+    # Ranks are processes with threads of their own.
+    most = threads_of_one_worker() if config.spare_cores and ranks == 1 else threads
+    pacer = step_pacer(config.core_page, config.core_slot, threads, most=most)
     worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
-    before_each_layer(encoder.module, worker.beat.tick)
-    beats = [worker.beat]
-    if isinstance(encoder, DataParallelTower):
-        encoder.attach(RankMetrics(metrics, identity.model_name, encoder.ranks), worker.beat.tick)
-        # Those of rank 0: each rank has graphs of its own.
-        count_graphs(encoder.inner, metrics, identity.model_name)
-        beats += encoder.beats
+    before_each_layer(encoder.module, pacer.choose_threads)
+    beats = _watched(encoder, worker.beat, metrics, identity.model_name)
     health = Health(server)
     watch = ProcessWatch(health, beats, config.stall_timeout)
     page.registry = metrics.registry
@@ -115,6 +114,19 @@ async def _serve(
             await server.stop(1.0)
         finally:
             await worker.stop()
+
+
+def _watched(
+    encoder: EncoderSide, beat: EngineBeat, metrics: EncoderMetrics, model_name: str
+) -> list[EngineBeat]:
+    """The beats of the tower, one for each rank: every layer ticks the worker's own."""
+    before_each_layer(encoder.module, beat.tick)
+    if not isinstance(encoder, DataParallelTower):
+        return [beat]
+    encoder.attach(RankMetrics(metrics, model_name, encoder.ranks), beat.tick)
+    # Those of rank 0: each rank has graphs of its own.
+    count_graphs(encoder.inner, metrics, model_name)
+    return [beat, *encoder.beats]
 
 
 async def warn_of_mismatch(registry: Registry, info: WorkerInfo) -> None:

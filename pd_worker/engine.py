@@ -161,6 +161,8 @@ class Engine:
             self.beat.tick()
             if busy:
                 self._pacer.wait(self._item_pressure)
+            else:
+                self._pacer.rest()
             commands = self._drain_inbox(sleep=not busy)
             try:
                 busy = self._step(commands)

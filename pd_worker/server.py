@@ -188,7 +188,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         if len(named) != request.named_before:
             why = f"named_before is {request.named_before}, but {len(named)} requests have been named here"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        stream = self._streams.attach(request.proxy_id, [*named, *request.requests])
+        stream = self._streams.attach(
+            request.proxy_id, [*named, *request.requests], step_tokens=request.reads_step_tokens
+        )
         try:
             # Confirms the stream, long before the first event.
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))

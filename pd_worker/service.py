@@ -63,6 +63,7 @@ async def _serve(
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
     health = Health(server)
     before_each_layer(model.decoder.module, worker.engine.beat.tick)
+    before_each_layer(model.decoder.module, pacer.choose_threads)
     if config.attention_backend == "flex":
         slow_while_compiling(worker.engine.beat)
     others = [] if model.ranks is None else model.ranks.beats
@@ -91,10 +92,14 @@ async def _serve(
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
+    most = config.tensor_parallel * decoder_threads_of_rank(config, model.decoder.geometry.hidden_size)
+    # Ranks are processes with threads of their own.
+    follows = config.spare_cores and config.tensor_parallel == 1
     return step_pacer(
         config.core_page,
         config.core_slot,
-        config.tensor_parallel * decoder_threads_of_rank(config, model.decoder.geometry.hidden_size),
+        max(1, most // 2) if follows else most,
+        most=most,
         interval=config.step_interval,
         own_core=config.keep_core,
     )

@@ -186,16 +186,18 @@ class SetApartReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("proxy_id", "requests", "round", "named_before")
+    __slots__ = ("proxy_id", "requests", "round", "named_before", "reads_step_tokens")
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NAMED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    READS_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     proxy_id: str
     requests: _containers.RepeatedCompositeFieldContainer[Reattach]
     round: str
     named_before: int
-    def __init__(self, proxy_id: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[Reattach, _Mapping]]] = ..., round: _Optional[str] = ..., named_before: _Optional[int] = ...) -> None: ...
+    reads_step_tokens: bool
+    def __init__(self, proxy_id: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[Reattach, _Mapping]]] = ..., round: _Optional[str] = ..., named_before: _Optional[int] = ..., reads_step_tokens: _Optional[bool] = ...) -> None: ...
 
 class Reattach(_message.Message):
     __slots__ = ("request_id", "attempt", "position")
@@ -208,12 +210,30 @@ class Reattach(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class StepEvents(_message.Message):
-    __slots__ = ("events", "beat")
+    __slots__ = ("events", "beat", "tokens")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
     beat: Beat
-    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    tokens: StepTokens
+    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tokens: _Optional[_Union[StepTokens, _Mapping]] = ...) -> None: ...
+
+class StepTokens(_message.Message):
+    __slots__ = ("request_ids", "attempts", "positions", "texts", "token_ids", "counts")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("count", "patience")

@@ -31,6 +31,8 @@ MAX_RE_ENCODE_SHARE = 0.10
 LEAST_LOSSES = 4
 #: Queries of clients at the PD workers at once. A worker answers them in one thread.
 QUERIES_AT_ONCE = 8
+#: Outputs that wait for the reader of a reply in one piece, which is woken for none of them alone.
+WHOLE_BATCH = 64
 #: Seconds that a client's query waits for its turn.
 QUERY_WAIT_SECONDS = 60.0
 
@@ -163,7 +165,7 @@ def make_choices(
     call: ChatCall, order: int, started: float, draw_id: Callable[[], str] = draw_request_id
 ) -> Choices:
     """One request for every answer that the call wants; `started` is a moment of the proxy's clock."""
-    shared, deadline = OutputQueue(), started + call.timeout
+    shared, deadline = OutputQueue(WHOLE_BATCH if call.whole else 1), started + call.timeout
     if call.n == 1:
         return Choices([InFlightRequest(call, order, deadline, draw_id(), shared)], shared, started)
     tally = ChoiceTally(call.n)

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import logging
-import signal
 import socket
 import uuid
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ from triptych.rpc.tls.proxy_certificates import ProxyCertificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
 from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, ProcessWatch
+from triptych.worker_process import Health, ProcessWatch, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +75,18 @@ async def run(config: ProxyConfig) -> None:
     keys = _key_ring(config)
     certificates = ProxyCertificates.of(config)
     limits = limits_for(raise_file_limit())
+    # Before anything is seen of this process: a signal that comes while it starts ends it in good order too.
+    stop = stop_signal()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         page = _status_page(config, stack)
-        store = await _connect(config.store)
+        store = await _connect(config.store, stop)
+        if store is None:
+            return
         stack.push_async_callback(store.close)
         serving = await _serve(config, store, keys, listener, limits, certificates, stack, page)
         calm_gc()
-        await _until_stopped(serving.task)
+        await _until_stopped(serving.task, stop)
         await _drain(serving, config.drain_timeout)
         await serving.parts.dispatcher.close()
 
@@ -288,18 +291,20 @@ def _port_error(flag: str, host: str, port: int, error: OSError | RuntimeError) 
     return f"port {port} is taken: {flag} N picks another"
 
 
-async def _connect(url: str) -> EmbeddingStore:
-    """Waits up to 30 s for a store that is still starting."""
+async def _connect(url: str, stop: asyncio.Event) -> EmbeddingStore | None:
+    """Waits up to 30 s for a store that is still starting; None when `stop` is set meanwhile."""
     if not url:
         raise ConfigError("--store is missing: say --store redis://host:port/0 or unix:///path")
     deadline = asyncio.get_running_loop().time() + STORE_SECONDS
-    while True:
+    while not stop.is_set():
         try:
             return await EmbeddingStore.connect(url)
         except StoreUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise ConfigError(f"--store: the store does not answer: {error}") from None
-            await asyncio.sleep(0.5)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.5)
+    return None
 
 
 async def _start_grpc(
@@ -321,12 +326,8 @@ async def _start_grpc(
     return server, health, port
 
 
-async def _until_stopped(http_task: asyncio.Task[None]) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopped.set)
-    wait = asyncio.create_task(stopped.wait())
+async def _until_stopped(http_task: asyncio.Task[None], stop: asyncio.Event) -> None:
+    wait = asyncio.create_task(stop.wait())
     await asyncio.wait((wait, http_task), return_when=asyncio.FIRST_COMPLETED)
     wait.cancel()
 

@@ -20,20 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 
-#: Folders whose tests share clusters of the session.
-CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests of one file, or of a folder with clusters, stay in one process where several share the run."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class FolderScheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            folder = path.split("/")[1]
-            return folder if folder in CLUSTER_FOLDERS else path
+    from support.folder_scheduling import FolderScheduling
 
     return FolderScheduling(config, log)
 

@@ -5,8 +5,7 @@ PD workers use vLLM's names, so that existing dashboards work; everything else i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -58,30 +57,29 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-class _Makers(NamedTuple):
-    """Constructors of metrics with the label `model_name`."""
+class _ModelMetrics:
+    """The metrics of one worker, all with the label `model_name`."""
 
-    gauge: Callable[[str, str], Gauge]
-    counter: Callable[[str, str], Counter]
-    histogram: Callable[..., Histogram]
+    def __init__(self, model_name: str, registry: CollectorRegistry | None) -> None:
+        self.registry = registry or new_registry()
+        self._model_name = model_name
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        found = Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
+        return found.labels(self._model_name)
+
+    def _counter_by(self, label: str, name: str, text: str) -> Counter:
+        """A counter with a second label."""
+        return Counter(name, text, ["model_name", label], registry=self.registry)
 
 
-def _makers(registry: CollectorRegistry, model_name: str) -> _Makers:
-    names = ["model_name"]
-
-    def gauge(name: str, text: str) -> Gauge:
-        return Gauge(name, text, names, registry=registry).labels(model_name)
-
-    def counter(name: str, text: str) -> Counter:
-        return Counter(name, text, names, registry=registry).labels(model_name)
-
-    def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-        return Histogram(name, text, names, registry=registry, buckets=buckets).labels(model_name)
-
-    return _Makers(gauge, counter, histogram)
-
-
-class PDMetrics:
+class PDMetrics(_ModelMetrics):
     """The metrics of one PD worker, all labelled with `model_name`.
 
     `parameter_bytes` is the process's gauge where an encoder worker shares process and registry.
@@ -93,126 +91,151 @@ class PDMetrics:
         registry: CollectorRegistry | None = None,
         parameter_bytes: Gauge | None = None,
     ) -> None:
-        self.registry = registry or new_registry()
-        gauge, counter, histogram = _makers(self.registry, model_name)
-        self.requests_running = gauge("vllm:num_requests_running", "requests in the running batch")
-        self.requests_waiting = gauge("vllm:num_requests_waiting", "requests waiting for room or embeddings")
-        self.kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "share of KV blocks in use, 0 to 1")
-        self.prompt_tokens = counter("vllm:prompt_tokens", "prompt tokens prefilled")
-        self.generation_tokens = counter("vllm:generation_tokens", "tokens generated")
-        self.preemptions = counter("vllm:num_preemptions", "requests preempted")
-        self.prefix_queries = counter(
-            "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache"
-        )
-        self.prefix_hits = counter("vllm:prefix_cache_hits", "prompt tokens found in the prefix cache")
-        self.iteration_tokens = histogram("vllm:iteration_tokens_total", "tokens of one step", _COUNTS)
-        self.time_to_first_token = histogram(
-            "vllm:time_to_first_token_seconds", "from arrival to first token"
-        )
-        self.inter_token_latency = histogram("vllm:inter_token_latency_seconds", "between two tokens")
-        self.e2e_latency = histogram("vllm:e2e_request_latency_seconds", "from arrival to the last token")
-        self.queue_time = histogram("vllm:request_queue_time_seconds", "from arrival to the first chunk")
-        self.prefill_time = histogram("vllm:request_prefill_time_seconds", "from first chunk to first token")
-        self.decode_time = histogram("vllm:request_decode_time_seconds", "from first to last token")
-        self.request_success = Counter(
-            "vllm:request_success",
-            "finished requests",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
-        self.ranks = gauge("triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel")
-        self.batch_requests = histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
-        self.chunked_prefills = counter(
-            "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
-        )
-        self.overlap_requests = counter(
-            "triptych_pd_overlap_requests", "requests prefilled in part before all of their items were there"
-        )
-        self.overlap_tokens = counter(
-            "triptych_pd_overlap_tokens",
-            "prompt tokens prefilled before all items of their request were there",
-        )
-        self.overlap_lost_tokens = counter(
-            "triptych_pd_overlap_lost_tokens", "those of them that were evicted before their request started"
-        )
-        self.graph_steps = counter("triptych_pd_graph_steps", "steps replayed as a decode graph")
-        self.kv_blocks_used = gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
-        self.cross_tables = gauge("triptych_pd_cross_tables", "cross-attention tables that requests share")
-        self.projections = counter("triptych_pd_projections", "encoder outputs projected into cross tables")
-        self.host_blocks_used = gauge("triptych_pd_host_blocks_used", "KV blocks swapped out to host memory")
-        self.swapped_blocks = counter("triptych_pd_swapped_blocks", "KV blocks swapped out")
-        self.encoder_cache_bytes = gauge("triptych_pd_encoder_cache_bytes", "bytes of resident embeddings")
-        self.encoder_cache_references = gauge(
-            "triptych_pd_encoder_cache_references", "references to embeddings"
-        )
-        self.reserved_bytes = gauge(
-            "triptych_pd_reserved_bytes", "bytes reserved for admitted requests' items"
-        )
-        self.ec_load_seconds = histogram("triptych_ec_load_seconds", "one load from the store")
-        self.ec_load_bytes = counter("triptych_ec_load_bytes", "bytes loaded from the store")
-        self.ec_lookups = Counter(
-            "triptych_ec_lookups",
-            "items asked for, by where they were found",
-            ["model_name", "result"],
-            registry=self.registry,
-        )
-        self.parameter_bytes = parameter_bytes or gauge(
+        super().__init__(model_name, registry)
+        self._add_requests()
+        self._add_steps()
+        self._add_memory()
+        self._add_transfers()
+        self.parameter_bytes = parameter_bytes or self._gauge(
             "triptych_parameter_bytes", "bytes of this process's parameters"
         )
 
+    def _add_requests(self) -> None:
+        """Under vLLM's names."""
+        self.requests_running = self._gauge("vllm:num_requests_running", "requests in the running batch")
+        self.requests_waiting = self._gauge(
+            "vllm:num_requests_waiting", "requests waiting for room or embeddings"
+        )
+        self.kv_cache_usage = self._gauge("vllm:kv_cache_usage_perc", "share of KV blocks in use, 0 to 1")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "prompt tokens prefilled")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "tokens generated")
+        self.preemptions = self._counter("vllm:num_preemptions", "requests preempted")
+        self.prefix_queries = self._counter(
+            "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache"
+        )
+        self.prefix_hits = self._counter("vllm:prefix_cache_hits", "prompt tokens found in the prefix cache")
+        self.iteration_tokens = self._histogram("vllm:iteration_tokens_total", "tokens of one step", _COUNTS)
+        self.time_to_first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "from arrival to first token"
+        )
+        self.inter_token_latency = self._histogram("vllm:inter_token_latency_seconds", "between two tokens")
+        self.e2e_latency = self._histogram(
+            "vllm:e2e_request_latency_seconds", "from arrival to the last token"
+        )
+        self.queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "from arrival to the first chunk"
+        )
+        self.prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "from first chunk to first token"
+        )
+        self.decode_time = self._histogram("vllm:request_decode_time_seconds", "from first to last token")
+        self.request_success = self._counter_by(
+            "finished_reason", "vllm:request_success", "finished requests"
+        )
 
-class EncoderMetrics:
+    def _add_steps(self) -> None:
+        self.ranks = self._gauge(
+            "triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel"
+        )
+        self.batch_requests = self._histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
+        self.chunked_prefills = self._counter(
+            "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
+        )
+        self.overlap_requests = self._counter(
+            "triptych_pd_overlap_requests", "requests prefilled in part before all of their items were there"
+        )
+        self.overlap_tokens = self._counter(
+            "triptych_pd_overlap_tokens",
+            "prompt tokens prefilled before all items of their request were there",
+        )
+        self.overlap_lost_tokens = self._counter(
+            "triptych_pd_overlap_lost_tokens", "those of them that were evicted before their request started"
+        )
+        self.graph_steps = self._counter("triptych_pd_graph_steps", "steps replayed as a decode graph")
+
+    def _add_memory(self) -> None:
+        self.kv_blocks_used = self._gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
+        self.cross_tables = self._gauge(
+            "triptych_pd_cross_tables", "cross-attention tables that requests share"
+        )
+        self.projections = self._counter(
+            "triptych_pd_projections", "encoder outputs projected into cross tables"
+        )
+        self.host_blocks_used = self._gauge(
+            "triptych_pd_host_blocks_used", "KV blocks swapped out to host memory"
+        )
+        self.swapped_blocks = self._counter("triptych_pd_swapped_blocks", "KV blocks swapped out")
+        self.encoder_cache_bytes = self._gauge(
+            "triptych_pd_encoder_cache_bytes", "bytes of resident embeddings"
+        )
+        self.encoder_cache_references = self._gauge(
+            "triptych_pd_encoder_cache_references", "references to embeddings"
+        )
+        self.reserved_bytes = self._gauge(
+            "triptych_pd_reserved_bytes", "bytes reserved for admitted requests' items"
+        )
+
+    def _add_transfers(self) -> None:
+        self.ec_load_seconds = self._histogram("triptych_ec_load_seconds", "one load from the store")
+        self.ec_load_bytes = self._counter("triptych_ec_load_bytes", "bytes loaded from the store")
+        self.ec_lookups = self._counter_by(
+            "result", "triptych_ec_lookups", "items asked for, by where they were found"
+        )
+
+
+class EncoderMetrics(_ModelMetrics):
     """The metrics of one encoder worker."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or new_registry()
-        gauge, counter, histogram = _makers(self.registry, model_name)
-        self.queue_items = gauge("triptych_encoder_queue_items", "items waiting for the tower")
-        self.planned_items = gauge("triptych_encoder_planned_items", "items planned and not yet run")
-        self.inflight = gauge("triptych_encoder_inflight", "items in the tower or being saved")
-        self.jobs = gauge("triptych_encoder_jobs", "open jobs")
-        self.tower_items = counter("triptych_encoder_tower_items", "items that the tower has encoded")
-        self.tower_calls = counter("triptych_encoder_tower_calls", "batches that the tower has run")
-        self.already_stored = counter("triptych_encoder_already_stored", "jobs answered from the store")
-        self.batch_items = histogram("triptych_encoder_batch_items", "items of one batch", _COUNTS)
-        self.encode_seconds = histogram("triptych_encode_seconds", "one batch in the tower")
-        self.save_seconds = histogram("triptych_ec_save_seconds", "one save to the store")
-        self.save_bytes = counter("triptych_ec_save_bytes", "bytes saved to the store")
-        self.leases_held = gauge("triptych_encoder_leases_held", "leases of items in the tower")
-        self.prepared_bytes = gauge("triptych_encoder_prepared_bytes", "bytes of preprocessed pixels")
-        self.failures = Counter(
-            "triptych_encoder_failures",
-            "jobs that failed",
-            ["model_name", "code"],
-            registry=self.registry,
-        )
-        self.parameter_bytes = gauge("triptych_parameter_bytes", "bytes of this process's parameters")
-        self.graph_hits = counter(
+        super().__init__(model_name, registry)
+        self._add_jobs()
+        self._add_graphs()
+        self._add_ranks()
+
+    def _add_jobs(self) -> None:
+        self.queue_items = self._gauge("triptych_encoder_queue_items", "items waiting for the tower")
+        self.planned_items = self._gauge("triptych_encoder_planned_items", "items planned and not yet run")
+        self.inflight = self._gauge("triptych_encoder_inflight", "items in the tower or being saved")
+        self.jobs = self._gauge("triptych_encoder_jobs", "open jobs")
+        self.tower_items = self._counter("triptych_encoder_tower_items", "items that the tower has encoded")
+        self.tower_calls = self._counter("triptych_encoder_tower_calls", "batches that the tower has run")
+        self.already_stored = self._counter("triptych_encoder_already_stored", "jobs answered from the store")
+        self.batch_items = self._histogram("triptych_encoder_batch_items", "items of one batch", _COUNTS)
+        self.encode_seconds = self._histogram("triptych_encode_seconds", "one batch in the tower")
+        self.save_seconds = self._histogram("triptych_ec_save_seconds", "one save to the store")
+        self.save_bytes = self._counter("triptych_ec_save_bytes", "bytes saved to the store")
+        self.leases_held = self._gauge("triptych_encoder_leases_held", "leases of items in the tower")
+        self.prepared_bytes = self._gauge("triptych_encoder_prepared_bytes", "bytes of preprocessed pixels")
+        self.failures = self._counter_by("code", "triptych_encoder_failures", "jobs that failed")
+        self.parameter_bytes = self._gauge("triptych_parameter_bytes", "bytes of this process's parameters")
+
+    def _add_graphs(self) -> None:
+        self.graph_hits = self._counter(
             "triptych_encoder_graph_hits", "items encoded by replays of captured tower calls"
         )
-        self.graph_misses = counter(
+        self.graph_misses = self._counter(
             "triptych_encoder_graph_misses", "items larger than any captured tower call, encoded eagerly"
         )
-        self.graph_padding_rows = counter(
+        self.graph_padding_rows = self._counter(
             "triptych_encoder_graph_padding_rows", "rows of replays that no item had"
         )
-        self.graph_buffer_bytes = gauge(
+        self.graph_buffer_bytes = self._gauge(
             "triptych_encoder_graph_buffer_bytes", "bytes of the buffers of captured tower calls"
         )
-        self.graph_replays = Counter(
-            "triptych_encoder_graph_replays",
-            "replays of captured tower calls, by their rows",
-            ["model_name", "token_budget"],
-            registry=self.registry,
+        self.graph_replays = self._counter_by(
+            "token_budget", "triptych_encoder_graph_replays", "replays of captured tower calls, by their rows"
         )
-        self.ranks = gauge("triptych_encoder_ranks", "ranks that share the tower's batches")
-        self.ranks.set(1)
-        self.rank_items = self._of_rank("triptych_encoder_rank_items", "items given to one rank")
-        self.rank_patches = self._of_rank("triptych_encoder_rank_patches", "patches given to one rank")
-        self.rank_failures = self._of_rank("triptych_encoder_rank_failures", "shares that a rank failed on")
 
-    def _of_rank(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model_name", "rank"], registry=self.registry)
+    def _add_ranks(self) -> None:
+        self.ranks = self._gauge("triptych_encoder_ranks", "ranks that share the tower's batches")
+        self.ranks.set(1)
+        self.rank_items = self._counter_by("rank", "triptych_encoder_rank_items", "items given to one rank")
+        self.rank_patches = self._counter_by(
+            "rank", "triptych_encoder_rank_patches", "patches given to one rank"
+        )
+        self.rank_failures = self._counter_by(
+            "rank", "triptych_encoder_rank_failures", "shares that a rank failed on"
+        )
 
 
 class ProxyMetrics:

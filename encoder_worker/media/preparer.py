@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
 from PIL import Image
 
 from triptych import hashing
+from triptych.cpu.threads import use_threads_here
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
@@ -42,7 +44,13 @@ class Preparer:
         self._encoder = encoder
         self._max_pixels = max_pixels
         self._audio = audio or AudioLimits()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media")
+        # The count of now: the tower's own may grow for a batch, and threads that begin then would take it.
+        self._pool = ThreadPoolExecutor(
+            threads,
+            thread_name_prefix="media",
+            initializer=use_threads_here,
+            initargs=(torch.get_num_threads(),),
+        )
 
     async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
         """The joined media; InvalidRequest(param "mm_hash") when that is not their hash."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def divide(costs: Sequence[int], ranks: int) -> list[list[int]]:
-    """For each rank the indices of its items, ascending: the largest first, each to whoever has least.
+    """For each rank its items' indices, ascending: largest items first, each to the rank with the least cost.
 
     No rank has more than an equal share of the sum plus one item, nor more than 4/3 of what the best division
     gives the busiest. Ranks come in order: with fewer items than ranks, the last ones have none.

@@ -12,10 +12,12 @@ import torch
 from transformers import AttentionInterface
 
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
+from triptych.pd_worker.attention.flashinfer_paged import paged_cross_attention, paged_self_attention, takes
 from triptych.pd_worker.attention.flex_paged import FlexBatch
 from triptych.pd_worker.attention.gather_plan import GatherGroup
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.run_attention import attend_chunk, attend_decodes
 
 __all__ = [
     "ATTENTION_NAME",
@@ -66,6 +68,8 @@ def paged_attention(
     if meta.cross is not None and getattr(module, "is_cross", False):
         if flex is not None:
             return flex.cross_attention()[None], None
+        if meta.backend == "flashinfer":
+            return paged_cross_attention(q, keys, values, meta, options.scale, softcap)[None], None
         _cross(q, keys, values, meta, options, out)
         return out[None], None
     if kwargs.get("is_causal") is False:
@@ -73,13 +77,17 @@ def paged_attention(
     cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if flex is not None:
         return flex.self_attention()[None], None
+    if meta.backend == "flashinfer" and takes(meta, module):
+        return paged_self_attention(q, keys, values, meta, options.scale, softcap, sliding_window)[None], None
     if decodes:
-        if meta.view is not None:
-            meta.view.append(layer, key[0, :, :decodes], value[0, :, :decodes])
-        out[:decodes] = _decode(module, q, layer, meta, options)
+        _decode(module, q, layer, meta, options, out)
     for index, span in enumerate(meta.prefills):
-        part = q[:, span.first : span.last]
-        out[span.first : span.last] = _prefill(module, part, keys, values, meta, index, options)
+        rows = slice(span.first, span.last)
+        if _in_runs(span, meta, options):
+            chunk = (q[:, rows], key[0, :, rows], value[0, :, rows])
+            out[rows] = attend_chunk(*chunk, _context(span, layer, meta), options.scale)
+        else:
+            out[rows] = _prefill(module, q[:, rows], keys, values, meta, index, options)
     return out[None], None
 
 
@@ -114,14 +122,16 @@ def _decode(
     layer: int,
     meta: AttentionMetadata,
     options: _Options,
-) -> torch.Tensor:
-    """[D, heads, dim]: all one-token sequences at once from a view, or group by group from their blocks."""
-    if meta.view is not None:
-        keys, values = meta.view.read(layer)
-        bias = None if meta.bias is None else _bound_bias(module, meta, -1, keys.shape[1])
-        part, mask = q[:, : meta.num_decodes], meta.decode_mask(options.window)
-        return _attend_decodes(part, keys, values, mask, options, meta, bias)
-    groups, outputs = meta.groups, []
+    out: torch.Tensor,
+) -> None:
+    """All one-token sequences, into `out` [T, heads, dim]: run by run, or gathered group by group."""
+    in_runs = 0
+    if meta.decode_runs and _is_plain(meta, options):
+        in_runs = len(meta.decode_runs)
+        runs, query = meta.runs_within(options.window), q[:, :in_runs].transpose(0, 1)
+        rows = meta.cache.key_rows[layer], meta.cache.value_rows[layer]
+        out[:in_runs] = attend_decodes(query, *rows, runs, options.scale)
+    groups = [group for group in meta.groups if group.first >= in_runs]
     for group in groups:
         tables = meta.decode_tables[group.first : group.last, : group.blocks]
         keys = _gather(meta.cache.keys[layer], tables)
@@ -131,8 +141,33 @@ def _decode(
             bias = _bound_bias(module, meta, -1, keys.shape[1], group, keep=len(groups) == 1)
         part = q[:, group.first : group.last]
         mask = _part_of(meta.decode_mask(options.window), group, keys)
-        outputs.append(_attend_decodes(part, keys, values, mask, options, meta, bias))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        out[group.first : group.last] = _attend_decodes(part, keys, values, mask, options, meta, bias)
+
+
+def _is_plain(meta: AttentionMetadata, options: _Options) -> bool:
+    """Scores are neither biased nor capped, and the backend is the one whose kernel gives their sum."""
+    return meta.backend == "sdpa" and meta.bias is None and options.softcap is None
+
+
+def _in_runs(span: PrefillSpan, meta: AttentionMetadata, options: _Options) -> bool:
+    """Whether the chunk is causal and nothing else, so that it needs no mask."""
+    near = options.window is not None and options.window < span.end
+    both_ways = any(first < span.end and last > span.start for first, last in span.atomic)
+    return span.context is not None and _is_plain(meta, options) and not near and not both_ways
+
+
+def _context(
+    span: PrefillSpan, layer: int, meta: AttentionMetadata
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of the tokens before the chunk, [1, kv_heads, tokens, dim] of each run."""
+    if span.context or not span.start:
+        k, v = meta.cache.key_rows[layer], meta.cache.value_rows[layer]
+        return [(k[:, :, first:last], v[:, :, first:last]) for first, last in span.context or ()]
+    table = span.table[None, : -(-span.start // meta.cache.block_size)]
+    gathered = [
+        _gather(part[layer], table)[:, :, : span.start] for part in (meta.cache.keys, meta.cache.values)
+    ]
+    return [(gathered[0], gathered[1])]
 
 
 def _part_of(mask: torch.Tensor | None, group: GatherGroup, keys: torch.Tensor) -> torch.Tensor | None:
@@ -193,10 +228,12 @@ def _attend_decodes(
 
 
 def _gather(blocks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """[D, kv_heads, tokens, dim] of the blocks in `tables` [D, n]."""
-    count, n = tables.shape
-    gathered = blocks.index_select(0, tables.flatten())
-    return gathered.view(count, n * blocks.shape[1], blocks.shape[2], blocks.shape[3]).transpose(1, 2)
+    """[D, kv_heads, tokens, dim] of the blocks in `tables` [D, n]; in memory ordered as the cache."""
+    (count, n), (_, size, heads, dim) = tables.shape, blocks.shape
+    if blocks.is_contiguous():
+        return blocks.index_select(0, tables.flatten()).view(count, n * size, heads, dim).transpose(1, 2)
+    gathered = blocks.permute(2, 0, 1, 3).index_select(1, tables.flatten())
+    return gathered.view(heads, count, n * size, dim).transpose(0, 1)
 
 
 def _prefill(

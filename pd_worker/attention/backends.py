@@ -1,10 +1,11 @@
-"""Attention backends: torch's fused kernel, blockwise, and FlexAttention.
+"""Attention backends: torch's fused kernel, blockwise, FlexAttention, and FlashInfer.
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
 makes them for one block of keys at a time and allocates nothing of the size queries x keys: for long
 sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
-goes to it by `flex_paged`, a single call by `attend`. A call that a backend does not support goes to one that
-supports it; nothing is ignored.
+goes to it by `flex_paged`, a single call by `attend`. "flashinfer" computes a step's batch, by
+`flashinfer_paged`, and no single call. A call that a backend does not support goes to one that supports it;
+nothing is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from triptych.pd_worker.attention.flex_kernel import MIN_BATCH, FlexCall
 from triptych.pd_worker.attention.key_ranges import of_mask, whole_blocks
 
 #: Values of --attention-backend.
-BACKENDS = ("sdpa", "blockwise", "flex")
+BACKENDS = ("sdpa", "blockwise", "flex", "flashinfer")
 #: Keys of one block of "blockwise".
 _BLOCK = 256
 

@@ -158,4 +158,5 @@ class FlexBatch:
 
 def _gather(blocks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     """[B, kv_heads, tokens, dim] of the blocks in `tables` [B, n]."""
-    return blocks[tables].flatten(1, 2).transpose(1, 2)
+    gathered = blocks.index_select(0, tables.flatten())
+    return gathered.view(len(tables), -1, *blocks.shape[2:]).transpose(1, 2)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from triptych.models.base import AttentionBias
-from triptych.pd_worker.attention.contiguous_kv import DecodeView
 from triptych.pd_worker.attention.gather_plan import GatherGroup
+from triptych.pd_worker.attention.kv_runs import KVRun, last_tokens
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 
 
@@ -18,6 +18,8 @@ class PrefillSpan:
     """One sequence's prefill chunk: batch tokens [first, last), positions [start, start + last - first).
 
     `table` [blocks] covers all its positions so far. `atomic` spans, in positions, attend both ways.
+    `context` are the runs of the tokens before the chunk, empty where they are gathered; None: the whole
+    sequence is gathered, and masked.
     """
 
     first: int
@@ -25,6 +27,7 @@ class PrefillSpan:
     start: int
     table: torch.Tensor
     atomic: tuple[tuple[int, int], ...] = ()
+    context: tuple[KVRun, ...] | None = None
 
     @property
     def end(self) -> int:
@@ -91,9 +94,10 @@ class AttentionMetadata:
     #: Bias that the model adds to the scores of self-attention.
     bias: AttentionBias | None = None
     backend: str = "sdpa"
-    #: Contiguous keys and values of the decodes; None: they are gathered.
-    view: DecodeView | None = None
+    #: The runs of the first decodes, as many as attend run by run; the others are gathered.
+    decode_runs: Sequence[tuple[KVRun, ...]] = ()
     _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _runs: dict[int | None, Sequence[tuple[KVRun, ...]]] = field(default_factory=dict)
     #: Masks that are the same in all layers, and whole biases by the modules that share them.
     _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
@@ -104,6 +108,14 @@ class AttentionMetadata:
     def groups(self) -> Sequence[GatherGroup]:
         """Groups of decodes that are gathered together; one group of all where none were planned."""
         return self.decode_groups or _all_of(self.decode_tables)
+
+    def runs_within(self, window: int | None) -> Sequence[tuple[KVRun, ...]]:
+        """`decode_runs`, of the last `window` tokens alone."""
+        if window is None:
+            return self.decode_runs
+        if window not in self._runs:
+            self._runs[window] = [last_tokens(runs, window) for runs in self.decode_runs]
+        return self._runs[window]
 
     def decode_mask(self, window: int | None) -> torch.Tensor | None:
         """Bool [D, 1, 1, blocks * block_size], True where a key is attended to; None when all are."""

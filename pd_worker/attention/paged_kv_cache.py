@@ -10,7 +10,11 @@ import torch
 
 
 class PagedKVCache:
-    """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] each.
+
+    On a CPU they are views of memory that is ordered by head, so that one head's keys of consecutive tokens
+    are contiguous; `key_rows` and `value_rows` are the same memory as [1, num_kv_heads, slots, head_dim].
+    """
 
     def __init__(
         self,
@@ -28,6 +32,8 @@ class PagedKVCache:
         # Zeros: gathered values must never be NaN, even where they are masked.
         self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.key_rows = [keys.flatten(0, 1).transpose(0, 1)[None] for keys in self.keys]
+        self.value_rows = [values.flatten(0, 1).transpose(0, 1)[None] for values in self.values]
         #: Keys and values of other dtypes stay far below their limits.
         self.may_overflow = dtype == torch.float16
         #: Tokens of the batch whose keys and values were finite in all layers so far; None: not recorded.
@@ -63,10 +69,12 @@ class PagedKVCache:
             tensor.flatten(0, 1).index_fill_(0, slots, 0)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in pages that are allocated at first use, so that a large cache starts at once."""
+def _zeros(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU by head, in pages that are allocated at first use: a large cache starts at once."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
+    blocks, size, heads, dim = shape
+    by_head = torch.frombuffer(pages, dtype=dtype, count=count).view(heads, blocks, size, dim)
+    return by_head.permute(1, 2, 0, 3)

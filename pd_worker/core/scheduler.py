@@ -310,7 +310,7 @@ class Scheduler:
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
-        for state in list(self._waiting.startable):
+        for state in self._waiting.startable.one_by_one():
             if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
                 return False
             if self.swap.is_leaving(state.request_id):

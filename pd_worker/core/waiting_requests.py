@@ -19,7 +19,7 @@ def waits_for_items(state: RequestState) -> bool:
 
 
 class OrderedRequests:
-    """Requests sorted by `order`, each once. Not to be changed while it is iterated over."""
+    """Requests sorted by `order`, each once. Not to be changed in an iteration other than `one_by_one`."""
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
@@ -29,6 +29,14 @@ class OrderedRequests:
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states)
+
+    def one_by_one(self) -> Iterator[RequestState]:
+        """In order; each is looked up when it is asked for, so that requests may be added and discarded."""
+        index = 0
+        while index < len(self._states):
+            state = self._states[index]
+            yield state
+            index = bisect.bisect_right(self._states, state.order, key=_order)
 
     def __getitem__(self, index: int) -> RequestState:
         return self._states[index]

@@ -69,18 +69,18 @@ class RequestLog:
 
     def add(self, event: EngineEvent) -> None:
         match event:
+            case NewTokens():
+                self._starts.append(self.position)
+                self._token_ids.extend(event.token_ids)
+                self._texts.append(event.text)
+                if self._texts_of is not None and event.logprobs:
+                    self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
             case RequestAdmitted():
                 self._admitted = admitted_to_proto(event)
             case ItemLoaded():
                 self._set_item(event.mm_hash, self._event(item_loaded=loaded_to_proto(event)))
             case ItemMissing():
                 self._set_item(event.mm_hash, self._event(item_missing=missing_to_proto(event)))
-            case NewTokens():
-                self._starts.append(self.position)
-                self._token_ids.extend(event.token_ids)
-                self._texts.append(event.text)
-                if self._texts_of is not None:
-                    self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
             case RequestFinished():
                 self.finished = finished_to_proto(event)
 
@@ -123,6 +123,23 @@ class RequestLog:
         if not self.has_unsent:
             events.extend(self.drain_end(now))
         return events
+
+    def drain_plain(self) -> tuple[int, array[int], str] | None:
+        """Unsent tokens as (position, token ids, text), where they are all that is unsent; else None.
+
+        Not those of a request with log-probabilities. UnicodeEncodeError for a text that is no Unicode.
+        """
+        first, last = self._sent_texts, len(self._texts)
+        if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
+            return None
+        if first == last or last - first > _MOST_TEXTS:
+            return None
+        text = self._texts[first] if last - first == 1 else "".join(self._texts[first:last])
+        if not text.isascii():
+            text.encode()
+        self._sent_texts = last
+        position = self._starts[first]
+        return position, self._token_ids[position - self._first :], text
 
     def drain_end(self, now: float) -> list[pd_pb2.RequestEvent]:
         """The last event, unless it was sent already."""

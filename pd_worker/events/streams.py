@@ -12,6 +12,7 @@ from triptych.errors import InternalError
 from triptych.log import log_fields
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.request_log import RequestLog
+from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
@@ -31,9 +32,11 @@ MAX_NAMED = 1 << 20
 class EventStream:
     """The stream of one Attach call: a message per step, or several steps in one while the proxy is slow."""
 
-    def __init__(self, proxy_id: str, clock: Callable[[], float]) -> None:
+    def __init__(self, proxy_id: str, clock: Callable[[], float], *, step_tokens: bool = False) -> None:
         self.proxy_id = proxy_id
         self._clock = clock
+        #: Whether the proxy reads `StepEvents.tokens`.
+        self._step_tokens = step_tokens
         self._new: dict[str, RequestLog] = {}
         self._lost: list[pd_pb2.RequestEvent] = []
         self._beat: pd_pb2.Beat | None = None
@@ -74,36 +77,38 @@ class EventStream:
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
         while True:
-            events = self._drain()
             beat, self._beat = self._beat, None
-            if events or beat is not None:
-                return pd_pb2.StepEvents(events=events, beat=beat)
+            if (message := self._drain().to_proto(beat)) is not None:
+                return message
             if self._closed:
                 return None
             self._wake.clear()
             await self._wake.wait()
 
-    def _drain(self) -> list[pd_pb2.RequestEvent]:
-        """Queued events for one message; losses come after all tokens."""
-        events: list[pd_pb2.RequestEvent] = []
+    def _drain(self) -> StreamMessage:
+        """What is queued for one message; losses come after all tokens."""
+        message = StreamMessage()
         room = MESSAGE_BYTES
         for request_id, log in list(self._new.items()):
             if room <= 0:
                 break
             room -= log.unsent_bytes
             del self._new[request_id]
-            events.extend(self._events_of(log))
+            self._add_unsent(log, message)
             if log.has_unsent:
                 self._new[request_id] = log
         if not self._new:
-            events.extend(self._lost)
+            message.events.extend(self._lost)
             self._lost.clear()
-        return events
+        return message
 
-    def _events_of(self, log: RequestLog) -> list[pd_pb2.RequestEvent]:
-        """Unsent events of one request; where they cannot be encoded, an error for this request alone."""
+    def _add_unsent(self, log: RequestLog, message: StreamMessage) -> None:
+        """Unsent output of one request; where it cannot be encoded, an error for this request alone."""
         try:
-            return log.drain(self._clock())
+            if self._step_tokens and (plain := log.drain_plain()) is not None:
+                message.add_tokens(log.request_id, log.attempt, *plain)
+            else:
+                message.events.extend(log.drain(self._clock()))
         except Exception:
             logger.exception(
                 "request %s: its events cannot be sent",
@@ -111,7 +116,7 @@ class EventStream:
                 extra=log_fields(request_id=log.request_id, attempt=log.attempt),
             )
             log.fail(InternalError("the request's output could not be sent"))
-            return log.drain_end(self._clock())
+            message.events.extend(log.drain_end(self._clock()))
 
 
 @dataclass(slots=True)
@@ -266,15 +271,17 @@ class EventStreams:
             proxy.naming = None
         return naming.named if naming is not None and naming.round == round else []
 
-    def attach(self, proxy_id: str, named: Sequence[pd_pb2.Reattach]) -> EventStream:
-        """The proxy's stream from now on, in place of any other.
+    def attach(
+        self, proxy_id: str, named: Sequence[pd_pb2.Reattach], *, step_tokens: bool = False
+    ) -> EventStream:
+        """The proxy's stream from now on, in place of any other; `step_tokens`: it reads StepTokens.
 
         Named requests are sent again from their position, or Lost; those not named are cancelled.
         """
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=None))
         if proxy.stream is not None:
             proxy.stream.abandon()
-        stream = proxy.stream = EventStream(proxy_id, self._clock)
+        stream = proxy.stream = EventStream(proxy_id, self._clock, step_tokens=step_tokens)
         proxy.detached_at = None
         abandoned = proxy.requests.keys() - {reattach.request_id for reattach in named}
         for reattach in named:

@@ -62,7 +62,6 @@ class RankedRunner(ModelRunner):
         block_size: int,
         backend: str = "sdpa",
         num_host_blocks: int = 0,
-        view_memory: int = 0,
         spare_block: bool = False,
     ) -> None:
         super().__init__(
@@ -71,7 +70,6 @@ class RankedRunner(ModelRunner):
             block_size=block_size,
             backend=backend,
             num_host_blocks=num_host_blocks,
-            view_memory=view_memory,
             spare_block=spare_block,
             parallel=ranks.parallel,
         )

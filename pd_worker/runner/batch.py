@@ -9,8 +9,8 @@ import torch
 
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import AttentionBias, MergedEmbeds
-from triptych.pd_worker.attention.contiguous_kv import DecodeView
-from triptych.pd_worker.attention.gather_plan import gather_limit, plan_gathers
+from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
+from triptych.pd_worker.attention.kv_runs import KVRun, attends_in_runs, runs_of
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
@@ -22,7 +22,7 @@ _LONG_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of the decoder for one step: `token_ids` [T] and `positions` [rows, T].
+    """Inputs of the decoder for one step: `token_ids` [T] and `positions` [rows, T] of `chunks`, in order.
 
     `last` [N] are the batch indices of the tokens whose logits are sampled, in the order of `sampling`.
     """
@@ -33,6 +33,7 @@ class Batch:
     attention: AttentionMetadata
     last: torch.Tensor
     sampling: list[ScheduledChunk]
+    chunks: list[ScheduledChunk]
 
 
 class BatchBuilder:
@@ -48,6 +49,7 @@ class BatchBuilder:
         bias: AttentionBias | None = None,
         backend: str = "sdpa",
         gather_bytes: int = 0,
+        in_runs: bool = False,
     ) -> None:
         """`gather_bytes` bounds the keys and values gathered at once; 0: a default for the device."""
         self._cache = cache
@@ -56,17 +58,17 @@ class BatchBuilder:
         self._dtype = dtype
         self._bias = bias
         self._backend = backend
+        #: Sequences whose blocks follow one another are attended to where they are.
+        self.in_runs = in_runs
         limit = gather_bytes or gather_limit(device)
         #: Blocks whose keys and values one layer gathers at once.
         self.gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
 
-    def build(
-        self,
-        chunks: Sequence[ScheduledChunk],
-        embeddings: EncoderCacheMap,
-        view: DecodeView | None = None,
-    ) -> Batch:
-        """The batch of `chunks`, which are in the order of `in_batch_order` or of `view`."""
+    def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
+        """The batch of `chunks`: those of one token first, of which those that attend in runs are first."""
+        decodes, others = in_batch_order(chunks)
+        decodes, runs = self._runs_first(decodes)
+        chunks = [*decodes, *others]
         tokens: list[int] = []
         slots: list[int] = []
         last: list[int] = []
@@ -83,10 +85,23 @@ class BatchBuilder:
             token_ids=self._move(torch.tensor(tokens)),
             positions=self._move(self._positions(chunks)),
             merged=self._merged(chunks, firsts, embeddings),
-            attention=self._attention(chunks, firsts, slots, view),
+            attention=self._attention(chunks, firsts, slots, runs),
             last=self._move(torch.tensor(last, dtype=torch.int64)),
             sampling=sampling,
+            chunks=chunks,
         )
+
+    def _runs_first(
+        self, decodes: list[ScheduledChunk]
+    ) -> tuple[list[ScheduledChunk], list[tuple[KVRun, ...]]]:
+        """`decodes`, those that attend in runs first and by their number; and the runs of those."""
+        if not self.in_runs:
+            return decodes, []
+        size = self._cache.block_size
+        found = [(runs_of(chunk.block_ids, chunk.end, size), chunk) for chunk in decodes]
+        near = sorted((pair for pair in found if attends_in_runs(pair[0])), key=lambda pair: len(pair[0]))
+        far = [chunk for runs, chunk in found if not attends_in_runs(runs)]
+        return [*(chunk for _, chunk in near), *far], [runs for runs, _ in near]
 
     def _slots(self, chunk: ScheduledChunk) -> list[int]:
         size = self._cache.block_size
@@ -131,7 +146,7 @@ class BatchBuilder:
         chunks: Sequence[ScheduledChunk],
         firsts: Sequence[int],
         slots: list[int],
-        view: DecodeView | None,
+        runs: list[tuple[KVRun, ...]],
     ) -> AttentionMetadata:
         decodes = [chunk for chunk in chunks if chunk.count == 1]
         lengths = [chunk.end for chunk in decodes]
@@ -149,12 +164,19 @@ class BatchBuilder:
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
             decode_padded=padded,
-            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self.gathered),
-            view=view,
+            decode_groups=self._groups([len(chunk.block_ids) for chunk in decodes], len(runs)),
+            decode_runs=runs,
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
             bias=self._bias,
             backend=self._backend,
         )
+
+    def _groups(self, blocks: Sequence[int], in_runs: int) -> list[GatherGroup]:
+        """The groups of decodes with these numbers of blocks; none has both of those in runs and others."""
+        groups = plan_gathers(blocks[:in_runs], self.gathered)
+        for group in plan_gathers(blocks[in_runs:], self.gathered):
+            groups.append(GatherGroup(in_runs + group.first, in_runs + group.last, group.blocks))
+        return groups
 
     def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
         """Block tables [D, blocks], and whether gathered keys need a mask.
@@ -201,7 +223,13 @@ class BatchBuilder:
         placements = [feature.placement for feature in chunk.state.features]
         atomic = tuple((placement.offset, placement.end) for placement in placements if placement.atomic)
         table = self._move(torch.tensor(chunk.block_ids))
-        return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic)
+        context = self._context(chunk) if self.in_runs else None
+        return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic, context)
+
+    def _context(self, chunk: ScheduledChunk) -> tuple[KVRun, ...]:
+        """The runs of the tokens before the chunk; none where there are too many, or no such tokens."""
+        runs = runs_of(chunk.block_ids, chunk.start, self._cache.block_size)
+        return runs if attends_in_runs(runs) else ()
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cpu":

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import torch
 
-from triptych.config import VIEW_SHARE, PDConfig, format_size
+from triptych.config import PDConfig, format_size
 from triptych.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
@@ -22,7 +22,6 @@ class RunnerOptions(TypedDict):
     block_size: int
     backend: str
     num_host_blocks: int
-    view_memory: int
     spare_block: bool
 
 
@@ -33,7 +32,6 @@ def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
         block_size=config.block_size,
         backend=config.attention_backend,
         num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
-        view_memory=view_memory(config, decoder.device),
         spare_block=uses_graphs(config, decoder.device),
     )
 
@@ -82,40 +80,27 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 
 
 def uses_graphs(config: PDConfig, device: torch.device) -> bool:
-    """Whether steps of decodes alone run as graphs, by --decode-graphs; never with FlexAttention.
+    """Whether steps of decodes alone run as graphs, by --decode-graphs; never with flex or flashinfer.
 
     ConfigError where the flags ask for both, or for CUDA graphs of several ranks, whose collectives no graph
     has been captured with.
     """
     mode, ranks = config.decode_graphs, config.tensor_parallel
-    flex = config.attention_backend == "flex"
-    if flex and mode in ("static", "cuda"):
+    what = {"flex": "FlexAttention makes block masks", "flashinfer": "FlashInfer plans"}
+    made = what.get(config.attention_backend)
+    if made and mode in ("static", "cuda"):
         raise ConfigError(
-            f"--decode-graphs {mode} and --attention-backend flex do not go together: FlexAttention makes "
-            "block masks in every step; use --decode-graphs off, or --attention-backend sdpa"
+            f"--decode-graphs {mode} and --attention-backend {config.attention_backend} do not go together: "
+            f"{made} in every step; use --decode-graphs off, or --attention-backend sdpa"
         )
     if ranks > 1 and mode == "cuda":
         raise ConfigError(
             f"--decode-graphs cuda and --tensor-parallel {ranks} do not go together: use "
             "--decode-graphs off, or one rank"
         )
-    if flex or (ranks > 1 and mode == "auto"):
+    if made or (ranks > 1 and mode == "auto"):
         return False
     return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
-
-
-def reads_view(config: PDConfig, device: torch.device) -> bool:
-    """Whether decodes read contiguous copies in place of blocks.
-
-    Not on an accelerator, nor by FlexAttention, which gathers blocks to sizes of its own, nor in graphs.
-    """
-    on_cpu = device.type == "cpu" and config.attention_backend != "flex"
-    return on_cpu and not uses_graphs(config, device)
-
-
-def view_memory(config: PDConfig, device: torch.device) -> int:
-    """Bytes for contiguous copies of decoding sequences beside the blocks; 0 where none are read."""
-    return int(config.kv_memory * VIEW_SHARE) if reads_view(config, device) else 0
 
 
 def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

@@ -126,10 +126,10 @@ class DecodeGraphs:
     def fit(self, batch: Batch) -> DecodeSize | None:
         """The size that this step is replayed in; None where it is computed without a graph.
 
-        Graphs are for steps of one known token per sequence, gathered from blocks.
+        Graphs are for steps of one known token per sequence; their keys are gathered from blocks.
         """
         attention = batch.attention
-        if attention.prefills or batch.merged is not None or attention.view is not None:
+        if attention.prefills or batch.merged is not None:
             return None
         cross = 0 if attention.cross is None else attention.cross.decode_tables.shape[1]
         if (self._decoder.cross is not None) != bool(cross):

@@ -18,10 +18,9 @@ class WorkerNeeds:
     """Bytes that a worker takes of its device's memory beside keys and values.
 
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
-    `gathered` copies of keys and values in one layer, and its masks; `view` is the share of the KV memory
-    that a view of the decoding sequences takes besides. `block` is one KV block, `most` what the limits on
-    requests can use. `graphs` is what decode graphs keep. `host` are page-locked buffers beside all that, in
-    the machine's memory; with `copies_on_host` those of embeddings are in it too.
+    `gathered` copies of keys and values in one layer, and its masks. `block` is one KV block, `most` what the
+    limits on requests can use. `graphs` is what decode graphs keep. `host` are page-locked buffers beside all
+    that, in the machine's memory; with `copies_on_host` those of embeddings are in it too.
     """
 
     held: int
@@ -29,7 +28,6 @@ class WorkerNeeds:
     gathered: int
     embeddings: int
     swapped: int
-    view: float
     block: int
     most: int
     graphs: int = 0
@@ -54,12 +52,8 @@ class WorkerMemory:
     kv_memory: int
 
     @property
-    def view_memory(self) -> int:
-        return int(self.kv_memory * self.needs.view)
-
-    @property
     def rest(self) -> int:
-        return self.budget - self.needs.fixed - self.kv_memory - self.view_memory
+        return self.budget - self.needs.fixed - self.kv_memory
 
     def table(self) -> str:
         """One line per part, for logs and errors."""
@@ -72,7 +66,6 @@ class WorkerMemory:
             ("embeddings (--encoder-cache-memory)", needs.embeddings),
             ("swapped blocks (--swap-memory)", needs.swapped),
             ("KV cache (--kv-memory)", self.kv_memory),
-            ("view of decoding sequences", self.view_memory),
             ("rest", self.rest),
             ("of this worker (--device-memory)", self.budget),
             ("buffers of the host, beside that", needs.host),
@@ -119,5 +112,4 @@ def plan_worker_memory(
 
 
 def _left(budget: int, needs: WorkerNeeds) -> int:
-    left = int((budget - needs.fixed) / (1 + needs.view))
-    return max(0, min(left, needs.most)) // needs.block * needs.block
+    return max(0, min(budget - needs.fixed, needs.most)) // needs.block * needs.block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from triptych.config import VIEW_SHARE, PDConfig
+from triptych.config import PDConfig
 from triptych.machine.device_memory import DeviceMemory
 from triptych.machine.resources import available_memory
 from triptych.models.base import DecoderSide
@@ -15,7 +15,6 @@ from triptych.pd_worker.runner.capacity import (
     block_bytes,
     longest_request,
     max_model_len,
-    reads_view,
     uses_graphs,
 )
 from triptych.pd_worker.runner.memory_plan import (
@@ -72,7 +71,6 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
         graphs=_graph_bytes(config, decoder, activations, gathered, blocks * block),
         embeddings=config.encoder_cache_memory,  # 0: to be found
         swapped=swapped if on_cpu else 0,
-        view=VIEW_SHARE if reads_view(config, decoder.device) else 0.0,
         block=block,
         most=config.max_num_seqs * blocks * block,
         host=0 if on_cpu else config.encoder_cache_memory + swapped,

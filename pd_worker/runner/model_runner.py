@@ -17,10 +17,10 @@ from triptych.machine.device_fault import check_device
 from triptych.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.pd_worker.attention.contiguous_kv import DecodeView
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.run_attention import uses_runs
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest, in_batch_order
+from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
@@ -40,7 +40,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         block_size: int,
         backend: str = "sdpa",
         num_host_blocks: int = 0,
-        view_memory: int = 0,
         parallel: TensorParallel | None = None,
         spare_block: bool = False,
     ) -> None:
@@ -63,7 +62,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         )
         #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
-        self.use_view(view_memory)
         self._graphs: DecodeGraphs | None = None
         self._backend = backend
         self._builder = BatchBuilder(
@@ -73,11 +71,12 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             decoder.dtype,
             bias=decoder.bias,
             backend=backend,
+            in_runs=uses_runs(backend, decoder),
         )
 
-    def use_view(self, memory: int) -> None:
-        """Keeps decoding sequences contiguous in at most `memory` bytes; 0: they are gathered per step."""
-        self._view = DecodeView(self.kv_cache, memory) if memory else None
+    def attend_in_runs(self, on: bool) -> None:
+        """Whether attention reads runs of blocks where they are; otherwise all blocks are gathered."""
+        self._builder.in_runs = on
 
     def use_graphs(self, backend: GraphBackend | None, sizes: Sequence[DecodeSize] = ()) -> None:
         """Captures steps of decodes alone in these sizes, to replay them from now on; None: no graphs.
@@ -192,10 +191,10 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     @torch.inference_mode()
     def _compute(self, chunks: list[ScheduledChunk], output: ModelRunnerOutput) -> None:
         """Writes the sampled tokens into `output`, in the order of `chunks`. Only rank 0 samples."""
-        ordered, view = self._arrange(chunks)
+        batch = self._builder.build(chunks, self.encoder_cache)
+        ordered = batch.chunks
         if self._parallel is not None:
             output.batch_digest = batch_digest(ordered)
-        batch = self._builder.build(ordered, self.encoder_cache, view)
         hidden = self._hidden(batch, output)
         counts = [chunk.count for chunk in ordered]
         if non_finite := non_finite_chunks(hidden, counts, self.kv_cache.finite):
@@ -227,13 +226,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self.kv_cache.watch(len(batch.token_ids))
         return self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
 
-    def _arrange(self, chunks: list[ScheduledChunk]) -> tuple[list[ScheduledChunk], DecodeView | None]:
-        """The chunks in batch order, decodes in the order of the view's rows, and the view; None where it
-        has no room."""
-        decodes, others = in_batch_order(chunks)
-        arranged = self._view.arrange(decodes) if self._view is not None else None
-        return [*(arranged or decodes), *others], self._view if arranged is not None else None
-
     def _forget(
         self, non_finite: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor
     ) -> torch.Tensor:
@@ -245,8 +237,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
                 ordered[index].state.request.name,
             )
             self.kv_cache.clear(slots[index])
-            if self._view is not None:
-                self._view.forget(ordered[index])
         return hidden.nan_to_num(0.0, 0.0, 0.0)
 
 

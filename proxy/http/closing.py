@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _CLOSE = (b"connection", b"close")
@@ -15,10 +17,10 @@ class ClosingMiddleware:
         self.closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def last(message: Message) -> None:
+        def last(message: Message) -> Awaitable[None]:
             if self.closing and message["type"] == "http.response.start":
                 headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"connection"]
                 message = {**message, "headers": [*headers, _CLOSE]}
-            await send(message)
+            return send(message)  # no coroutine of its own: it is called for every token
 
         await self._app(scope, receive, last)

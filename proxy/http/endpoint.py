@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -31,6 +31,11 @@ INLINE_BODY = 64 << 10
 #: One thread: parsers hold the interpreter's lock, and a text takes up to five times its bytes meanwhile.
 _PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 Headers = Sequence[tuple[bytes, bytes]]
+_STREAM_HEADERS: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 P = TypeVar("P")
 
@@ -163,12 +168,13 @@ class WritePacer:
 
     def __init__(self) -> None:
         self._last = 0.0
+        self._clock = asyncio.get_running_loop().time
 
-    async def written(self) -> None:
-        now = asyncio.get_running_loop().time()
+    def pause(self) -> float:
+        """Seconds to wait after the write that has just been made; mostly 0."""
+        now = self._clock()
         close, self._last = now - self._last < 2 * BURST_SECONDS, now
-        if close:
-            await asyncio.sleep(BURST_SECONDS)
+        return BURST_SECONDS if close else 0.0
 
 
 class HttpReply:
@@ -186,15 +192,14 @@ class HttpReply:
         """Whether the client has not taken the current write for so long."""
         return self._writing_since is not None and self._clock() - self._writing_since >= seconds
 
-    async def part(self, data: bytes, *, last: bool = False) -> None:
-        if not self._begun:
-            headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await self._start(200, headers)
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+    def part(self, data: bytes, *, last: bool = False) -> Awaitable[None]:
+        """Sends a part of a stream; to be awaited. Called for every token, so it adds no coroutine."""
+        message = {"type": "http.response.body", "body": data, "more_body": not last}
+        return self._send(message) if self._begun else self._first_part(message)
+
+    async def _first_part(self, message: Message) -> None:
+        await self._start(200, list(_STREAM_HEADERS))
+        await self._send(message)
 
     async def whole(
         self,

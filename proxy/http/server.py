@@ -40,6 +40,7 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             lifespan="off",
             access_log=False,
+            proxy_headers=False,  # nothing looks at the client's address
             log_config=None,
             log_level="warning",
             ws="none",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.config import MIB
 from triptych.errors import NotFound
@@ -37,7 +39,7 @@ def make_app(
     request_timeout: float = 300.0,
     max_choices: int = 16,
     metrics: bool = True,
-) -> Starlette:
+) -> ASGIApp:
     """The ASGI application of one proxy; `metrics` is whether /metrics is part of it."""
     chat = ChatEndpoint(
         dispatcher,
@@ -59,27 +61,51 @@ def make_app(
     )
     tokenize = TokenizeEndpoint(dispatcher, queries, admission, max_images=max_images, max_body=max_body)
     detokenize = DetokenizeEndpoint(dispatcher, queries, admission, max_body=max_body)
-    state = StateEndpoints(dispatcher, pool, registry)
     pages = DocsEndpoints(max_choices=max_choices)
-    return Starlette(
+    posts: dict[str, ASGIApp] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completions,
+        "/v1/responses": responses,
+        "/v1/audio/transcriptions": transcriptions,
+        "/v1/audio/translations": translations,
+        "/tokenize": tokenize,
+        "/detokenize": detokenize,
+    }
+    rest = Starlette(
         routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/responses", responses, methods=["POST"]),
-            Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
-            Route("/v1/audio/translations", translations, methods=["POST"]),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/detokenize", detokenize, methods=["POST"]),
-            Route("/v1/models", state.models),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
             Route("/version", pages.version),
             Route("/openapi.json", pages.document),
             Route("/docs", pages.page),
-            Route("/health", state.health),
-            Route("/ready", state.ready),
-            *([Route("/metrics", state.metrics)] if metrics else []),
+            *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
         ],
         exception_handlers={HTTPException: _http_error},
     )
+    return FrontDoor(posts, rest)
+
+
+class FrontDoor:
+    """ASGI router: a POST goes straight to its endpoint, everything else to a Starlette application.
+
+    Starlette's router and middleware would add coroutines to each request and to every token that it sends.
+    """
+
+    def __init__(self, posts: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+        self._posts = posts
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._posts.get(scope["path"]) if scope.get("method") == "POST" else None
+        await (endpoint or self._rest)(scope, receive, send)
+
+
+def _state_routes(state: StateEndpoints, *, metrics: bool) -> list[Route]:
+    routes = [
+        Route("/v1/models", state.models),
+        Route("/health", state.health),
+        Route("/ready", state.ready),
+    ]
+    return [*routes, Route("/metrics", state.metrics)] if metrics else routes
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

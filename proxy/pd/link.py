@@ -265,7 +265,7 @@ class PDLink:
                 if not known:
                     known = True
                     await self._identify(call)
-                deliver(step.events, self._events)
+                deliver(step, self._events)
                 self._owner.stepped()
             return True
         except asyncio.CancelledError:
@@ -285,7 +285,7 @@ class PDLink:
         self._named = set(self._requests)
         pieces = [named[at : at + NAMED_AT_ONCE] for at in range(0, len(named), NAMED_AT_ONCE)] or [[]]
         *before, last = pieces
-        request = pd_pb2.AttachRequest(proxy_id=self._proxy_id, requests=last)
+        request = pd_pb2.AttachRequest(proxy_id=self._proxy_id, requests=last, reads_step_tokens=True)
         if before:
             request.round = secrets.token_hex(8)
             request.named_before = len(named) - len(last)

@@ -36,7 +36,7 @@ class StallWatch:
                 self._moves += 1
             self._beats, self._count = True, beat.count
             self._patience = beat.patience if 1.0 <= beat.patience <= SLOW_FACTOR else 1.0
-        if message.events:
+        if message.events or message.HasField("tokens"):
             self._moves += 1
 
     def stalled(self, now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Protocol
 
 from grpc import aio
@@ -76,7 +77,40 @@ def submit_message(
     return message
 
 
-def deliver(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) -> None:
+def _deliver_tokens(tokens: pd_pb2.StepTokens, events: RequestEvents) -> None:
+    """One step's plain tokens. ValueError, before any is delivered, where the lists do not fit together."""
+    request_ids, attempts = tokens.request_ids[:], tokens.attempts[:]
+    positions, texts = tokens.positions[:], tokens.texts[:]
+    token_ids = _split(tokens.token_ids[:], tokens.counts[:])
+    if not len(request_ids) == len(attempts) == len(positions) == len(texts) == len(token_ids):
+        raise ValueError("the PD worker's lists of tokens do not fit together")
+    for request_id, attempt, position, ids, text in zip(
+        request_ids, attempts, positions, token_ids, texts, strict=True
+    ):
+        try:
+            events.tokens(request_id, attempt, position, ids, text)
+        except Exception as error:
+            _bad_event(request_id, attempt, error, events)
+
+
+def _split(token_ids: list[int], counts: list[int]) -> list[list[int]]:
+    """The token ids of each request; one for each where there are no counts."""
+    if not counts:
+        return [[token_id] for token_id in token_ids]
+    ends = list(accumulate(counts))
+    if ends[-1] != len(token_ids):
+        raise ValueError(f"the PD worker sent {len(token_ids)} token ids and counts {ends[-1]}")
+    return [token_ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def deliver(step: pd_pb2.StepEvents, events: RequestEvents) -> None:
+    """One step's plain tokens, then its other events. ValueError for lists that do not fit together."""
+    if step.HasField("tokens"):
+        _deliver_tokens(step.tokens, events)
+    _deliver_events(step.events, events)
+
+
+def _deliver_events(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) -> None:
     """One step's events. Nearly all of them are tokens, which are read first.
 
     An event that makes no sense ends its request, and not the stream, which all requests share.
@@ -95,13 +129,17 @@ def deliver(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) -> None:
                 logprobs = [logprobs_from_proto(position) for position in tokens.logprobs]
             events.tokens(request_id, event.attempt, tokens.position, token_ids, tokens.text, logprobs)
         except Exception as error:
-            logger.warning(
-                "request %s: bad event of its PD worker: %r",
-                event.request_id,
-                error,
-                extra=log_fields(request_id=event.request_id, attempt=event.attempt),
-            )
-            events.failed(event.request_id, InternalError("the PD worker's answer makes no sense"))
+            _bad_event(event.request_id, event.attempt, error, events)
+
+
+def _bad_event(request_id: str, attempt: int, error: Exception, events: RequestEvents) -> None:
+    logger.warning(
+        "request %s: bad event of its PD worker: %r",
+        request_id,
+        error,
+        extra=log_fields(request_id=request_id, attempt=attempt),
+    )
+    events.failed(request_id, InternalError("the PD worker's answer makes no sense"))
 
 
 def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from triptych.proxy.splitter import SplitItem
 from triptych.types import ItemPlan
 
-#: Plans that are kept, a plan with stretches for as many more: about 10 MiB.
-KEPT_PLANS = 16384
+#: Plans that are kept, a plan with stretches for as many more: about 2.5 MiB. The keys and values of so many
+#: pictures are more than what PD workers hold.
+KEPT_PLANS = 4096
 
 
 class KnownPlans:

@@ -25,12 +25,14 @@ logger = logging.getLogger(__name__)
 class OutputQueue:
     """Output of one call between the dispatcher and the client's connection. One reader.
 
-    Unbounded by itself: a request puts at most max_tokens.
+    The reader is woken when `batch` outputs wait, and at the end of a choice. Unbounded by itself: a request
+    puts at most max_tokens.
     """
 
-    __slots__ = ("_error", "_items", "_waiter")
+    __slots__ = ("_batch", "_error", "_items", "_waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int = 1) -> None:
+        self._batch = batch
         self._items: list[Output] = []
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -41,7 +43,7 @@ class OutputQueue:
 
     def put(self, output: Output) -> None:
         self._items.append(output)
-        if self._waiter is not None:
+        if self._waiter is not None and (len(self._items) >= self._batch or isinstance(output, Done)):
             self._wake()
 
     def fail(self, error: RequestError) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import StoreMemory
+from triptych.machine.heap import trim_heap
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.pool import WorkerPool
 
@@ -29,9 +29,8 @@ async def release_memory() -> None:
     with holes: without this a proxy grows for hours, though it holds no more.
     """
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        # In a thread: it looks at every arena, and needs no interpreter lock.
-        await asyncio.to_thread(ctypes.CDLL(None).malloc_trim, 0)
+    # In a thread: it takes long, and needs no interpreter lock.
+    await asyncio.to_thread(trim_heap)
 
 
 class Upkeep:

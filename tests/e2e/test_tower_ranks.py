@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.chaos import stages
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
 from support.data.pictures import picture
@@ -20,7 +21,9 @@ from support.processes.cluster import Cluster, running_cluster
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TOKENS = 64
-TWO_RANKS = ("--threads", "1", "--encoders", "1", "--encoder-data-parallel", "2")
+#: Batches of several items, of the largest too.
+TWO_RANKS = ("--threads", "1", "--encoders", "1", "--encoder-data-parallel", "2",
+             "--encoder-batch-patches", "4096")  # fmt: skip
 #: What each encoder-decoder family reads.
 SOURCES: dict[str, Any] = {
     "whisper": [(1.0 + seed / 2, seed) for seed in range(8)],
@@ -38,6 +41,10 @@ def _shares(cluster: Cluster) -> tuple[float, float]:
         total("encoder", "triptych_encoder_rank_items_total"),
         total("encoder", "triptych_encoder_tower_items_total"),
     )
+
+
+def _planned(cluster: Cluster) -> float:
+    return cluster.total("encoder", "triptych_encoder_planned_items")
 
 
 def _of_rank_1(cluster: Cluster) -> bool:
@@ -73,8 +80,11 @@ async def test_what_two_ranks_read_or_hear_is_answered_as_by_generate(family: st
     cases = [EncDecCase(source, prompt) for source in SOURCES[family]]
     reference = encdec_traffic.expected(checkpoint, cases, TOKENS)
     with running_cluster(checkpoint, tmp_path / "run", *TWO_RANKS) as cluster:
-        asked = (encdec_traffic.ask(cluster.url, case, TOKENS, family) for case in cases)
-        answers = await asyncio.gather(*asked)
+        asked = asyncio.gather(*(encdec_traffic.ask(cluster.url, case, TOKENS, family) for case in cases))
+        # Nothing goes through the tower before a PD worker has admitted it: then all of them do.
+        with stages.stopped(cluster, "pd"):
+            await stages.hold("all to be planned", lambda: _planned(cluster) == len(cases))
+        answers = await asked
         assert_exact(reference, [answer.token_ids for answer in answers])
         given, encoded = _shares(cluster)
         assert given == encoded == len(cases)

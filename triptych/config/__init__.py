@@ -16,7 +16,6 @@ from triptych.config.memory import (
     EMBEDDING_MEMORY,
     GIB,
     MIB,
-    VIEW_SHARE,
     format_size,
     parse_size,
 )
@@ -52,7 +51,6 @@ __all__ = [
     "ServeConfig",
     "ServiceConfig",
     "TlsFiles",
-    "VIEW_SHARE",
     "WorkerConfig",
     "WorkerRange",
     "check_advertise",

@@ -10,9 +10,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 #: For embeddings, in a PD worker whose memory is not measured.
 EMBEDDING_MEMORY = 256 * MIB
-#: Of --kv-memory, beside it and on a CPU only: for a view of the decoding sequences. What does not fit in it
-#: is gathered from the blocks in every step.
-VIEW_SHARE = 0.25
 #: Of the memory that is free before workers start, what they may use: of a GPU, and of a machine or cgroup.
 CUDA_SHARE = 0.9
 CPU_SHARE = 0.5

@@ -44,8 +44,9 @@ class WorkerConfig(ServiceConfig):
     quantization: str = flag(
         "none",
         "linear layers in 8 bits, made when weights are loaded: int8 on both sides, int8-decoder on PD "
-        "workers only; all workers of a model are given the same",
-        choices=("none", "int8", "int8-decoder"),
+        "workers only; w8a8 and w8a8-decoder round their inputs, too, on CPUs; all workers of a model are "
+        "given the same",
+        choices=("none", "int8", "int8-decoder", "w8a8", "w8a8-decoder"),
     )
     threads: int = flag(0, "torch threads; 0 chooses")
     worker_kind: str = flag(
@@ -55,6 +56,9 @@ class WorkerConfig(ServiceConfig):
     )
     core_page: str = flag("", "file in which the workers of one machine see whose threads compute")
     core_slot: int = flag(0, "this worker's place in --core-page")
+    spare_cores: bool = flag(
+        False, "threads follow what other workers on --core-page leave: a tower more, a decoder fewer"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +166,9 @@ class PDConfig(WorkerConfig):
     attention_backend: str = flag(
         "sdpa",
         "sdpa, torch's attention kernel; blockwise, blocks of keys one by one, which keeps no mask or bias "
-        "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet",
-        choices=("sdpa", "blockwise", "flex"),
+        "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet; "
+        "flashinfer, for CUDA and 16 bits with the package flashinfer-python, never run yet either",
+        choices=("sdpa", "blockwise", "flex", "flashinfer"),
     )
     decode_graphs: str = flag(
         "off",
@@ -179,7 +184,7 @@ class PDConfig(WorkerConfig):
 
 
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
-SHARING_FLAGS = ("core_page", "core_slot", "step_interval", "keep_core")
+SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
+from triptych.cpu.threads import threads_beside
 from triptych.errors import ConfigError
 from triptych.machine.resources import usable_cpus
 
@@ -20,10 +21,12 @@ def crowded(others: bytes, own: int, cores: int) -> bool:
 class CorePage:
     """One worker's view of the page, a byte for each worker. ConfigError for a file that cannot be used."""
 
-    def __init__(self, path: str, slot: int, threads: int) -> None:
+    def __init__(self, path: str, slot: int, threads: int, most: int = 0) -> None:
+        """The worker computes on `threads`, or on up to `most` where other workers leave cores."""
         if not 0 <= slot < SLOTS:
             raise ConfigError(f"--core-slot {slot}: give a number from 0 to {SLOTS - 1}")
-        self._slot, self._threads = slot, min(threads, 255)
+        self._slot = slot
+        self._least, self._most = threads, max(threads, most)
         self._cores = usable_cpus()
         try:
             self._page = _open(path)
@@ -32,9 +35,15 @@ class CorePage:
         # What a worker that was killed in a step has left.
         self._page[slot] = 0
 
-    def set_computing(self, computing: bool) -> None:
-        """Other workers see this one's threads as computing, or not."""
-        self._page[self._slot] = self._threads if computing else 0
+    def begin(self) -> int:
+        """How many threads suit this moment; other workers see them compute until `end`."""
+        threads = threads_beside(sum(self._others()), self._least, self._most, self._cores)
+        self._page[self._slot] = min(threads, 255)
+        return threads
+
+    def end(self) -> None:
+        """Other workers see that this one does not compute."""
+        self._page[self._slot] = 0
 
     @property
     def alone(self) -> bool:
@@ -43,8 +52,8 @@ class CorePage:
 
     @property
     def crowded(self) -> bool:
-        """Whether this worker's threads and those that compute are more than the cores."""
-        return crowded(self._others(), self._threads, self._cores)
+        """Whether the fewest threads of this worker and those that compute are more than the cores."""
+        return crowded(self._others(), self._least, self._cores)
 
     def _others(self) -> bytes:
         return self._page[: self._slot] + self._page[self._slot + 1 :]

@@ -5,6 +5,10 @@ workers together want more cores than there are. A step costs nearly the same fo
 fewer steps with more sequences in each leave the towers the cores that many small steps would take. Requests
 that wait for a tower gain, streams lose: the fewer wait for each stream, the shorter the interval.
 
+Threads follow the load: before each layer a worker counts those of the others that compute, and takes the
+cores that they leave (`threads_beside`). A tower alone computes on all cores, a decoder beside towers on half
+of its own: a thread that shares its core keeps all threads of its layer waiting.
+
 While no other worker computes, a PD worker that computes on one thread keeps all its threads on one core
 (`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
 """
@@ -14,10 +18,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from triptych.cpu.affinity import OwnCore, claim_core
 from triptych.cpu.core_page import CorePage
+from triptych.cpu.threads import use_threads_here
 from triptych.machine.resources import may_claim_cores
 
 logger = logging.getLogger(__name__)
@@ -35,6 +41,12 @@ class StepPacer:
         `share`, of a step interval, is how much there is to win by waiting.
         """
 
+    def rest(self) -> None:
+        """The engine has nothing to compute until something comes in."""
+
+    def choose_threads(self) -> None:
+        """Before a layer, in the thread that computes it: how many threads it has."""
+
     def __enter__(self) -> None:
         """A step begins to compute."""
 
@@ -50,12 +62,23 @@ class StepPacer:
 class SharedCores(StepPacer):
     """The pacer of mode `pace`: steps begin `interval` seconds apart while cores are short."""
 
-    def __init__(self, page: CorePage, interval: float = 0.0, core: OwnCore | None = None) -> None:
+    def __init__(
+        self,
+        page: CorePage,
+        interval: float = 0.0,
+        core: OwnCore | None = None,
+        set_threads: Callable[[int], None] | None = None,
+    ) -> None:
         """`core` has the process's threads from a `wait` that finds no other worker computing until one
-        that does: a tower that comes to this core would take half of it."""
+        that does: a tower that comes to this core would take half of it.
+
+        `set_threads` gives the calling thread so many; None: the number stays.
+        """
         self._page = page
         self._interval = interval
         self._core = core
+        self._set_threads = set_threads
+        self._threads = 0
         self._begun = -math.inf
 
     def wait(self, share: float = 1.0) -> None:
@@ -73,30 +96,42 @@ class SharedCores(StepPacer):
         else:
             self._core.unpin()
 
+    def rest(self) -> None:
+        self._page.end()
+
+    def choose_threads(self) -> None:
+        threads = self._page.begin()
+        if self._set_threads is not None and threads != self._threads:
+            self._set_threads(threads)
+            self._threads = threads
+
     def __enter__(self) -> None:
-        self._page.set_computing(True)
+        self.choose_threads()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._page.set_computing(False)
+        """Others see this worker compute until `rest`: between two steps it needs its cores still."""
 
     def close(self) -> None:
+        self._page.end()
         if self._core is not None:
             self._core.release()
 
 
 def step_pacer(
-    page: str, slot: int, threads: int, *, interval: float = 0.0, own_core: bool = False
+    page: str, slot: int, threads: int, *, most: int = 0, interval: float = 0.0, own_core: bool = False
 ) -> StepPacer:
     """The pacer of a worker that computes on `threads`: by --core-page and --core-slot, or `free` without.
 
-    `own_core` is for a worker of one thread: more would have to share the core.
+    Where other workers leave cores it computes on up to `most`. `own_core` is for a worker of one thread:
+    more would have to share the core.
     """
     if not page:
         return StepPacer()
-    core = _own_core() if own_core and threads == 1 else None
-    return SharedCores(CorePage(page, slot, threads), interval, core)
+    core = _own_core() if own_core and max(threads, most) == 1 else None
+    set_threads = use_threads_here if most > threads else None
+    return SharedCores(CorePage(page, slot, threads, most), interval, core, set_threads)
 
 
 def _own_core() -> OwnCore | None:

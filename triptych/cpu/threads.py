@@ -45,6 +45,11 @@ def decoder_threads(threads: int, hidden_size: int) -> int:
     return threads or (1 if hidden_size < _WIDE else threads_of_one_worker())
 
 
+def threads_beside(others: int, least: int, most: int, cores: int) -> int:
+    """Threads of a worker beside `others` threads of other workers: the cores that these leave, in bounds."""
+    return max(least, min(most, cores - others))
+
+
 def threads_of_rank(threads: int, ranks: int) -> int:
     """Torch threads of each of a worker's ranks, which share the `threads` of the worker."""
     return max(1, threads // ranks)
@@ -59,6 +64,13 @@ def use_threads(count: int) -> None:
     # Torch takes the second number once, and raises from then on.
     with contextlib.suppress(RuntimeError):
         torch.set_num_interop_threads(usable_cpus())
+
+
+def use_threads_here(count: int) -> None:
+    """`count` torch threads within the operators of the calling thread, and of threads not yet computing."""
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def in_short_lived_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

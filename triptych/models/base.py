@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from PIL import Image
 
+from triptych.models.fused.merged import merge
+from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.types import ItemPlan, JsonObject, MMFeature, Options
@@ -69,6 +71,11 @@ class EncoderSide(ABC):
     def processor_config(cls, path: Path) -> JsonObject:
         """The settings that decide the tower's input: part of the namespace. ConfigError without them."""
         return ImageProcessor(path).config
+
+    def fuse(self) -> None:
+        """Fuses layers of the loaded module where the results stay the same."""
+        # Not projections: with a picture's hundreds of rows one product costs more than three.
+        fuse_norms(self.module)
 
     @abstractmethod
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
@@ -242,6 +249,11 @@ class DecoderSide(ABC):
         `geometry` and `cross` count its heads, and all ranks call `forward` and `logits` in the same order,
         with the same batch. ConfigError for heads that cannot be divided so.
         """
+
+    def fuse(self) -> None:
+        """Fuses layers of the loaded module where the results stay the same."""
+        merge(self.module)
+        fuse_norms(self.module)
 
     @abstractmethod
     def placeholder(self, plan: ItemPlan) -> list[int]:

@@ -10,13 +10,21 @@ from types import ModuleType
 import torch
 
 from triptych.errors import ConfigError
+from triptych.machine.heap import trim_heap
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.weights.fused_gelu import fuse_gelu
 from triptych.models.weights.loading import KeyMap
 from triptych.models.weights.prepack import prepack
-from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
+from triptych.models.weights.quantization import (
+    NONE,
+    decoder_is_quantized,
+    encoder_is_quantized,
+    inputs_are_quantized,
+)
+from triptych.models.weights.w8a8_linear import check_w8a8, quantize_inputs
 
 __all__ = [
     "FAMILIES",
@@ -87,8 +95,16 @@ def load_encoder(
 ) -> EncoderSide:
     """Tower and projector of a checkpoint; ConfigError for one that cannot be served."""
     quantize = encoder_is_quantized(quantization)
+    if quantize and inputs_are_quantized(quantization):
+        check_w8a8(quantization, device)
     side = family_of(path).encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
+    side.fuse()
+    if inputs_are_quantized(quantization):
+        quantize_inputs(side.module)
     prepack(side.module, many_rows=True)
+    fuse_gelu(side.module)
+    # Layers were copied one by one, and left holes between those that stay.
+    trim_heap()
     return side
 
 
@@ -105,6 +121,8 @@ def load_decoder(
 
     With `parallel` this rank's share of them (`DecoderSide.load`).
     """
+    if inputs_are_quantized(quantization):
+        check_w8a8(quantization, device)
     side = family_of(path).decoder.load(
         Path(path),
         device=device,
@@ -113,5 +131,9 @@ def load_decoder(
         quantize=decoder_is_quantized(quantization),
         parallel=parallel if parallel is not None and parallel.size > 1 else None,
     )
+    side.fuse()
+    if inputs_are_quantized(quantization):
+        quantize_inputs(side.module)
     prepack(side.module)
+    trim_heap()
     return side

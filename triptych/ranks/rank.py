@@ -29,7 +29,7 @@ Handler = Callable[[Message, list[int]], Message]
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What a rank is told first. `config` are the flags of the worker, without secrets, by name."""
+    """The first message to a rank: its place and its config (the worker's flags by name, without secrets)."""
 
     program: str
     rank: int

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from triptych.pd_worker.core.kv_cache.free_runs import FreeRuns
+
+#: Blocks that a new run should find free behind it. Nobody knows how long an answer will be.
+_ROOM = 16
+
 
 class BlockPool:
     """`num_blocks` reference-counted blocks, for every kind of block table.
 
     A block without references is free. Its content can still be found by digest until the block is allocated
-    again, least recently used first.
+    again, least recently used first. Blocks that are allocated together have consecutive ids where possible.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, evict_early: float = 0.0) -> None:
+        """`evict_early` is the part of all blocks that may be evicted early, for longer runs."""
         self.num_blocks = num_blocks
+        self._early = int(num_blocks * evict_early)
         self._by_digest: dict[bytes, int] = {}
         self._changes: set[bytes] = set()
         self.reset()
@@ -24,18 +31,22 @@ class BlockPool:
         # Lists by block, not an object per block: a large cache has a million blocks.
         self._refs = [0] * self.num_blocks
         self._digests: list[bytes | None] = [None] * self.num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
+        #: Free blocks whose content can be found, in the order of eviction; and all others that are free.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._blank = FreeRuns(self.num_blocks)
+        #: The last blocks of tables that may grow: what is free behind them is theirs to take.
+        self._ends = bytearray(self.num_blocks)
         self._changes.update(self._by_digest)
         self._by_digest.clear()
 
     @property
     def num_free(self) -> int:
         """Blocks that no table holds."""
-        return len(self._free)
+        return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def is_free(self, block: int) -> bool:
         return self._refs[block] == 0
@@ -44,37 +55,77 @@ class BlockPool:
         """The block that holds this content."""
         return self._by_digest.get(digest)
 
-    def allocate(self, count: int = 1) -> list[int]:
-        """Free blocks with one reference each, their contents forgotten; KeyError when there are too few."""
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+    def allocate(self, count: int = 1, *, after: int | None = None, grows: bool = False) -> list[int]:
+        """Free blocks with one reference each, their contents forgotten; KeyError when there are too few.
+
+        They follow block `after` where that is possible. `grows`: further ones may be allocated after them.
+        """
+        if count > self.num_free:
+            raise KeyError(f"{count} blocks are wanted and {self.num_free} are free")
+        blocks: list[int] = []
+        if after is not None:
+            self._ends[after] = False
+            end = self._blank.end_of(after + 1)
+            if end is not None:
+                blocks += self._blank.take(after + 1, after + 1, min(end, after + 1 + count))
+        self._make_room(count - len(blocks))
+        while len(blocks) < count:
+            first, last = self._blank.longest()
+            size = min(count - len(blocks), last - first)
+            start = place(first, last, size, grown_into=first > 0 and bool(self._ends[first - 1]))
+            blocks += self._blank.take(first, start, start + size)
         for block in blocks:
-            digest = self._digests[block]
-            if digest is not None:
-                del self._by_digest[digest]
-                self._digests[block] = None
-                self._changes.add(digest)
             self._refs[block] = 1
+        if grows and blocks:
+            self._ends[blocks[-1]] = True
         return blocks
 
+    def _make_room(self, count: int) -> None:
+        """Evicts until `count` blocks are blank, and further until they are a run with room behind it."""
+        if not count:
+            return
+        self._evict(count - len(self._blank))
+        while self._cached and len(self._blank) < count + self._early:
+            first, last = self._blank.longest() if len(self._blank) else (0, 0)
+            if last - first >= count + _ROOM:
+                return
+            self._evict(min(_ROOM, count + self._early - len(self._blank)))
+
+    def _evict(self, count: int) -> None:
+        """Forgets the contents of the least recently used blocks."""
+        evicted = []
+        for _ in range(min(count, len(self._cached))):
+            block, _ = self._cached.popitem(last=False)
+            digest = self._digests[block]
+            assert digest is not None
+            del self._by_digest[digest]
+            self._digests[block] = None
+            self._changes.add(digest)
+            evicted.append(block)
+        self._blank.add(evicted)
+
     def add_reference(self, block: int) -> None:
-        """One reference more; a free block leaves the free list with its content."""
+        """One reference more to a block that is used, or whose content was found."""
         if self._refs[block] == 0:
-            del self._free[block]
+            del self._cached[block]
         self._refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less of each, in this order. The last one frees a block: blocks without a digest are
         allocated first.
         """
-        counts, free, digests = self._refs, self._free, self._digests
+        counts, digests, blank = self._refs, self._digests, []
         for block in blocks:
             refs = counts[block]
             assert refs > 0, f"block {block} is freed twice"
             counts[block] = refs - 1
             if refs == 1:
-                free[block] = None
+                self._ends[block] = False
                 if digests[block] is None:
-                    free.move_to_end(block, last=False)
+                    blank.append(block)
+                else:
+                    self._cached[block] = None
+        self._blank.add(blank)
 
     def label(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
         """Makes written blocks findable by digest; of two blocks with equal content, the first one."""
@@ -96,6 +147,15 @@ class BlockPool:
         if former is not None and former != block:
             self._digests[former] = None
             if self.is_free(former):
-                self._free.move_to_end(former, last=False)
+                del self._cached[former]
+                self._blank.add([former])
         self._by_digest[digest] = block
         self._digests[block] = digest
+
+
+def place(first: int, last: int, count: int, *, grown_into: bool) -> int:
+    """Where `count` blocks begin in the free run [first, last).
+
+    In its middle where a table grows into the run, so that both have as much room; else at its start.
+    """
+    return first + (last - first - count) // 2 if grown_into else first

@@ -18,11 +18,14 @@ class _Table:
 class KVCacheManager:
     """Allocates the requests' block tables: blocks of `block_size` tokens from a pool of `num_blocks`."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, evict_early: float = 0.0
+    ) -> None:
+        """`evict_early` as in BlockPool."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, evict_early=evict_early)
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -75,7 +78,8 @@ class KVCacheManager:
             return False
         for block in prefix:
             self.pool.add_reference(block)
-        self._tables[request_id] = _Table(prefix + self.pool.allocate(new), registered=len(prefix))
+        added = self.pool.allocate(new, after=prefix[-1] if prefix else None, grows=True)
+        self._tables[request_id] = _Table(prefix + added, registered=len(prefix))
         return True
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
@@ -86,7 +90,7 @@ class KVCacheManager:
             return True
         if new > self.pool.num_free:
             return False
-        table.blocks += self.pool.allocate(new)
+        table.blocks += self.pool.allocate(new, after=table.blocks[-1] if table.blocks else None, grows=True)
         return True
 
     def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
@@ -53,8 +54,8 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
                     end = outputs[-1]
                     last = isinstance(end, Done) and end.final
                     await reply.part(part, last=last)
-                    if not last:
-                        await pace.written()
+                    if not last and (pause := pace.pause()):
+                        await asyncio.sleep(pause)
 
 
 def logprobs_body(positions: Sequence[PositionLogprobs]) -> Json:

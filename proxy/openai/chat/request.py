@@ -102,6 +102,7 @@ def call_of(
             generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
         ),
+        whole=not body.stream,
     )
     check_parts(call.parts)
     check_text(call.text_length, "messages")

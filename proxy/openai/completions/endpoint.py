@@ -47,8 +47,8 @@ class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
             async for prompt, outputs in batches:
                 if part := stream.render(prompt, outputs):
                     await reply.part(part, last=book.open == 0)
-                    if book.open:
-                        await pace.written()
+                    if book.open and (pause := pace.pause()):
+                        await asyncio.sleep(pause)
 
     async def _echoes(self, request: CompletionRequest, model: str) -> list[str]:
         """The prompts' texts, where they are to be repeated."""

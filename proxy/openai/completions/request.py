@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -125,11 +126,6 @@ def parse_completion(
     prompts: tuple[RawPrompt | None, ...] = (decoder,)
     if encoder is None or body.prompt is not None:
         prompts = _prompts(body.prompt)
-    options = check_options(body.mm_processor_kwargs or {})
-    if options and (encoder is None or encoder.modality != "image"):
-        raise InvalidRequest(
-            "mm_processor_kwargs goes with multi_modal_data.image", param="mm_processor_kwargs"
-        )
     if encoder is not None and body.echo:
         raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -140,11 +136,12 @@ def parse_completion(
         sampling=sampling_of(body, max_tokens=limit, logprobs=body.logprobs),
         timeout=timeout,
         cache_salt=check_salt(body.cache_salt or ""),
-        processor_options=options,
+        processor_options=_processor_options(body, encoder),
         n=n,
         prompt=prompts[0],
         prompt_param="decoder_prompt" if body.decoder_prompt is not None else "prompt",
         encoder=encoder,
+        whole=not body.stream,
     )
     calls = [first]
     for index, prompt in enumerate(prompts[1:], start=1):
@@ -162,6 +159,15 @@ def parse_completion(
         encoder=encoder,
     )
     return CompletionRequest(request_id, tuple(calls), form)
+
+
+def _processor_options(body: CompletionBody, encoder: EncoderPrompt | None) -> Mapping[str, object]:
+    options = check_options(body.mm_processor_kwargs or {})
+    if options and (encoder is None or encoder.modality != "image"):
+        raise InvalidRequest(
+            "mm_processor_kwargs goes with multi_modal_data.image", param="mm_processor_kwargs"
+        )
+    return options
 
 
 def _refuse(body: CompletionBody) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 from triptych.errors import RequestError
@@ -49,5 +50,5 @@ class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
                 if part := b"".join(map(sse, book.take(outputs))):
                     last = isinstance(outputs[-1], Done)
                     await reply.part(part, last=last)
-                    if not last:
-                        await pace.written()
+                    if not last and (pause := pace.pause()):
+                        await asyncio.sleep(pause)

@@ -12,6 +12,7 @@ from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, referenc
 from support.engine.pd_serving import serving, tiny_model
 from triptych.config import MIB
 from triptych.errors import ConfigError
+from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.gather_plan import plan_gathers
 from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import batch
@@ -91,11 +92,25 @@ def test_decodes_that_are_gathered_in_groups_answer_as_generate(
         return groups
 
     monkeypatch.setattr(batch, "plan_gathers", counted)
+    monkeypatch.setattr(batch, "attends_in_runs", lambda runs: False)
     checkpoint = Checkpoint.open(family)
     prompts = [LONG, *SHORT, SHORT[0], LONG]
     results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]
     with engine_cell(checkpoint, block_size=8, max_num_batched_tokens=64, attention_backend=backend) as cell:
-        cell.engine.runner.use_view(0)
         assert_exact(results, cell.answer(prompts, 24), min_distinct=10)
         cell.assert_at_rest()
     assert max(planned) >= 3
+
+
+def test_requests_that_decode_together_are_attended_to_without_a_copy_of_their_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gathered(*_: object) -> object:
+        raise AssertionError("keys are gathered")
+
+    monkeypatch.setattr(attention, "_gather", gathered)
+    checkpoint = Checkpoint.open("llava")
+    prompts = [LONG, *SHORT]
+    results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]
+    with engine_cell(checkpoint, block_size=8, max_num_batched_tokens=64, prefix_caching=False) as cell:
+        assert_exact(results, cell.answer(prompts, 24), min_distinct=10)

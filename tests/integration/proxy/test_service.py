@@ -259,6 +259,17 @@ async def test_a_store_that_never_answers_is_a_config_error(monkeypatch: pytest.
         await service.run(ProxyConfig(store="redis://127.0.0.1:1/0", port=0, grpc_port=0))
 
 
+async def test_a_proxy_that_still_waits_for_its_store_ends_in_good_order_at_a_signal() -> None:
+    running = asyncio.create_task(
+        service.run(ProxyConfig(store="redis://127.0.0.1:1/0", port=0, grpc_port=0))
+    )
+    await until(lambda: running.done() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+    assert not running.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(10):
+        await running
+
+
 async def test_a_missing_store_address_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="--store is missing"):
         await service.run(ProxyConfig(port=0, grpc_port=0))

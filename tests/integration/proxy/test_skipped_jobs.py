@@ -38,9 +38,38 @@ async def first_turn(cluster: FakeCluster, *pictures: bytes) -> list[dict[str, A
     assert await cluster.stream(messages) == whole_text(8)
     for media in pictures:
         assert await cluster.store.control.execute("DEL", keys.embedding(key_of(media))) == 1
-    served = next(worker for worker in cluster.pd_workers if worker.submits)
+    served, *_ = by_service(cluster)
     served.held = {key_of(media) for media in pictures}
     return next_turn(messages)
+
+
+def by_service(cluster: FakeCluster) -> list[FakePD]:
+    """After a first turn: its PD workers, the one that served it before the others."""
+    return sorted(cluster.pd_workers, key=lambda worker: not worker.submits)
+
+
+async def without_encoders(cluster: FakeCluster) -> None:
+    """The encoder is killed, and the proxy knows."""
+    await cluster.encoders[0].kill()
+    await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+
+
+async def killed_in_the_turn(cluster: FakeCluster, served: FakePD, turn: list[dict[str, Any]]) -> None:
+    """The worker that has the conversation is killed after four tokens of its turn, and costs none."""
+    served.held, served.pause_at = {key_of(FIRST)}, 4
+    asked = asyncio.create_task(cluster.stream(turn))
+    await until(lambda: cluster.received == 4, "four tokens")
+    assert len(cluster.jobs) == 1
+    await served.kill()
+    assert await asked == whole_text(8)
+    assert len(cluster.jobs) == 2
+
+
+async def answered_with_a_job(cluster: FakeCluster, **body: Any) -> None:
+    """A turn after the first one is answered, and its picture encoded again."""
+    turn = await first_turn(cluster, FIRST)
+    assert await cluster.stream(turn, **body) == whole_text(8)
+    assert len(cluster.jobs) == 2
 
 
 def states(worker: FakePD) -> list[int]:
@@ -101,12 +130,11 @@ async def test_every_choice_gets_its_answer_though_the_worker_misses_the_picture
 async def test_a_worker_that_does_not_have_the_conversation_is_not_expected_to(store: EmbeddingStore) -> None:
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
-        served = next(worker for worker in cluster.pd_workers if worker.submits)
+        served, other = by_service(cluster)
         await served.kill()
         await until(lambda: len(cluster.pool.serving("pd")) == 1, "the loss of the worker")
         assert await cluster.stream(turn) == whole_text(8)
         assert len(cluster.jobs) == 2
-        other = next(worker for worker in cluster.pd_workers if worker is not served)
         assert UNENCODED not in states(other)
         await cluster.at_rest()
 
@@ -115,23 +143,18 @@ async def test_a_worker_that_does_not_have_the_conversation_is_not_expected_to(s
 async def test_a_worker_that_keeps_nothing_gets_what_is_encoded(store: EmbeddingStore, keeps: bool) -> None:
     async with FakeCluster(store) as cluster:
         cluster.pd_workers[0].keeps_items = keeps
-        turn = await first_turn(cluster, FIRST)
-        assert await cluster.stream(turn) == whole_text(8)
-        assert len(cluster.jobs) == 2
+        await answered_with_a_job(cluster)
         assert UNENCODED not in states(cluster.pd_workers[0])
 
 
 async def test_without_the_flag_what_the_store_has_lost_is_encoded(store: EmbeddingStore) -> None:
     async with keeping(FakeCluster(store, skip_held_items=False)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        assert await cluster.stream(turn) == whole_text(8)
-        assert len(cluster.jobs) == 2
+        await answered_with_a_job(cluster)
 
 
 async def test_another_tenants_salt_shares_nothing(store: EmbeddingStore) -> None:
     async with keeping(FakeCluster(store)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        assert await cluster.stream(turn, extra_body={"cache_salt": "other"}) == whole_text(8)
+        await answered_with_a_job(cluster, extra_body={"cache_salt": "other"})
         assert cluster.jobs[-1].mm_hash == key_of(FIRST, "other")
         assert UNENCODED not in states(cluster.pd_workers[0])
 
@@ -166,8 +189,7 @@ async def test_with_every_encoder_gone_a_turn_without_a_new_picture_is_answered(
 ) -> None:
     async with keeping(FakeCluster(store, request_timeout=8.0)) as cluster:
         turn = await first_turn(cluster, FIRST)
-        await cluster.encoders[0].kill()
-        await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+        await without_encoders(cluster)
         assert await cluster.stream(turn) == whole_text(8)
         await cluster.at_rest()
 
@@ -179,8 +201,7 @@ async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_ba
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         turn = await first_turn(cluster, FIRST)
         pd.held.clear()
-        await encoder.kill()
-        await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+        await without_encoders(cluster)
         asked = asyncio.create_task(cluster.stream(turn))
         await until(lambda: len(pd.submits) == 2)
         await until(lambda: pd.reserved == 0 and not pd.requests, "its room to be free")
@@ -193,8 +214,7 @@ async def test_its_deadline_without_encoders_names_them(store: EmbeddingStore) -
     async with keeping(FakeCluster(store, request_timeout=1.5)) as cluster:
         turn = await first_turn(cluster, FIRST)
         cluster.pd_workers[0].held.clear()
-        await cluster.encoders[0].kill()
-        await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
+        await without_encoders(cluster)
         with pytest.raises(APIStatusError) as caught:
             await cluster.stream(turn)
         assert caught.value.status_code == 503
@@ -207,16 +227,9 @@ async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_on
 ) -> None:
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
-        served = next(worker for worker in cluster.pd_workers if worker.submits)
-        served.held, served.pause_at = {key_of(FIRST)}, 4
-        other = next(worker for worker in cluster.pd_workers if worker is not served)
-        asked = asyncio.create_task(cluster.stream(turn))
-        await until(lambda: cluster.received == 4, "four tokens")
-        assert len(cluster.jobs) == 1
-        await served.kill()
-        assert await asked == whole_text(8)
+        served, other = by_service(cluster)
+        await killed_in_the_turn(cluster, served, turn)
         assert states(other) == [UNENCODED]
-        assert len(cluster.jobs) == 2
         await cluster.at_rest()
 
 
@@ -225,20 +238,15 @@ async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itsel
 ) -> None:
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
-        served = next(worker for worker in cluster.pd_workers if worker.submits)
-        other = next(worker for worker in cluster.pd_workers if worker is not served)
+        served, other = by_service(cluster)
         other.keeps_items = None
         await cluster.registry.register(other.info, term=600.0)
         known = cluster.pool.workers
         await until(lambda: "keeps_items" not in known["pd", other.address].info.capacity)
-        served.held, served.pause_at, other.missing = {key_of(FIRST)}, 4, {key_of(FIRST): [""]}
-        asked = asyncio.create_task(cluster.stream(turn))
-        await until(lambda: cluster.received == 4, "four tokens")
-        await served.kill()
-        assert await asked == whole_text(8)
+        other.missing = {key_of(FIRST): [""]}
+        await killed_in_the_turn(cluster, served, turn)
         assert states(other) == [pd_pb2.ITEM_STATE_READY]
         assert counted(cluster, "triptych_skipped_jobs_total", "missing") == 1
-        assert len(cluster.jobs) == 2
         await cluster.at_rest()
 
 

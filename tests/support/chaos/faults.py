@@ -14,14 +14,15 @@ RANK_FAULTS = (*FAULTS, "is_killed", "is_stopped")
 #: Seconds after which an engine in these clusters counts as hung.
 STALL = 8.0
 
-_PATCH = Path(__file__).parents[1] / "engine_faults"
+#: The folder of sitecustomize.py, and that of the package `support`, from which it imports.
+_PATCH = [str(Path(__file__).parents[1] / "engine_faults"), str(Path(__file__).parents[2])]
 
 
 def environment(folder: Path) -> dict[str, str]:
     """What a cluster gets whose engines may be harmed by orders in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     return {
-        **_patched(),
+        **patched(),
         "TRIPTYCH_TEST_FAULTS": str(folder),
         "TRIPTYCH_STALL_TIMEOUT": str(STALL),
     }
@@ -30,14 +31,15 @@ def environment(folder: Path) -> dict[str, str]:
 def sleeping(*, tower: float = 0.0, step: float = 0.0) -> dict[str, str]:
     """What a cluster gets whose towers sleep so many seconds for each item, and PD workers in each step."""
     return {
-        **_patched(),
+        **patched(),
         "TRIPTYCH_TEST_TOWER_SECONDS": str(tower),
         "TRIPTYCH_TEST_STEP_SECONDS": str(step),
     }
 
 
-def _patched() -> dict[str, str]:
-    paths = [str(_PATCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+def patched() -> dict[str, str]:
+    """What makes Python import `engine_faults/sitecustomize.py` in all processes of a cluster."""
+    paths = [*_PATCH, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 

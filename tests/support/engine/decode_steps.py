@@ -90,6 +90,7 @@ class DecodeSteps:
             ),
             last=torch.arange(count),
             sampling=[],
+            chunks=[],
         )
 
     @torch.inference_mode()

@@ -20,6 +20,7 @@ from support.data.oracle import OracleResult, oracle
 from support.data.pictures import picture
 from support.engine.engine_requests import CountingText, greedy
 from triptych.config import MIB, PDConfig
+from triptych.cpu.step_pacer import StepPacer
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.metrics import PDMetrics
@@ -213,6 +214,7 @@ def engine_cell(
     url: str = "",
     connector: str = "memory",
     ranks: OtherRanks | None = None,
+    pacer: StepPacer | None = None,
     **flags: Any,
 ) -> Iterator[EngineCell]:
     """A running engine; with the "memory" connector it has a store of its own.
@@ -236,6 +238,7 @@ def engine_cell(
         lambda events: cell.take(events),
         metrics,
         model_name=MODEL_NAME,
+        pacer=pacer,
         ranks=ranks,
     )
     cell = EngineCell(checkpoint, engine, metrics, store)

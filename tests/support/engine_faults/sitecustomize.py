@@ -4,23 +4,23 @@ Python imports this module at its start from any folder of PYTHONPATH. An engine
 looks for the file that `support.chaos.faults` leaves for its process, takes it away and does what it says,
 once and after as many computations as it says. With TRIPTYCH_TEST_TOWER_SECONDS an item takes so much longer
 in the tower, and with TRIPTYCH_TEST_STEP_SECONDS a step in a PD worker, without a core: more workers are then
-faster even on a machine that has no more cores.
+faster even on a machine that has no more cores. TRIPTYCH_TEST_MUTANT is for `mutants.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.abc
-import importlib.machinery
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from support.engine_faults import mutants
+from support.engine_faults.import_patches import patch_when_imported
 
 #: Pool, class and method that compute, by module. A rank's orders are for its own process, `encoder-0-rank1`.
 _TARGETS = {
@@ -115,31 +115,7 @@ def _patch(module: ModuleType) -> None:
     setattr(owner, method, computes)
 
 
-class _PatchingLoader(importlib.abc.Loader):
-    """A module's own loader, and the patch after it."""
-
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _patch(module)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _TARGETS:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader)
-        return spec
-
-
 if {"TRIPTYCH_TEST_FAULTS", *_SECONDS.values()} & os.environ.keys():
-    sys.meta_path.insert(0, _Finder())
+    patch_when_imported(dict.fromkeys(_TARGETS, _patch))
+if mutants.VARIABLE in os.environ:
+    patch_when_imported(mutants.PATCHES)

@@ -43,6 +43,24 @@ def tokens_of(submit: pd_pb2.SubmitRequest) -> int:
     return len(text) + sum(slot.plan.length for slot in submit.items) + output
 
 
+def plain(event: pd_pb2.RequestEvent) -> bool:
+    """Whether it is tokens without log-probabilities."""
+    return event.HasField("tokens") and not event.tokens.logprobs
+
+
+def as_lists(event: pd_pb2.RequestEvent) -> pd_pb2.StepTokens:
+    """The same tokens as the only entry of a step."""
+    tokens = event.tokens
+    return pd_pb2.StepTokens(
+        request_ids=[event.request_id],
+        attempts=[event.attempt],
+        positions=[tokens.position],
+        texts=[tokens.text],
+        token_ids=tokens.token_ids,
+        counts=[] if len(tokens.token_ids) == 1 else [len(tokens.token_ids)],
+    )
+
+
 @dataclass
 class FakeRequest:
     submit: pd_pb2.SubmitRequest
@@ -77,6 +95,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.fail_with: common_pb2.Error | None = None
         self.pause_at: int | None = None
         self.repeat_frames = False
+        #: Tokens are lists where the proxy reads them; else events, as of an older version.
+        self.step_tokens = True
         self.script: list[str] | None = None
         #: Token ids of the answers to come where times or a language are asked for, the end token last.
         self.answers: list[list[int]] = []
@@ -222,6 +242,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         while (event := await queue.get()) is not None:
             if isinstance(event, pd_pb2.Beat):
                 yield pd_pb2.StepEvents(beat=event)
+            elif request.reads_step_tokens and self.step_tokens and plain(event):
+                yield pd_pb2.StepEvents(tokens=as_lists(event))
             else:
                 yield pd_pb2.StepEvents(events=[event])
         if not self.leaving:

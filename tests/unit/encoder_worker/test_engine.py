@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_transfer
+from triptych.cpu.step_pacer import StepPacer
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
@@ -71,12 +72,17 @@ class SlowTower(Tower):
 
 class Bench:
     def __init__(
-        self, tower: Tower | None = None, connector: str = "Recording", *, thread_per_batch: bool = False
+        self,
+        tower: Tower | None = None,
+        connector: str = "Recording",
+        *,
+        thread_per_batch: bool = False,
+        pacer: StepPacer | None = None,
     ) -> None:
         self.tower, self.outputs = tower or Tower(), OutputCache(1 << 20)
         self.events: queue.Queue[EngineEvent | BatchDone] = queue.Queue()
         self.engine = EncoderEngine(
-            self.tower, fake_transfer(connector), self.outputs, thread_per_batch=thread_per_batch
+            self.tower, fake_transfer(connector), self.outputs, pacer, thread_per_batch=thread_per_batch
         )
         saver = self.engine.get_ec_transfer()
         assert isinstance(saver, RecordingWorker)
@@ -127,6 +133,33 @@ def test_each_batch_has_a_thread_that_ends_with_it() -> None:
         bench.engine.stop()
     assert len(set(seen)) == 2
     assert not any(thread.is_alive() for thread in seen)
+
+
+class _Turns(StepPacer):
+    """Notes what a tower tells its pacer."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def rest(self) -> None:
+        self.told.append("rest")
+
+    def __enter__(self) -> None:
+        self.told.append("begin")
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_a_tower_leaves_its_cores_to_others_as_soon_as_a_batch_has_ended_or_failed(value: float) -> None:
+    pacer = _Turns()
+    bench = Bench(pacer=pacer)
+    bench.start()
+    try:
+        bench.encode([item("a", value=value)])
+        while not isinstance(bench.take(1)[0], BatchDone):
+            pass
+        assert pacer.told == ["begin", "rest"]
+    finally:
+        bench.engine.stop()
 
 
 def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:

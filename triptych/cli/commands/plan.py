@@ -27,6 +27,8 @@ class PlanOptions(CommandOptions):
     gpu: str = flag("", "a100, h100, h200, l4, l40s, b60, cpu, or a file of `triptych profile`")
     pd_gpu: str = flag("", "device of PD workers and replicas, where --gpu is not every worker's")
     encoder_gpu: str = flag("", "device of encoders; the PD workers'")
+    pd_ranks: int = flag(1, "ranks of a PD worker (--tensor-parallel), a device each")
+    pd_rank_speed: float = flag(1.0, "how many times as fast as one rank's the steps of --pd-ranks are")
     devices: int = flag(4, "devices that the ratio is sought for")
     rate: float = flag(0.0, "requests per second to buy devices for")
     price: str = flag("", "dollars per hour and device: 1.5, or a100=1.5,b60=0.4; without it no costs")
@@ -110,7 +112,13 @@ def _question(options: PlanOptions) -> Question:
         workload=options.load.make_workload(),
         workload_name=options.load.workload,
         slo=options.load.make_slo(),
-        device=read_device(pd, prices.get(names[0]), "--pd-gpu" if options.pd_gpu else "--gpu"),
+        device=read_device(
+            pd,
+            prices.get(names[0]),
+            "--pd-gpu" if options.pd_gpu else "--gpu",
+            options.pd_ranks,
+            options.pd_rank_speed,
+        ),
         devices=options.devices,
         seed=options.seed,
         repeats=1 if options.quick else options.repeats,

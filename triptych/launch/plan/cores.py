@@ -70,11 +70,19 @@ def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
     if not encoders.most:
         towers = min(cores, _MOST_ENCODERS) if sharing == "pace" else 1
         encoders = WorkerRange.fixed(max(1, towers // config.encoder.encoder_data_parallel))
-    threads = config.encoder_threads or config.encoder.threads
+    threads = given = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":
         # Never all cores for one encoder: each of its layers would wait for the core that a PD worker uses.
         threads = max(1, cores // max(encoders.most, 2))
-    return replace(config, cpu_sharing=sharing, encoders=encoders, encoder_threads=threads)
+    spare = sharing == "pace"
+    return replace(
+        config,
+        cpu_sharing=sharing,
+        encoders=encoders,
+        encoder_threads=threads,
+        encoder=replace(config.encoder, spare_cores=spare and not given),
+        pd=replace(config.pd, spare_cores=spare and not config.pd.threads),
+    )
 
 
 def check_sharing(config: ServeConfig) -> None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import CPU_SHARE, MIB, VIEW_SHARE, ClusterConfig, format_size
+from triptych.config import CPU_SHARE, MIB, ClusterConfig, format_size
 from triptych.errors import ConfigError
 from triptych.types import DTYPE_BYTES
 
@@ -50,9 +50,9 @@ class MemoryPlan:
 def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
     """Bytes of a checkpoint's weights, from the headers of its safetensors files.
 
-    `dtype` "auto" keeps the dtypes of the files. With `int8`, matrices count as 8 bits per element unless
-    their name is that of an embedding or a head. With `int8-decoder` none do, since names do not tell tower
-    from decoder: an upper bound.
+    `dtype` "auto" keeps the dtypes of the files. With `int8` and `w8a8`, matrices count as 8 bits per
+    element unless their name is that of an embedding or a head. With `int8-decoder` and `w8a8-decoder` none
+    do, since names do not tell tower from decoder: an upper bound.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -60,7 +60,7 @@ def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
     total = 0
     for file in files:
         for name, dims, elements, stored in _tensors_of(file):
-            in_8_bits = quantization == "int8" and dims == 2 and not _KEPT.search(name)
+            in_8_bits = quantization in ("int8", "w8a8") and dims == 2 and not _KEPT.search(name)
             total += elements * (1 if in_8_bits else DTYPE_BYTES.get(dtype, stored))
     return total
 
@@ -101,13 +101,11 @@ def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
     shares = counts.pd_workers * (ranks["pd"] - 1)
     weights, kv_memory = (weights, pd.kv_memory) if pd.device == "cpu" else (0, 0)
     embeddings, swap = pd.embedding_memory, config.swap_memory
-    views = int(pd_workers * kv_memory * VIEW_SHARE)
     return MemoryPlan(
         (
             ("processes", PROXY_BASE_BYTES + (workers + shares) * WORKER_BASE_BYTES),
             (f"weights of {workers} workers, at most", workers * weights),
             (f"KV cache of {pd_workers} PD workers (--kv-memory)", pd_workers * kv_memory),
-            (f"views of decoding sequences, {VIEW_SHARE:.0%} of that", views),
             (
                 f"embeddings of {pd_workers + shares} PD workers or ranks (--encoder-cache-memory)"
                 if shares

@@ -49,12 +49,18 @@ MATRIX = (
     Support(
         "int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/weights/test_quantization.py`"
     ),
+    Support(
+        "w8a8",
+        "Weights and activations in 8 bits on a CPU: `--quantization w8a8`",
+        "`tests/unit/models/weights/test_w8a8_linear.py`",
+    ),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
     Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
     Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
-    Support("flex_ranks", "FlexAttention with several ranks", "", "give --attention-backend sdpa"),
+    Support("flex_ranks", "FlexAttention or FlashInfer with several ranks", "", _OTHER_BACKEND),
+    Support("flashinfer", "FlashInfer: `--attention-backend flashinfer`", f"{_CONFORMANCE}; never run yet"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
@@ -85,15 +91,17 @@ def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str
 
 def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
-    is_flex = getattr(flags, "attention_backend", "") == "flex"
+    backend = getattr(flags, "attention_backend", "")
     asked = {
         "tensor_parallel": getattr(flags, "tensor_parallel", 1) != 1,
-        "flex_ranks": is_flex and getattr(flags, "tensor_parallel", 1) != 1,
+        "flex_ranks": backend in ("flex", "flashinfer") and getattr(flags, "tensor_parallel", 1) != 1,
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
         "fp8_kv": flags.kv_cache_dtype != "auto",
-        "int8": flags.quantization != "none",
-        "flex": is_flex,
+        "int8": flags.quantization.startswith("int8"),
+        "w8a8": flags.quantization.startswith("w8a8"),
+        "flex": backend == "flex",
+        "flashinfer": backend == "flashinfer",
     }
     return [name for name, is_asked in asked.items() if is_asked]
 

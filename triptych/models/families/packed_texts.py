@@ -31,7 +31,7 @@ class PackedTexts(SupportsEncoderCudaGraph):
     The buffers are `input_ids`, `positions` (each text's own, from 0) and `segment_ids` (which text a token
     is of), all int64 [token_budget]. The mask over them is [token_budget, token_budget]: attention costs what
     one text of the budget's length would, however short the texts are, so that no budget is larger than the
-    longest text unless a worker is told so.
+    longest text unless `--encoder-graph-budgets` asks for more.
     """
 
     modality: ClassVar[str]

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,20 @@ def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
+def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of queries and keys together, computed in float32.
+
+    x [rows, 2, heads, head_dim] and the cosines and sines [rows, head_dim] of its rows give x's shape and
+    dtype. The same sums as transformers', to the bit, in half of the operators.
+    """
+    half = x.shape[-1] // 2
+    sines = torch.cat((-sines[:, :half], sines[:, half:]), dim=1)
+    cosines, sines = (part.float()[:, None, None] for part in (cosines, sines))
+    wide = x.float()
+    turned = torch.cat((wide[..., half:], wide[..., :half]), dim=-1)
+    return turned.mul_(sines).add_(wide * cosines).to(x.dtype)
+
+
 class SegmentAttention(nn.Module):
     """The attention of a Qwen tower in place of transformers', with the same parameters and results.
 
@@ -70,8 +83,9 @@ class SegmentAttention(nn.Module):
     ) -> torch.Tensor:
         """[rows, hidden] of hidden_states [rows, hidden] and their cosines and sines [rows, head_dim]."""
         rows = hidden_states.shape[0]
-        query, key, value = self.qkv(hidden_states).view(rows, 3, self.num_heads, -1).unbind(1)
-        query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
+        packed = self.qkv(hidden_states).view(rows, 3, self.num_heads, -1)
+        query, key = rotated(packed[:, :2], *position_embeddings).unbind(1)
+        value = packed[:, 2]
         if not isinstance(cu_seqlens, Segments):
             out = self._one_by_one(query, key, value, cu_seqlens)
         elif cu_seqlens.mask is not None:
@@ -79,18 +93,19 @@ class SegmentAttention(nn.Module):
         else:
             # Its own scale is the same, the root of head_dim.
             bounds, longest = cu_seqlens.offsets, cu_seqlens.longest
-            packed = varlen_attn(query, key, value, bounds, bounds, longest, longest)
-            assert isinstance(packed, torch.Tensor)
-            out = packed
-        attended: torch.Tensor = self.proj(out.reshape(rows, -1))
-        return attended
+            attended = varlen_attn(query, key, value, bounds, bounds, longest, longest)
+            assert isinstance(attended, torch.Tensor)
+            out = attended
+        projected: torch.Tensor = self.proj(out.reshape(rows, -1))
+        return projected
 
     def _one_by_one(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor
     ) -> torch.Tensor:
         lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
         parts = zip(*(torch.split(part, lengths) for part in (query, key, value)), strict=True)
-        return torch.cat([self._attend(*part) for part in parts])
+        out = [self._attend(*part) for part in parts]
+        return out[0] if len(out) == 1 else torch.cat(out)
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None

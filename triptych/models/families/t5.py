@@ -82,8 +82,7 @@ class UnbiasedSelfAttention(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.head_dim = int(config.d_kv)
-        for name in _PROJECTIONS:
-            setattr(self, name, getattr(original, name))
+        self.q, self.k, self.v, self.o = original.q, original.k, original.v, original.o
         if original.has_relative_attention_bias:
             self.relative_attention_bias = original.relative_attention_bias
             self.relative_attention_num_buckets = original.relative_attention_num_buckets
@@ -92,13 +91,12 @@ class UnbiasedSelfAttention(nn.Module):
     def forward(self, hidden: torch.Tensor, attention: object) -> torch.Tensor:
         """[1, T, hidden] to [1, T, hidden]."""
         shape = hidden.shape[:-1]
-        query, key, value = (
-            self.get_submodule(name)(hidden).view(*shape, -1, self.head_dim).transpose(1, 2)
-            for name in _PROJECTIONS[:3]
-        )
+        # Each is called by its name: that is how those of one input are found.
+        parts = self.q(hidden), self.k(hidden), self.v(hidden)
+        query, key, value = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in parts)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         out, _ = attend(self, query, key, value, None, scaling=1.0, attn_metadata=attention)
-        result: torch.Tensor = self.get_submodule("o")(out.reshape(*shape, -1))
+        result: torch.Tensor = self.o(out.reshape(*shape, -1))
         return result
 
 

@@ -14,6 +14,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
 from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
+from triptych.models.fused.layers import fuse_layers
 from triptych.models.parallel.loading import load_share
 from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_transformers
 from triptych.models.parallel.shares import take_share
@@ -40,6 +42,8 @@ class TextDecoder(DecoderSide):
     position_rows: ClassVar[int] = 1
     module: TextModule
     image_token_id: int
+    #: Whether the layers are `FusedDecoderLayer`s.
+    _fused = False
 
     def __init__(
         self, config: PreTrainedConfig, module: TextModule, *, device: torch.device, dtype: torch.dtype
@@ -149,7 +153,10 @@ class TextDecoder(DecoderSide):
             merged = in_batch_order(merged, embeds)
             width = self.geometry.hidden_size
             embeds = embeds.index_copy(0, merged.index, merged.rows[:, :width])
-            extra = self.deepstack(merged, embeds.shape[0])
+            if not self._fused:
+                extra = self.deepstack(merged, embeds.shape[0])
+        if self._fused:
+            return self._walk(embeds, positions, merged, attention)
         out = self.module.model(
             inputs_embeds=embeds.unsqueeze(0),
             position_ids=self.position_ids(positions),
@@ -159,6 +166,26 @@ class TextDecoder(DecoderSide):
         )
         hidden: torch.Tensor = out.last_hidden_state
         return hidden[0]
+
+    def fuse(self) -> None:
+        super().fuse()
+        layers = self.module.model.layers
+        fuse_layers(layers)
+        self._fused = isinstance(layers[0], FusedDecoderLayer)
+
+    def _walk(
+        self, hidden: torch.Tensor, positions: torch.Tensor, merged: MergedEmbeds | None, attention: object
+    ) -> torch.Tensor:
+        """`forward` through fused layers. A row's columns beyond its first are levels of deepstack."""
+        model = self.module.model
+        cos, sin = rotary(model.rotary_emb(hidden[None], self.position_ids(positions)))
+        levels = () if merged is None else merged.rows.split(self.geometry.hidden_size, 1)[1:]
+        for index, layer in enumerate(model.layers):
+            hidden = layer(hidden, cos, sin, attention)
+            if merged is not None and index < len(levels):
+                hidden = hidden.index_add(0, merged.index, levels[index])
+        normed: torch.Tensor = model.norm(hidden)
+        return normed
 
     def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         """[position_rows, T] as the text model takes them."""

@@ -32,7 +32,7 @@ class Style(StrEnum):
     REPLICATE = "replicate"
 
 
-#: transformers' words for ours; the projections of attention are told by name.
+#: Our style for each of transformers'; the projections of attention are recognised by their names.
 _STYLES = {
     "colwise": Style.COLUMN,
     "rowwise": Style.ROW,

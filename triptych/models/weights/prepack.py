@@ -30,10 +30,17 @@ class PrepackedLinear(nn.Module):
         blocked = torch.ops.mkldnn._reorder_linear_weight(original.weight.detach())
         self.weight = nn.Parameter(blocked, requires_grad=False)
         self.bias = original.bias
+        self._attr, self._algorithm = "none", ""
+
+    def fuse_gelu(self, approximate: str) -> None:
+        """From now on `forward` gives GELU of the product; `approximate` is torch's, "none" or "tanh"."""
+        self._attr, self._algorithm = "gelu", approximate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], in x's dtype."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, self._attr, [], self._algorithm
+        )
         return out
 
 

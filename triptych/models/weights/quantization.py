@@ -1,7 +1,8 @@
 """int8 quantization of linear layers: 8-bit weights and a scale per output channel.
 
 `int8` holds the linear layers of both sides so, `int8-decoder` those of the decoder alone, which leaves the
-embeddings of items, and their keys in the store, as they are. Token embeddings, the head, convolutions and
+embeddings of items, and their keys in the store, as they are. `w8a8` and `w8a8-decoder` hold the same weights
+and round the layers' inputs to 8 bits, too (`w8a8_linear.py`). Token embeddings, the head, convolutions and
 norms keep their dtype.
 """
 
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-NONE, INT8, INT8_DECODER = "none", "int8", "int8-decoder"
-QUANTIZATIONS = (NONE, INT8, INT8_DECODER)
+NONE, INT8, INT8_DECODER, W8A8, W8A8_DECODER = "none", "int8", "int8-decoder", "w8a8", "w8a8-decoder"
+QUANTIZATIONS = (NONE, INT8, INT8_DECODER, W8A8, W8A8_DECODER)
 #: The head decides between tokens that are nearly alike, and is often the token embedding itself.
 _KEPT = frozenset({"lm_head"})
 #: Up to so many rows torch's own kernel for 8-bit weights is the faster one; it is slow in float32.
@@ -24,11 +25,16 @@ _CAST_BYTES = 1 << 20
 
 
 def encoder_is_quantized(quantization: str) -> bool:
-    return quantization == INT8
+    return quantization in (INT8, W8A8)
 
 
 def decoder_is_quantized(quantization: str) -> bool:
     return quantization != NONE
+
+
+def inputs_are_quantized(quantization: str) -> bool:
+    """Whether quantized layers round their inputs, too."""
+    return quantization in (W8A8, W8A8_DECODER)
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

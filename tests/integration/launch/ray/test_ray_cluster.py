@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from support.chaos.rest import assert_at_rest
 from support.data.oracle import MIN_DISTINCT, assert_exact
 from support.data.traffic import Case, ask_all, expected, mixed_cases
 from support.processes.cluster import Cluster, wait_for
 from support.processes.processes import lives, survivors
 from support.processes.ray_nodes import RayNodes, node_of, until_registered
+from support.ranks.groups import children
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 
@@ -82,6 +84,34 @@ async def test_deaths_of_services_actors_and_nodes_lose_no_request(nodes: RayNod
         await asyncio.to_thread(until_registered, cluster, "pd", 2)
         await asyncio.to_thread(until_registered, cluster, "encoder", 2)
         await _exact(cluster, model, seed=50)
+    finally:
+        assert cluster.stop() == 0
+    assert nodes.actors() == set()
+
+
+async def _without_a_rank(cluster: Cluster, model: Path, pool: str, seed: int) -> None:
+    """The other rank of the pool's worker is killed: nothing is lost, and both ranks start anew."""
+    leader = cluster.pid(f"{pool}-0")
+    (other,) = children(leader)
+    await _meanwhile(cluster, model, seed, lambda: os.kill(other, signal.SIGKILL))
+    await asyncio.to_thread(wait_for, f"another {pool} worker", lambda: cluster.pid(f"{pool}-0") != leader)
+    assert survivors([leader, other]) == [], "a rank outlives its worker"
+    await asyncio.to_thread(until_registered, cluster, pool, 1)
+    assert len(children(cluster.pid(f"{pool}-0"))) == 1
+
+
+async def test_a_rank_that_is_killed_is_restarted_and_loses_no_request(nodes: RayNodes, model, tmp_path):
+    words = ("--encoders", "1", "--pd-workers", "1", "--stall-timeout", "30")
+    ranks = ("--tensor-parallel", "2", "--encoder-data-parallel", "2")
+    cluster = nodes.start_cluster(model, tmp_path / "run", *words, *ranks)
+    try:
+        await _exact(cluster, model, seed=70)
+        await _without_a_rank(cluster, model, "pd", 71)
+        await _without_a_rank(cluster, model, "encoder", 73)
+        await _exact(cluster, model, seed=75)
+        assert cluster.total("pd", "triptych_pd_ranks") == 2
+        assert cluster.total("encoder", "triptych_encoder_ranks") == 2
+        await asyncio.to_thread(assert_at_rest, cluster)
     finally:
         assert cluster.stop() == 0
     assert nodes.actors() == set()

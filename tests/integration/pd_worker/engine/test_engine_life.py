@@ -13,7 +13,10 @@ import torch
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.engine_requests import CountingText
 from triptych.config import MIB
+from triptych.cpu.step_pacer import StepPacer
+from triptych.cpu.threads import use_threads_here
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
+from triptych.models.layers import before_each_layer
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished
@@ -327,3 +330,35 @@ def test_making_an_engine_leaves_no_openmp_threads_behind(checkpoint: Checkpoint
 def _os_threads() -> int:
     """Threads of this process that are not Python's."""
     return len(list(Path("/proc/self/task").iterdir())) - threading.active_count()
+
+
+class _Threads(StepPacer):
+    """Gives every layer another number of threads than the one before."""
+
+    def __init__(self) -> None:
+        self.layers = 0
+        self.rests = threading.Event()
+
+    def choose_threads(self) -> None:
+        self.layers += 1
+        use_threads_here(1 + self.layers % 2)
+
+    def rest(self) -> None:
+        self.rests.set()
+
+    def __enter__(self) -> None:
+        self.rests.clear()
+
+
+def test_the_answer_is_the_same_while_the_number_of_threads_changes_and_then_the_cores_are_free() -> None:
+    pacer, checkpoint = _Threads(), Checkpoint.open("qwen3_vl")
+    before_each_layer(checkpoint.decoder.module, pacer.choose_threads)
+    try:
+        with engine_cell(checkpoint, pacer=pacer) as cell:
+            prompts = [ONE, TWO, TEXT]
+            wanted = [reference(checkpoint.path, prompt, 8).token_ids for prompt in prompts]
+            assert cell.answer(prompts, 8) == wanted
+            assert pacer.rests.wait(30)
+    finally:
+        torch.set_num_threads(1)
+    assert pacer.layers > 16

@@ -63,11 +63,12 @@ def test_a_copy_that_loses_the_device_ends_the_engine(monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+    # Known beforehand: all are submitted at once, or each may end before the next, and none is preempted.
+    ids = [reference(checkpoint.path, prompt, TOKENS).prompt_token_ids for prompt in PROMPTS]
     with swapping_cell(checkpoint, 40, block_size=4, max_model_len=128) as cell:
         dead = threading.Event()
         cell.engine.beat.on_death(dead.set)
         monkeypatch.setattr(model_runner, "copy_blocks", fail)
-        for prompt in PROMPTS:
-            ids = reference(checkpoint.path, prompt, TOKENS).prompt_token_ids
-            cell.engine.submit(cell.request(prompt, ids, TOKENS))
+        for prompt, each in zip(PROMPTS, ids, strict=True):
+            cell.engine.submit(cell.request(prompt, each, TOKENS))
         assert dead.wait(30)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,16 @@ TEXT = Prompt("Say something about the weather, and then about the sea.")
 THREE = Prompt("Compare these three.", (CAT, DOG, TREE))
 TOKENS, BLOCK = 24, 4
 EARLY = "triptych_pd_overlap_tokens_total"
+
+
+@contextmanager
+def overlap_cell(family: str = "qwen3_vl", **flags: Any) -> Iterator[EngineCell]:
+    """An engine of small steps and blocks, which leaves nothing behind."""
+    torch.set_num_threads(1)
+    options = {"max_num_batched_tokens": 33, "block_size": BLOCK, **flags}
+    with engine_cell(Checkpoint.open(family), **options) as cell:
+        yield cell
+        cell.assert_at_rest()
 
 
 def pending(cell: EngineCell, prompt: Prompt) -> EngineRequest:
@@ -55,22 +68,17 @@ def exact(cell: EngineCell, request: EngineRequest, prompt: Prompt, *, cached: i
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
 def test_a_prompt_prefilled_up_to_each_missing_picture_in_turn_is_exact(family: str) -> None:
-    torch.set_num_threads(1)
-    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK}
-    with engine_cell(Checkpoint.open(family), **flags) as cell:
+    with overlap_cell(family) as cell:
         request = pending(cell, THREE)
         for index in range(3):
             prefilled_before(cell, request, index)
             comes(cell, request, index)
         exact(cell, request, THREE)
         assert cell.metric("triptych_pd_overlap_requests_total") == 1
-        cell.assert_at_rest()
 
 
 def test_a_picture_lost_in_the_gap_is_reported_and_its_return_is_exact() -> None:
-    torch.set_num_threads(1)
-    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK}
-    with engine_cell(Checkpoint.open("qwen3_vl"), **flags) as cell:
+    with overlap_cell() as cell:
         request = pending(cell, THREE)
         comes(cell, request, 0)
         prefilled_before(cell, request, 1)
@@ -80,13 +88,10 @@ def test_a_picture_lost_in_the_gap_is_reported_and_its_return_is_exact() -> None
         prefilled_before(cell, request, 2)
         comes(cell, request, 2)
         exact(cell, request, THREE)
-        cell.assert_at_rest()
 
 
 def test_an_attempt_cancelled_in_the_gap_leaves_nothing_but_a_prefix_for_the_next_one() -> None:
-    torch.set_num_threads(1)
-    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK}
-    with engine_cell(Checkpoint.open("qwen3_vl"), **flags) as cell:
+    with overlap_cell() as cell:
         first = pending(cell, THREE)
         comes(cell, first, 0)
         prefilled_before(cell, first, 1)
@@ -99,9 +104,7 @@ def test_an_attempt_cancelled_in_the_gap_leaves_nothing_but_a_prefix_for_the_nex
 
 
 def test_without_the_flag_nothing_is_prefilled_before_the_last_picture() -> None:
-    torch.set_num_threads(1)
-    flags = {"max_num_batched_tokens": 33, "block_size": BLOCK, "overlap_prefill": False}
-    with engine_cell(Checkpoint.open("qwen3_vl"), **flags) as cell:
+    with overlap_cell(overlap_prefill=False) as cell:
         request = pending(cell, THREE)
         for index in range(3):
             comes(cell, request, index)

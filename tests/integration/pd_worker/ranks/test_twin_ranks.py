@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,11 +40,19 @@ def checkpoint() -> Iterator[Checkpoint]:
 
 
 @contextmanager
-def twin_cell(checkpoint: Any, **flags: Any) -> Iterator[tuple[EngineCell, TwinRank]]:
+def twin_cell(
+    checkpoint: Any, cell_of: Callable[..., Any] = engine_cell, **flags: Any
+) -> Iterator[tuple[EngineCell, TwinRank]]:
+    """A cell that `cell_of` makes of the checkpoint, with a twin of its rank."""
     twin = TwinRank(checkpoint.decoder)
-    with engine_cell(checkpoint, ranks=twin, **flags) as cell:
+    with cell_of(checkpoint, ranks=twin, **flags) as cell:
         twin.leader = cell.engine.runner
         yield cell, twin
+
+
+def answered_as_expected(cell: EngineCell, checkpoint: Checkpoint) -> None:
+    assert cell.answer(PROMPTS, TOKENS) == expected(checkpoint)
+    cell.assert_at_rest()
 
 
 def expected(checkpoint: Checkpoint) -> list[list[int]]:
@@ -57,9 +65,8 @@ def test_chunks_images_and_prefix_hits_are_the_same_on_both(
 ) -> None:
     with twin_cell(checkpoint, block_size=8, **flags) as (cell, twin):
         for _ in range(2):
-            assert cell.answer(PROMPTS, TOKENS) == expected(checkpoint)
+            answered_as_expected(cell, checkpoint)
         assert twin.compared > 2 * TOKENS * len(PROMPTS)
-        cell.assert_at_rest()
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -68,10 +75,9 @@ def test_preempted_requests_are_the_same_on_both(checkpoint: Checkpoint, preempt
     block = 2 * geometry.num_layers * 4 * geometry.num_kv_heads * geometry.head_dim * 4
     flags = {"block_size": 4, "kv_memory": 40 * block, "max_model_len": 128, "preemption": preemption}
     with twin_cell(checkpoint, **flags) as (cell, twin):
-        assert cell.answer(PROMPTS, TOKENS) == expected(checkpoint)
+        answered_as_expected(cell, checkpoint)
         assert cell.metric("vllm:num_preemptions_total") > 0
         assert twin.compared > TOKENS * len(PROMPTS)
-        cell.assert_at_rest()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -90,13 +96,10 @@ def test_a_copy_that_fails_on_one_rank_has_failed_on_both(
         copy(source, target, copies)
 
     monkeypatch.setattr(model_runner, "copy_blocks", failing)
-    twin = TwinRank(checkpoint.decoder)
-    flags = {"block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
-    with swapping_cell(checkpoint, 40, ranks=twin, **flags) as cell:
-        twin.leader = cell.engine.runner
-        assert cell.answer(PROMPTS, TOKENS) == expected(checkpoint)
+    flags = {"blocks": 40, "block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
+    with twin_cell(checkpoint, swapping_cell, **flags) as (cell, _):
+        answered_as_expected(cell, checkpoint)
         assert counts[rank] >= turn
-        cell.assert_at_rest()
 
 
 def test_cross_tables_are_the_same_on_both() -> None:
@@ -104,9 +107,7 @@ def test_cross_tables_are_the_same_on_both() -> None:
     bart = EncDecCheckpoint.open(build_checkpoint("bart"))
     prompt = list(bart.decoder.prompt_defaults({}).token_ids)
     inputs, results = zip(*varied(bart, "bart", 4), strict=True)
-    twin = TwinRank(bart.decoder)
-    with swapping_cell(bart, 28, ranks=twin, block_size=4, max_model_len=80) as cell:
-        twin.leader = cell.engine.runner
+    with twin_cell(bart, swapping_cell, blocks=28, block_size=4, max_model_len=80) as (cell, _):
         answers = cell.finish([bart.request(cell, each, prompt, 64) for each in inputs])
         assert answers == [result.token_ids for result in results]
         assert cell.metric("vllm:num_preemptions_total") > 0

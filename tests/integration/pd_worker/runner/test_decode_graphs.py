@@ -168,7 +168,6 @@ def test_a_step_with_anything_but_known_tokens_of_known_sizes_has_no_graph(llava
     assert changed()
     assert not changed(prefills=[PrefillSpan(5, 9, 0, torch.tensor([1]))])
     assert not changed(merged=MergedEmbeds(torch.tensor([0]), torch.zeros(1, 4)))
-    assert not changed(view=object())
     assert not changed(decode_tables=torch.zeros(5, 81, dtype=torch.int64))
     assert not changed(token_ids=torch.zeros(9, dtype=torch.int64))
     encoder_decoder = DecodeSteps(decoder_of("t5"), EagerStatic())

@@ -25,6 +25,7 @@ from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.pd import link as pd_client
+from triptych.proxy.pd import wire
 from triptych.proxy.pd.link import PDLink
 from triptych.proxy.ports import ProcessEnd
 from triptych.rpc import channels as rpc
@@ -46,7 +47,12 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "_OPTIONS", options)
     monkeypatch.setattr(server, "MAX_REQUESTS", CALL_REQUESTS)
     monkeypatch.setattr(pd_client, "NAMED_AT_ONCE", CALL_REQUESTS // 4)
-    monkeypatch.setattr(pd_client, "deliver", lambda step, heard: heard.events.extend(step))
+    monkeypatch.setattr(pd_client, "deliver", _hear)
+
+
+def _hear(step: pd_pb2.StepEvents, heard: Heard) -> None:
+    wire._deliver_tokens(step.tokens, heard)  # type: ignore[arg-type]
+    heard.events.extend(step.events)
 
 
 @dataclass
@@ -54,12 +60,17 @@ class Heard:
     """Owner of the link: keeps what it reports, its events as they come."""
 
     events: list[pd_pb2.RequestEvent] = field(default_factory=list)
+    #: What came in lists.
+    listed: list[tuple[str, int, list[int], str]] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     streams: int = 0
     ends: list[ProcessEnd] = field(default_factory=list)
 
     def lost(self, request_id: str, attempt: int) -> None:
         self.losses.append(request_id)
+
+    def tokens(self, request_id: str, attempt: int, position: int, ids: list[int], text: str) -> None:
+        self.listed.append((request_id, position, ids, text))
 
     def attached(self, incarnation: str) -> None:
         self.streams += 1
@@ -196,6 +207,22 @@ async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
         assert sum(len(piece.logprobs) for piece in pieces) == count
         assert max(piece.ByteSize() for piece in pieces) < MESSAGE_LIMIT
         assert both.heard.events[-1].HasField("finished")
+
+
+async def test_new_output_comes_in_lists_and_again_after_a_break() -> None:
+    async with pair() as both:
+        for name in ("r1", "r2"):
+            both.open(name)
+            both.streams.deliver([RequestAdmitted(prompt_token_ids=(1,), placements=(), **names(name))])
+        await until(lambda: len(both.heard.ids("admitted")) == 2, "both admissions")
+        step = [NewTokens(position=0, token_ids=(at,), text=f"{at}", **names(f"r{at}")) for at in (1, 2)]
+        both.streams.deliver(step)
+        await until(lambda: len(both.heard.listed) == 2, "the tokens")
+        assert both.heard.listed == [("r1", 0, [1], "1"), ("r2", 0, [2], "2")]
+        assert not both.heard.ids("tokens")
+        both.break_stream()
+        await until(lambda: len(both.heard.ids("tokens")) == 2, "the tokens again")
+        assert [event.tokens.text for event in both.heard.events if event.HasField("tokens")] == ["1", "2"]
 
 
 async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces() -> None:

@@ -46,6 +46,15 @@ async def test_text_binds_to_the_newest_key_that_has_a_pd_worker(store: Embeddin
         await cluster.at_rest()
 
 
+async def test_a_worker_of_a_version_before_lists_of_tokens_is_read_too(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        for lists in (False, True):
+            cluster.pd_workers[0].step_tokens = lists
+            assert await cluster.stream(TEXT) == whole_text(8)
+        assert cluster.pd_workers[0].attaches[0].reads_step_tokens
+        await cluster.at_rest()
+
+
 async def test_a_request_keeps_its_key_and_resumes_at_a_worker_of_it_only(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         old, new, other = cluster.pd_workers[0], FakePD(), FakePD()

@@ -70,6 +70,7 @@ def test_every_test_named_in_the_table_exists() -> None:
         ({"tensor_parallel": 2}, ["tensor_parallel"]),
         ({"pipeline_parallel": 2, "speculative_model": "small"}, ["pipeline_parallel", "speculative"]),
         ({"quantization": "int8"}, ["int8"]),
+        ({"quantization": "w8a8-decoder"}, ["w8a8"]),
         ({"tensor_parallel": 2, "attention_backend": "flex"}, ["tensor_parallel", "flex_ranks", "flex"]),
         ({"kv_cache_dtype": "fp8"}, ["fp8_kv"]),
     ],

@@ -18,7 +18,7 @@ from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.identity import ModelIdentity, model_identity
-from triptych.models.registry import family_of, load_decoder, load_encoder
+from triptych.models.registry import family_of
 from triptych.types import ItemPlan
 
 CPU = torch.device("cpu")
@@ -30,11 +30,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def encoder(path: Path, dtype: torch.dtype = torch.float32) -> EncoderSide:
-    return load_encoder(path, device=CPU, dtype=dtype)
+    """As it is loaded, before layers are fused."""
+    return family_of(path).encoder.load(path, device=CPU, dtype=dtype)
 
 
 def decoder(path: Path, dtype: torch.dtype = torch.float32) -> DecoderSide:
-    return load_decoder(path, device=CPU, dtype=dtype, attn_implementation=NAME)
+    return family_of(path).decoder.load(path, device=CPU, dtype=dtype, attn_implementation=NAME)
 
 
 @pytest.mark.parametrize("variant", ["", "hub", "sharded"])

@@ -17,14 +17,28 @@ from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.parallel.layers import RowParallelLinear, TiedRows, VocabularyParallelHead
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.registry import family_of
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
+from triptych.models.weights.quantization import decoder_is_quantized
 
 ALL = [(family, "even" if family == "t5" else "") for family in (*FAMILIES, *ENCDEC_FAMILIES)]
 
 
 def share(path: Path, rank: int, size: int, quantization: str = "none") -> DecoderSide:
     return open_decoder(path, "float32", quantization, TensorParallel(rank, size))
+
+
+def loaded(path: Path, quantization: str, parallel: TensorParallel | None = None) -> DecoderSide:
+    """As it is loaded, before layers are fused."""
+    return family_of(path).decoder.load(
+        path,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        quantize=decoder_is_quantized(quantization),
+        parallel=parallel,
+    )
 
 
 def parameters(side: DecoderSide) -> dict[str, torch.Tensor]:
@@ -54,8 +68,8 @@ def test_the_ranks_parts_together_are_the_checkpoint(
     family: str, variant: str, size: int, quantization: str
 ) -> None:
     path = build_checkpoint(family, variant=variant)
-    whole = parameters(open_decoder(path, "float32", quantization))
-    ranks = [parameters(share(path, rank, size, quantization)) for rank in range(size)]
+    whole = parameters(loaded(path, quantization))
+    ranks = [parameters(loaded(path, quantization, TensorParallel(rank, size))) for rank in range(size)]
     assert all(rank.keys() == whole.keys() for rank in ranks)
     for name, tensor in whole.items():
         assert torch.equal(joined([rank[name] for rank in ranks], tensor), tensor), name
@@ -113,8 +127,9 @@ def test_shares_are_prepacked() -> None:
     plain = [name for name, part in side.module.named_modules() if type(part) is nn.Linear]
     packed = [part for part in side.module.modules() if isinstance(part, PrepackedLinear)]
     assert plain == []
-    assert len(packed) == 3 * 7 + 1
-    assert {part.out_features for part in packed} == {32, 16, 64, 384}
+    # Of each layer: q, k and v in one, what follows attention, gate and up in one, down.
+    assert len(packed) == 3 * 4 + 1
+    assert {part.out_features for part in packed} == {32 + 16 + 16, 64, 2 * 64, 384}
 
 
 def changed(path: Path, **text: int) -> Path:

@@ -24,7 +24,7 @@ from triptych.models.parallel.plan import (
     rules_of_transformers,
 )
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.models.registry import load_decoder
+from triptych.models.registry import family_of, load_decoder
 
 #: What the plans say of linear layers and tables of a bias, by the last part of the name.
 LLAMA = {
@@ -61,7 +61,10 @@ T5 = {
 
 def whole(family: str) -> DecoderSide:
     path = build_checkpoint(family)
-    return load_decoder(path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
+    # As it is divided: before layers are fused.
+    return family_of(path).decoder.load(
+        path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa"
+    )
 
 
 def plan_of(side: DecoderSide) -> ShardPlan:

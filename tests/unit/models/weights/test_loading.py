@@ -14,7 +14,7 @@ from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import Checkpoint
-from triptych.models.registry import family_of, load_decoder, load_encoder
+from triptych.models.registry import family_of, load_decoder
 from triptych.models.weights.loading import KeyMap
 
 CPU = torch.device("cpu")
@@ -22,11 +22,12 @@ VARIANTS = ("", "hub", "sharded", "hub+sharded", "tied", "tied+hub")
 
 
 def encoder(path: Path) -> EncoderSide:
-    return load_encoder(path, device=CPU, dtype=torch.float32)
+    """As it is loaded, before layers are fused."""
+    return family_of(path).encoder.load(path, device=CPU, dtype=torch.float32)
 
 
 def decoder(path: Path) -> DecoderSide:
-    return load_decoder(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")
+    return family_of(path).decoder.load(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")
 
 
 def change_tensors(path: Path, change: dict[str, torch.Tensor | None]) -> Path:

@@ -19,9 +19,18 @@ from triptych.models.identity import model_identity
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
-from triptych.models.weights.quantization import Int8Linear, quantize, replace_linears
+from triptych.models.weights.quantization import (
+    QUANTIZATIONS,
+    Int8Linear,
+    inputs_are_quantized,
+    quantize,
+    replace_linears,
+)
+from triptych.models.weights.w8a8_linear import is_exact
 
 CPU = torch.device("cpu")
+#: Those that this machine can compute.
+SERVED = [name for name in QUANTIZATIONS if is_exact() or not inputs_are_quantized(name)]
 
 
 def quantized_copy(linear: nn.Linear) -> Int8Linear:
@@ -135,22 +144,24 @@ def test_every_family_computes_with_the_rounded_weights(family: str) -> None:
 def test_keys_change_with_what_is_computed_otherwise(tmp_path: Path) -> None:
     path = build_checkpoint("bart", tmp_path / "model")
     identities = {
-        name: model_identity(path, dtype=torch.float32, quantization=name)
-        for name in ("none", "int8", "int8-decoder")
+        name: model_identity(path, dtype=torch.float32, quantization=name) for name in QUANTIZATIONS
     }
-    assert len({identity.model_key for identity in identities.values()}) == 3
+    assert len({identity.model_key for identity in identities.values()}) == len(QUANTIZATIONS)
     assert identities["none"] == model_identity(path, dtype=torch.float32)
     assert identities["int8-decoder"].namespace == identities["none"].namespace
-    assert identities["int8"].namespace != identities["none"].namespace
+    assert identities["w8a8-decoder"].namespace == identities["none"].namespace
+    towers = {identities[name].namespace for name in ("none", "int8", "w8a8")}
+    assert len(towers) == 3
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "bart", "t5", "whisper", "trocr"])
 def test_the_plan_before_loading_holds_what_both_sides_take(family: str) -> None:
     path = build_checkpoint(family)
     options = {"device": CPU, "dtype": torch.float32}
-    for quantization in ("none", "int8", "int8-decoder"):
+    for quantization in SERVED:
         encoder = load_encoder(path, **options, quantization=quantization)  # type: ignore[arg-type]
         decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=quantization)  # type: ignore[arg-type]
         held = max(parameter_bytes(encoder.module), parameter_bytes(decoder.module))
         assert held <= weight_bytes(path, "float32", quantization)
-    assert weight_bytes(path, "float32", "int8") < 0.8 * weight_bytes(path, "float32")
+    for quantization in ("int8", "w8a8"):
+        assert weight_bytes(path, "float32", quantization) < 0.8 * weight_bytes(path, "float32")

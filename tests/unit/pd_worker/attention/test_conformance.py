@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from support.engine import fake_flashinfer
 from support.engine.reference_attention import written_out
 from triptych.config import PDConfig
 from triptych.config.flags import flags_of
@@ -198,6 +199,12 @@ def padded(tables: list[list[int]]) -> torch.Tensor:
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the package, which needs CUDA."""
+    fake_flashinfer.install(monkeypatch)
 
 
 def test_the_flag_offers_every_backend() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.micro.queue_load import FullScheduler, item_key
+from benchmarks.micro.queue_load import FullScheduler, TextScheduler, item_key
 from support.hostile.operations import operations
+from triptych.pd_worker.core.waiting_requests import OrderedRequests
 
 #: The logarithm of the number of requests, and nothing more, may show.
 MOST_GROWTH = 1.5
@@ -42,3 +43,26 @@ def test_in_the_measured_step_all_requests_wait_and_text_runs(what: str) -> None
     full = SITUATIONS[what](256)
     assert full.scheduler.num_waiting == 256
     assert len(full.schedule().chunks) == full.scheduler.num_running == 8
+
+
+def test_a_step_of_text_costs_as_much_with_10_000_waiting_requests_as_with_16() -> None:
+    few, many = (operations(TextScheduler(8, waiting).step) for waiting in (16, 10_000))
+    assert many < MOST_GROWTH * few
+
+
+def test_a_step_looks_at_no_more_waiting_requests_than_it_could_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = TextScheduler(8, 100)
+
+    def all_of_them(queue: OrderedRequests) -> None:
+        raise AssertionError("a copy of a queue costs more the longer it is")
+
+    monkeypatch.setattr(OrderedRequests, "__iter__", all_of_them)
+    texts.step()
+    assert texts.scheduler.num_running == 8 and texts.scheduler.num_waiting == 100
+
+
+def test_a_request_more_that_runs_costs_a_step_as_much_as_the_one_before() -> None:
+    one, many, twice = (operations(TextScheduler(running, 0).step) for running in (1, 128, 256))
+    assert twice - many < MOST_GROWTH * (many - one)

@@ -4,8 +4,11 @@ import asyncio
 import threading
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from triptych.errors import InternalError
+from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import (
     ItemLoaded,
     ItemMissing,
@@ -14,6 +17,7 @@ from triptych.pd_worker.core.request_events import (
     RequestFinished,
 )
 from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, EventStreams
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 from triptych.types import FinishReason, PDTimings, Placement, Usage
 
@@ -31,10 +35,12 @@ class Clock:
 class Box:
     """Event streams with a clock of its own, and what it has cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: TokenTexts | None = None) -> None:
         self.clock = Clock()
         self.cancelled: list[tuple[list[str], str]] = []
-        self.streams = EventStreams(lambda ids, proxy: self.cancelled.append((list(ids), proxy)), self.clock)
+        self.streams = EventStreams(
+            lambda ids, proxy: self.cancelled.append((list(ids), proxy)), self.clock, texts
+        )
 
     def deliver(self, *events) -> None:
         self.streams.deliver(events)
@@ -371,3 +377,66 @@ async def test_events_that_cannot_be_sent_end_their_request_and_not_the_stream(b
     events = {event.request_id: event for event in (await stream.next()).events}
     assert events["r1"].finished.error.code == InternalError.code
     assert events["r2"].tokens.text == "b"
+
+
+async def test_new_output_of_many_requests_is_lists_for_a_proxy_that_reads_them(box):
+    stream = box.streams.attach("p1", [], step_tokens=True)
+    for name in ("r1", "r2"):
+        box.streams.open("p1", name, 1)
+    box.deliver(admitted(), tokens(0, 7, text="a"), admitted(request="r2"), tokens(0, 8, request="r2"))
+    assert kinds(await following(stream)) == [
+        ("r1", "admitted"),
+        ("r1", "tokens"),
+        ("r2", "admitted"),
+        ("r2", "tokens"),
+    ]
+    box.deliver(tokens(1, 9, text="ñ"), tokens(1, 6, 5, request="r2", text="b"))
+    box.deliver(tokens(2, 4, text="c"))
+    message = await asyncio.wait_for(stream.next(), 1)
+    lists = message.tokens
+    assert not message.events
+    assert list(lists.request_ids) == ["r1", "r2"]
+    assert list(lists.attempts) == [1, 1]
+    assert list(lists.positions) == [1, 1]
+    assert list(lists.texts) == ["ñc", "b"]
+    assert (list(lists.token_ids), list(lists.counts)) == ([9, 4, 6, 5], [2, 2])
+    box.deliver(tokens(3, 3), tokens(3, 2, request="r2"))
+    lists = (await asyncio.wait_for(stream.next(), 1)).tokens
+    assert (list(lists.token_ids), list(lists.counts)) == ([3, 2], [])
+
+
+async def test_an_end_stays_behind_its_tokens_and_a_loss_behind_the_lists(box):
+    stream = box.streams.attach("p1", [], step_tokens=True)
+    for name in ("r1", "r2"):
+        box.streams.open("p1", name, 1)
+        box.deliver(admitted(request=name), tokens(0, 7, request=name))
+    await following(stream)
+    box.deliver(tokens(1, 8), finished(), tokens(1, 8, request="r2"))
+    box.streams.shut_down()
+    message = await asyncio.wait_for(stream.next(), 1)
+    assert list(message.tokens.request_ids) == ["r2"]
+    assert kinds(message.events) == [("r1", "tokens"), ("r1", "finished"), ("r2", "lost")]
+
+
+async def test_log_probabilities_are_never_left_behind_by_lists():
+    box = Box(TokenTexts(Tokenizer(WordLevel({str(token): token for token in range(10)}))))
+    stream = box.streams.attach("p1", [], step_tokens=True)
+    box.streams.open("p1", "r1", 1)
+    box.deliver(admitted())
+    await following(stream)
+    raw = RawLogprobs((7, -0.5), ((7, -0.5),))
+    box.deliver(NewTokens(position=0, token_ids=(7,), text="a", logprobs=(raw,), **names()))
+    (event,) = await following(stream)
+    assert event.tokens.logprobs[0].chosen.token_id == 7
+
+
+async def test_a_text_that_is_no_unicode_ends_its_request_and_leaves_the_lists_whole(box):
+    stream = box.streams.attach("p1", [], step_tokens=True)
+    for name in ("r1", "r2"):
+        box.streams.open("p1", name, 1)
+        box.deliver(admitted(request=name))
+    await following(stream)
+    box.deliver(tokens(0, 7, text="\ud800"), tokens(0, 8, request="r2", text="well"))
+    message = await asyncio.wait_for(stream.next(), 1)
+    assert list(message.tokens.texts) == ["well"]
+    assert kinds(message.events) == [("r1", "finished")]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from support.engine.engine_cell import Checkpoint
-from triptych.config import CPU_SHARE, GIB, MIB, VIEW_SHARE, PDConfig
+from triptych.config import CPU_SHARE, GIB, MIB, PDConfig
 from triptych.errors import ConfigError
 from triptych.machine.device_memory import CpuMemory, memory_of
 from triptych.pd_worker.runner import memory_profile
@@ -24,7 +24,7 @@ from triptych.pd_worker.runner.memory_plan import (
 )
 
 NEEDS = WorkerNeeds(
-    held=8 * GIB, activations=2 * GIB, gathered=GIB, embeddings=GIB, swapped=0, view=0.0, block=MIB,
+    held=8 * GIB, activations=2 * GIB, gathered=GIB, embeddings=GIB, swapped=0, block=MIB,
     most=1000 * GIB,
 )  # fmt: skip
 
@@ -33,8 +33,6 @@ def test_keys_and_values_get_what_the_rest_leaves_in_whole_blocks() -> None:
     plan = plan_worker_memory(40 * GIB + 5, NEEDS)
     assert plan.kv_memory == 28 * GIB
     assert plan.rest == 5
-    viewed = plan_worker_memory(40 * GIB, replace(NEEDS, view=VIEW_SHARE))
-    assert viewed.kv_memory + viewed.view_memory <= 28 * GIB < viewed.kv_memory * (1 + VIEW_SHARE) + 2 * MIB
     assert "KV cache (--kv-memory)" in plan.table() and "28.0 GiB" in plan.table()
 
 
@@ -42,7 +40,7 @@ def test_keys_and_values_get_what_the_rest_leaves_in_whole_blocks() -> None:
 def test_no_plan_is_above_its_budget_or_above_what_requests_can_use(seed: int) -> None:
     draw = random.Random(seed)
     sizes = [draw.randrange(0, 5 * GIB) for _ in range(5)]
-    needs = WorkerNeeds(*sizes, view=draw.choice([0.0, VIEW_SHARE]), block=draw.randrange(1, MIB), most=GIB)
+    needs = WorkerNeeds(*sizes, block=draw.randrange(1, MIB), most=GIB)
     try:
         plan = plan_worker_memory(draw.randrange(0, 30 * GIB), needs, draw.choice([0, 0, GIB // 2]))
     except ConfigError:
@@ -140,12 +138,12 @@ def test_what_embeddings_get_is_in_the_plan_and_not_the_kv_caches(checkpoint: Ch
     plan = memory_profile.size_kv_memory(_config(**flags), checkpoint.decoder, memory)
     left = plan.budget - (plan.needs.fixed - plan.needs.embeddings)
     assert plan.needs.embeddings == left // 8 > LEAST_EMBEDDINGS
-    assert plan.needs.fixed + plan.kv_memory + plan.view_memory + plan.rest == plan.budget
+    assert plan.needs.fixed + plan.kv_memory + plan.rest == plan.budget
     assert 0 <= plan.rest < 2 * plan.needs.block
 
 
 def test_copies_of_embeddings_that_were_found_count_in_the_hosts_memory_of_an_accelerator() -> None:
-    needs = WorkerNeeds(0, 0, 0, 0, 0, 0.0, MIB, GIB, host=MIB, copies_on_host=True)
+    needs = WorkerNeeds(0, 0, 0, 0, 0, MIB, GIB, host=MIB, copies_on_host=True)
     assert needs.with_embeddings(3 * MIB).host == 4 * MIB
     assert replace(needs, copies_on_host=False).with_embeddings(3 * MIB).host == MIB
 
@@ -159,7 +157,7 @@ def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts(checkpoint: Check
 
 
 def test_what_decode_graphs_keep_is_in_the_plan_and_not_the_kv_caches(checkpoint: Checkpoint) -> None:
-    """On a CPU that is a spare block, their tables, and no view."""
+    """On a CPU that is a spare block and their tables."""
 
     def planned(mode: str) -> WorkerMemory:
         config = replace(_config(max_num_seqs=64), decode_graphs=mode)
@@ -167,7 +165,6 @@ def test_what_decode_graphs_keep_is_in_the_plan_and_not_the_kv_caches(checkpoint
 
     plain, plan = planned("off"), planned("static")
     assert plain.needs.graphs == 0 and plan.needs.graphs > plan.needs.block
-    assert plan.view_memory == 0 < plain.view_memory
     assert "decode graphs" in plan.table() and "decode graphs" not in plain.table()
     assert plan.needs.fixed + plan.kv_memory + plan.rest == plan.budget and plan.rest >= 0
 

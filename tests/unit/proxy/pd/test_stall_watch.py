@@ -51,6 +51,14 @@ def test_a_count_that_changes_and_an_event_are_progress():
         assert not watch.stalled(float(second))
 
 
+def test_tokens_in_lists_are_progress():
+    watch = StallWatch(LIMIT)
+    for second in range(20):
+        watch.observe(beat(7))
+        watch.observe(pd_pb2.StepEvents(tokens=pd_pb2.StepTokens(request_ids=["r"])))
+        assert not watch.stalled(float(second))
+
+
 def test_a_worker_that_moves_again_is_taken_back():
     watch = StallWatch(LIMIT)
     assert looks(watch, 6, beat(7))

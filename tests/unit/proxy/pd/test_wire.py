@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.pd.wire import deliver
 
@@ -15,11 +21,14 @@ class Events:
         self.with_logprobs = set(with_logprobs)
         self.calls: list[tuple[str, ...]] = []
         self.logprobs: dict[str, int] = {}
+        self.said: list[tuple[Any, ...]] = []
 
     def tokens(self, request_id: str, *args: Any) -> None:
         if request_id == "broken":
             raise ValueError("no such position")
-        self.logprobs[request_id] = len(args[-1])
+        if len(args) == 5:
+            self.logprobs[request_id] = len(args[-1])
+        self.said.append((request_id, *args))
         self.calls.append(("tokens", request_id))
 
     def lost(self, request_id: str, attempt: int, *, back_off: bool = False) -> None:
@@ -44,7 +53,7 @@ def ended(request_id: str, reason: str, code: str = "") -> pd_pb2.RequestEvent:
 
 
 def delivered(events: Events, *step: pd_pb2.RequestEvent) -> list[tuple[str, ...]]:
-    deliver(step, events)  # type: ignore[arg-type]
+    deliver(pd_pb2.StepEvents(events=step), events)  # type: ignore[arg-type]
     return events.calls
 
 
@@ -65,3 +74,38 @@ def test_an_end_without_an_answer_goes_on_elsewhere_unless_the_request_is_at_fau
 
 def test_an_answers_end_is_finished() -> None:
     assert delivered(Events(), ended("r", "stop")) == [("finished", "r")]
+
+
+def step_of(*entries: tuple[str, list[int], str]) -> pd_pb2.StepEvents:
+    message = StreamMessage()
+    for name, ids, text in entries:
+        message.add_tokens(name, 1, 5, array("I", ids), text)
+    found = message.to_proto(None)
+    assert found is not None
+    return pd_pb2.StepEvents.FromString(found.SerializeToString())
+
+
+ENTRY = st.tuples(st.text("rs", max_size=3), st.lists(st.integers(0, 2**32 - 1), max_size=3), st.text())
+
+
+@given(st.lists(ENTRY, min_size=1, max_size=8))
+def test_lists_say_what_each_request_has_put_out(entries: list[tuple[str, list[int], str]]) -> None:
+    events = Events()
+    deliver(step_of(*entries), events)  # type: ignore[arg-type]
+    assert events.said == [(name, 1, 5, ids, text) for name, ids, text in entries]
+
+
+def test_one_requests_tokens_that_make_no_sense_fail_it_alone() -> None:
+    events = Events()
+    deliver(step_of(("broken", [5], "a"), ("well", [6], "b")), events)  # type: ignore[arg-type]
+    assert events.calls == [("failed", "broken"), ("tokens", "well")]
+
+
+@pytest.mark.parametrize("field", ["request_ids", "attempts", "positions", "texts", "token_ids", "counts"])
+def test_lists_that_do_not_fit_together_are_delivered_to_nobody(field: str) -> None:
+    step = step_of(("r1", [5, 6], "a"), ("r2", [7], "b"))
+    getattr(step.tokens, field).pop()
+    events = Events()
+    with pytest.raises(ValueError):
+        deliver(step, events)  # type: ignore[arg-type]
+    assert events.calls == []

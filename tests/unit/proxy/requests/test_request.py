@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 
 from triptych.errors import InvalidRequest
-from triptych.proxy.admission import make_choices
+from triptych.proxy.admission import WHOLE_BATCH, make_choices
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Started, Timings
 from triptych.proxy.requests.request import Choices
 from triptych.types import FinishReason, SamplingParams, Usage
@@ -13,6 +14,11 @@ from triptych.types import FinishReason, SamplingParams, Usage
 
 def made(n: int) -> Choices:
     return make_choices(ChatCall("r", "m", (), SamplingParams(seed=7), 1.0, n=n), 1, 0.0)
+
+
+def whole() -> Choices:
+    call = ChatCall("r", "m", (), SamplingParams(seed=7), 1.0, whole=True)
+    return make_choices(call, 1, 0.0)
 
 
 def done(prompt: int, completion: int, cached: int) -> Done:
@@ -70,3 +76,39 @@ async def test_the_failure_of_one_choice_is_the_requests() -> None:
     with pytest.raises(InvalidRequest) as caught:
         await choices.output.drain()
     assert caught.value is error
+
+
+async def test_a_reply_in_one_piece_is_woken_by_a_batch_or_the_end_and_not_by_each_token() -> None:
+    output = whole().output
+    reader = asyncio.create_task(output.drain())
+    await asyncio.sleep(0)
+    for position in range(WHOLE_BATCH - 1):
+        output.put(Delta("a", [position]))
+    await asyncio.sleep(0)
+    assert not reader.done()
+    output.put(Delta("b", [9]))
+    assert len(await reader) == WHOLE_BATCH
+    reader = asyncio.create_task(output.drain())
+    await asyncio.sleep(0)
+    end = done(1, 65, 0)
+    output.put(end)
+    assert await reader == [end]
+
+
+async def test_a_failure_wakes_a_reply_in_one_piece_behind_its_tokens() -> None:
+    output = whole().output
+    reader = asyncio.create_task(output.drain())
+    await asyncio.sleep(0)
+    output.put(Delta("a", [1]))
+    output.fail(InvalidRequest("no"))
+    assert await reader == [Delta("a", [1])]
+    with pytest.raises(InvalidRequest):
+        await output.drain()
+
+
+async def test_a_streamed_replys_reader_is_woken_by_its_first_token() -> None:
+    output = made(1).output
+    reader = asyncio.create_task(output.drain())
+    await asyncio.sleep(0)
+    output.put(Delta("a", [1]))
+    assert await reader == [Delta("a", [1])]

@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from triptych.errors import Unavailable
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http import endpoint as http_endpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.proxy.requests.request import OutputQueue
 from triptych.types import FinishReason, Usage
 
 DONE = Done(FinishReason.STOP, Usage(3, 2), Timings())
@@ -97,3 +99,105 @@ async def test_a_client_that_takes_nothing_is_given_up_and_its_request_cancelled
     async with asyncio.timeout(30):
         await endpoint({"type": "http", "method": "POST", "headers": []}, receive, send)
     assert dispatcher.closed
+
+
+class Queued(OneAnswer):
+    """A dispatcher whose output a test puts into the queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = OutputQueue()
+
+    async def chat(self, call: object) -> AsyncIterator[list[Output]]:
+        try:
+            while True:
+                outputs = await self.output.drain()
+                yield outputs
+                if outputs[-1] is DONE:
+                    return
+        finally:
+            self.closed = True
+
+
+class Client:
+    """One client of a streamed chat: what it has been sent, and the answer's task. `fail_at`: the part that
+    meets a closed connection."""
+
+    def __init__(self, dispatcher: OneAnswer, fail_at: int = 1000) -> None:
+        self.parts: list[bytes] = []
+        self._fail_at = fail_at
+        self._body = [{"type": "http.request", "body": BODY % b""}]
+        endpoint = ChatEndpoint(dispatcher, max_images=1, max_body=1000, timeout=9.0)  # type: ignore[arg-type]
+        scope = {"type": "http", "method": "POST", "headers": []}
+        self.answer = asyncio.create_task(endpoint(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if self._body:
+            return self._body.pop()
+        await asyncio.Event().wait()
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            if len(self.parts) == self._fail_at:
+                raise ConnectionResetError
+            self.parts.append(message["body"])
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_token_leaves_without_waiting_for_a_timer_or_for_another_token() -> None:
+    dispatcher = Queued()
+    client = Client(dispatcher)
+    await turns()
+    dispatcher.output.put(Delta("a", [1]))
+    await turns(2)
+    assert len(client.parts) == 1
+    dispatcher.output.put(Delta("b", [2]))
+    await turns(2)
+    assert len(client.parts) == 2  # only further tokens of a burst are gathered
+    client.answer.cancel()
+
+
+async def test_tokens_that_come_together_are_one_write_with_a_chunk_each() -> None:
+    dispatcher = Queued()
+    client = Client(dispatcher)
+    await turns()
+    for text in "abc":
+        dispatcher.output.put(Delta(text, [1]))
+    dispatcher.output.put(DONE)
+    async with asyncio.timeout(30):
+        await client.answer
+    (part,) = client.parts
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks(part)] == ["", *"abc", None]
+
+
+async def test_a_client_that_closes_amid_its_stream_ends_its_request() -> None:
+    dispatcher = Queued()
+    client = Client(dispatcher, fail_at=1)
+    await turns()
+    dispatcher.output.put(Delta("a", [1]))
+    await turns()
+    dispatcher.output.put(Delta("b", [2]))
+    async with asyncio.timeout(30):
+        await client.answer
+    assert dispatcher.closed
+    assert len(client.parts) == 1
+
+
+async def test_an_error_amid_a_stream_is_an_event_behind_whole_chunks() -> None:
+    dispatcher = Queued()
+    client = Client(dispatcher)
+    await turns()
+    dispatcher.output.put(Delta("a", [1]))
+    dispatcher.output.put(Delta("b", [2]))
+    dispatcher.output.fail(Unavailable("the worker has gone"))
+    async with asyncio.timeout(30):
+        await client.answer
+    sent = b"".join(client.parts)
+    assert sent.endswith(b"data: [DONE]\n\n")
+    *told, error = chunks(sent)
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in told] == ["", "a", "b"]
+    assert error["error"]["message"] == "the worker has gone"
