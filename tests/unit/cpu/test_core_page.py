@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.cpu import core_page
 from triptych.cpu.core_page import SLOTS, CorePage, crowded
 from triptych.errors import ConfigError
 from triptych.machine.resources import usable_cpus
@@ -22,17 +23,30 @@ def test_cores_are_lacking_when_more_threads_compute_than_there_are(others, own,
 def test_a_worker_sees_others_while_they_compute_and_never_itself(tmp_path):
     path = str(tmp_path / "cores")
     decoder, tower = CorePage(path, 0, 1), CorePage(path, 1, CORES)
-    decoder.set_computing(True)
+    decoder.begin()
     assert decoder.alone and not tower.alone
-    tower.set_computing(True)
+    tower.begin()
     assert not decoder.alone and decoder.crowded
-    tower.set_computing(False)
+    tower.end()
     assert decoder.alone and not decoder.crowded
+
+
+def test_a_tower_takes_the_cores_that_nobody_uses_and_gives_them_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 4)
+    path = str(tmp_path / "cores")
+    tower, decoder = CorePage(path, 1, 2, most=4), CorePage(path, 2, 2, most=4)
+    assert tower.begin() == 4
+    assert decoder.begin() == 2
+    assert tower.begin() == 2 and decoder.begin() == 2
+    tower.end()
+    assert decoder.begin() == 4
+    decoder.end()
+    assert tower.alone and not tower.crowded
 
 
 def test_a_worker_started_again_takes_back_what_its_killed_forerunner_left(tmp_path):
     path = str(tmp_path / "cores")
-    CorePage(path, 0, CORES).set_computing(True)
+    CorePage(path, 0, CORES).begin()
     CorePage(path, 0, CORES)
     assert CorePage(path, 1, CORES).alone
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from triptych.cpu import core_page
 from triptych.cpu import step_pacer as module
 from triptych.cpu.affinity import OwnCore
 from triptych.cpu.core_page import CorePage
@@ -37,6 +38,7 @@ def test_steps_are_kept_apart_while_a_tower_lacks_cores_and_no_longer(path):
         thread.start()
         thread.join(0.05)
         assert thread.is_alive()
+    tower.rest()
     thread.join(30)
     assert not thread.is_alive()
 
@@ -65,6 +67,53 @@ def test_without_a_page_every_step_begins_at_once():
     pacer.close()
 
 
+def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    given: list[int] = []
+    tower = SharedCores(CorePage(path, 1, 1, most=2), set_threads=given.append)
+    decoder = step_pacer(path, 0, 1)
+    with tower:
+        tower.choose_threads()
+        with decoder:
+            tower.choose_threads()
+            tower.choose_threads()
+        # Between two steps the decoder needs its core still.
+        tower.choose_threads()
+        decoder.rest()
+        tower.choose_threads()
+    assert given == [2, 1, 2]
+
+
+def test_a_decoder_steps_on_one_core_beside_a_tower_and_on_both_alone(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    given: list[int] = []
+    decoder = SharedCores(CorePage(path, 0, 1, most=2), set_threads=given.append)
+    tower = step_pacer(path, 1, 1)
+    with tower, decoder:
+        pass
+    with decoder:
+        decoder.choose_threads()
+        tower.rest()
+        decoder.choose_threads()
+    assert given == [1, 2]
+
+
+def test_a_worker_with_a_number_of_threads_of_its_own_keeps_it(path, monkeypatch):
+    monkeypatch.setattr(module, "use_threads_here", lambda count: pytest.fail("the number changes"))
+    with step_pacer(path, 0, 2, most=2):
+        pass
+
+
+def test_a_worker_that_rests_or_ends_is_seen_no_more(path):
+    other, worker = CorePage(path, 1, 1), step_pacer(path, 0, 1)
+    for end in (worker.rest, worker.close):
+        with worker:
+            pass
+        assert not other.alone
+        end()
+        assert other.alone
+
+
 class _Core(OwnCore):
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -83,8 +132,10 @@ def test_a_decoder_keeps_to_its_core_until_a_tower_computes(path):
     core = _Core()
     decoder = SharedCores(CorePage(path, 0, 1), core=core)
     decoder.wait()
-    with step_pacer(path, 1, 1):
+    tower = step_pacer(path, 1, 1)
+    with tower:
         decoder.wait()
+    tower.rest()
     decoder.wait()
     decoder.close()
     assert core.calls == ["pin", "unpin", "pin", "release"]

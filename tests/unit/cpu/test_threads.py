@@ -17,6 +17,7 @@ from triptych.cpu.threads import (
     decoder_threads,
     in_short_lived_thread,
     thread_environment,
+    threads_beside,
     threads_of_rank,
     tower_threads,
     use_threads,
@@ -68,6 +69,26 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
     assert chosen == share_cores(ServeConfig(), 4)
     page = CorePage(str(tmp_path / "cores"), 0, 4)
     assert page._cores == 4
+
+
+@pytest.mark.parametrize(
+    ("others", "least", "most", "cores", "threads"),
+    [
+        (0, 1, 2, 2, 2),
+        (1, 1, 2, 2, 1),
+        (2, 1, 2, 2, 1),
+        (5, 1, 2, 2, 1),
+        # A quota, or a worker pinned to fewer cores than its bound.
+        (0, 1, 64, 4, 4),
+        (3, 2, 8, 8, 5),
+        (7, 2, 8, 8, 2),
+        # What the user says: a bound from both sides.
+        (0, 3, 3, 8, 3),
+        (8, 3, 3, 8, 3),
+    ],
+)
+def test_a_worker_takes_the_cores_that_others_leave_within_its_bounds(others, least, most, cores, threads):
+    assert threads_beside(others, least, most, cores) == threads
 
 
 def test_torch_gets_both_thread_counts_and_may_get_them_twice():

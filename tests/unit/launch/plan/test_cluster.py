@@ -65,6 +65,7 @@ def test_paced_workers_have_a_slot_each_in_one_core_page(tmp_path):
     workers = _planned(tmp_path, "--cpu-sharing", "pace", *words)
     assert [workers[f"encoder-{index}"]["threads"] for index in (0, 1)] == [2, 2]
     assert workers["pd-0"]["threads"] == 1
+    assert not any(flags["spare_cores"] for flags in workers.values()), "what the user says counts"
     assert {name: flags["core_slot"] for name, flags in workers.items()} == {
         "pd-0": 0,
         "encoder-0": 1,
@@ -78,6 +79,7 @@ def test_without_a_word_towers_take_every_core_and_decode_steps_are_paced(tmp_pa
     assert list(workers) == ["pd-0", "encoder-0", "encoder-1"]
     towers = [workers["encoder-0"], workers["encoder-1"]]
     assert [flags["threads"] for flags in towers] == [1, 1]
+    assert all(flags["spare_cores"] for flags in workers.values())
     assert workers["pd-0"]["step_interval"] > 0 and workers["pd-0"]["keep_core"]
     assert {flags["core_page"] for flags in workers.values()} == {str(tmp_path / "cores")}
     alone = _planned(tmp_path, "--cpu-sharing", "free")
