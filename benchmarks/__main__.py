@@ -1,4 +1,7 @@
-"""`python -m benchmarks` lists the benchmarks, `python -m benchmarks NAME [ARGUMENTS]` runs one."""
+"""`python -m benchmarks` shows the targets and how far they are reached; with a name it runs a benchmark.
+
+`python -m benchmarks list` names the benchmarks, `python -m benchmarks NAME [ARGUMENTS]` runs one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import ast
 import sys
 from importlib import import_module
 from pathlib import Path
+
+from benchmarks import targets
 
 _FOLDER = Path(__file__).parent
 
@@ -30,6 +35,9 @@ def summary(name: str) -> str:
 
 def main(arguments: list[str]) -> int:
     if not arguments:
+        sys.stdout.write(targets.table(targets.read()))
+        return 0
+    if arguments[0] == "list":
         for name in names():
             sys.stdout.write(f"{name:20} {summary(name)}\n")
         return 0

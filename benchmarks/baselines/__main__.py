@@ -2,7 +2,7 @@
 
     python -m benchmarks baselines FILE.toml --results DIR [--only 'fixed.mix.*'] [--minutes N]
 
-DIR gets a JSON file per cell; `python -m benchmarks baselines_report DIR` makes the report of them.
+DIR gets a JSON file per cell; `python -m benchmarks.baselines.report DIR` makes the report of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report on the baselines, made of the cells that `python -m benchmarks baselines` has measured.
 
-    python -m benchmarks baselines_report DIR [DIR …] [--write]
+    python -m benchmarks.baselines.report DIR [DIR …] [--write]
 
 Without --write it goes to standard output; with it, to baselines.md in benchmarks/results, with pictures.
 """
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     paths = [path for results in matrices for path in save_charts(results, options.to)]
     text = report(
-        matrices, [path.name for path in paths], "python -m benchmarks baselines_report DIR --write"
+        matrices, [path.name for path in paths], "python -m benchmarks.baselines.report DIR --write"
     )
     target = options.to / "baselines.md"
     target.write_text(text)

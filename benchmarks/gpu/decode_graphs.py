@@ -6,7 +6,7 @@
 
 One engine per mode, over the same weights. Start: seconds to build the engine, with its captures. Memory:
 what building it has taken of the device. Step: milliseconds of a decode step, the median over rounds in turn.
-On a CPU `off` reads the view of decoding sequences and `static` gathers blocks: no gain, but a check.
+On a CPU `off` attends in runs of blocks and `static` gathers them: no gain, but a check.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-import transformers
 
-from benchmarks.gpu.engine import BATCHES, device_name, prompts_of
+from benchmarks.gpu.device_limits import DeviceLimits, add_limit_flags, limits_of
+from benchmarks.gpu.engine import BATCHES, prompts_of
+from benchmarks.gpu.page import page, table
+from benchmarks.gpu.roofline import DecoderSize, decoder_size
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, synchronize
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import GIB, MIB
@@ -35,8 +36,8 @@ def memory_in_use(device: str) -> int:
     return 0 if device == "cpu" else torch.cuda.memory_reserved(device)
 
 
-def build(arguments: argparse.Namespace) -> tuple[dict[str, Engine], list[str]]:
-    """An engine per mode, and the rows of what building it took."""
+def build(arguments: argparse.Namespace) -> tuple[dict[str, Engine], DecoderSize, list[str]]:
+    """An engine per mode, their decoder's size, and the rows of what building each took."""
     device = arguments.device
     decoder = load_decoder(
         arguments.model, device=torch.device(device), dtype=getattr(torch, arguments.dtype),
@@ -53,11 +54,13 @@ def build(arguments: argparse.Namespace) -> tuple[dict[str, Engine], list[str]]:
         )  # fmt: skip
         synchronize(device)
         seconds, taken = time.perf_counter() - start, memory_in_use(device) - before
-        rows.append(f"| engine with {mode} | {seconds:.2f} s | {taken / MIB:.0f} MiB, KV cache included |")
-    return engines, rows
+        rows.append(f"| engine with {mode} | {seconds:.2f} s | {taken / MIB:.0f} MiB, KV cache included | |")
+    return engines, decoder_size(decoder), rows
 
 
-def step_rows(engines: dict[str, Engine], arguments: argparse.Namespace) -> list[str]:
+def step_rows(
+    engines: dict[str, Engine], size: DecoderSize, arguments: argparse.Namespace, limits: DeviceLimits
+) -> list[str]:
     rows = []
     for batch in BATCHES:
         times: dict[str, list[float]] = {mode: [] for mode in engines}
@@ -68,29 +71,24 @@ def step_rows(engines: dict[str, Engine], arguments: argparse.Namespace) -> list
                 speed = engine_round(engine, requests, arguments.device).tokens_per_second
                 times[mode].append(batch / speed * 1e3)
         eager, graph = (statistics.median(values[1:]) for values in times.values())
+        # The steps' mean context.
+        share = size.decode(batch, arguments.prompt + arguments.tokens / 2).ratio(graph / 1e3, limits)
         rows.append(
-            f"| step, batch {batch} | {eager:.2f} ms without, {graph:.2f} ms with | {graph / eager:.2f} |"
+            f"| step, batch {batch} | {eager:.2f} ms without, {graph:.2f} ms with | {graph / eager:.2f} "
+            f"| {share} |"
         )
     return rows
 
 
-def report(rows: list[str], arguments: argparse.Namespace) -> str:
+def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
     command = (
         f"python -m benchmarks.gpu.decode_graphs {arguments.title} --device {arguments.device} "
         f"--mode {arguments.mode} --dtype {arguments.dtype} --prompt {arguments.prompt} "
         f"--tokens {arguments.tokens} --repeats {arguments.repeats}"
     )
-    head = [
-        "# Decode graphs",
-        "",
-        f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, transformers {transformers.__version__}; "
-        "medians of interleaved rounds.",
-        "",
-        "| what | time | memory or ratio |",
-        "|---|---|---|",
-    ]
-    return "\n".join([*head, *rows, ""])
+    head = table("what", "time", "memory or ratio", "share of the limit with")
+    body = [limits.said(), "", *head, *rows]
+    return page("Decode graphs", command, arguments.device, "medians of interleaved rounds", body)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -106,10 +104,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kv-gib", type=int, default=16)
+    add_limit_flags(parser)
     add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
-    engines, rows = build(arguments)
-    text = report([*rows, *step_rows(engines, arguments)], arguments)
+    limits = limits_of(arguments)
+    engines, size, rows = build(arguments)
+    text = report([*rows, *step_rows(engines, size, arguments, limits)], arguments, limits)
     publish(text, RESULT, write=arguments.write)
 
 

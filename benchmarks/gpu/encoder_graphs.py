@@ -15,16 +15,15 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from PIL import Image
 
-from benchmarks.gpu.engine import device_name, median_seconds
+from benchmarks.gpu.engine import median_seconds
+from benchmarks.gpu.page import page, table
 from benchmarks.micro.engine_decode import synchronize
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import format_size
@@ -152,25 +151,16 @@ def report(subject: Subject, arguments: argparse.Namespace) -> str:
         f"--repeats {arguments.repeats}" + (f" --budgets {arguments.budgets}" if arguments.budgets else "")
     )
     mode = subject.captures.mode
-    lines = [
-        "# Encoder graphs",
-        "",
-        f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, transformers {transformers.__version__}; "
-        f"graphs: {mode}; medians.",
-        "",
+    body = [
         f"Buffers of all budgets: {format_size(subject.manager.nbytes)}.",
         "",
-        "| budget (rows) | capture | memory |",
-        "|---|---|---|",
+        *table("budget (rows)", "capture", "memory"),
         *capture_rows(subject),
         "",
-        "| items | rows | ordinary call | graphs | gain | largest difference |",
-        "|---|---|---|---|---|---|",
+        *table("items", "rows", "ordinary call", "graphs", "gain", "largest difference"),
         *speed_rows(subject, arguments.repeats),
-        "",
     ]
-    return "\n".join(lines)
+    return page("Encoder graphs", command, arguments.device, f"graphs: {mode}; medians", body)
 
 
 def main(argv: list[str] | None = None) -> None:

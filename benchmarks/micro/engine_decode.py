@@ -32,6 +32,7 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.attention.flashinfer_paged import check_flashinfer
 from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
@@ -78,6 +79,8 @@ def make_engine(
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
     if config.attention_backend == "flex":
         prepare(path, decoder, config.block_size)
+    if config.attention_backend == "flashinfer":
+        check_flashinfer(decoder)
     return build_engine(
         config,
         decoder,
@@ -135,17 +138,18 @@ def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "c
         scheduler.check(request)
         scheduler.add(request, now)
     while not all(request.output_token_ids for request in requests):
-        _step(engine)
+        engine_step(engine)
     synchronize(device)
     before = sum(len(request.output_token_ids) for request in requests)
     clock = StepTimer()
     while scheduler.num_running or scheduler.num_waiting:
-        _step(engine)
+        engine_step(engine)
     synchronize(device)
     return clock.speed(sum(len(request.output_token_ids) for request in requests) - before)
 
 
-def _step(engine: Engine) -> None:
+def engine_step(engine: Engine) -> None:
+    """Schedules, computes, and takes the tokens."""
     output = engine.scheduler.schedule(0.0)
     engine.scheduler.update(output, engine.runner.execute(output), 0.0)
 
@@ -241,17 +245,23 @@ def report(results: dict[int, tuple[DecodeSpeed, DecodeSpeed, int]], arguments: 
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
+def engine_parser(description: str | None, page: Path) -> argparse.ArgumentParser:
+    """Options of the benchmarks of an engine over a checkpoint, `main()` of which writes `page`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
+    parser.add_argument("--threads", type=int, default=1)
+    add_write_flag(parser, page)
+    return parser
+
+
+def main() -> None:
+    parser = engine_parser(__doc__, RESULT)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    add_write_flag(parser, RESULT)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     text = report(measure(arguments.model, arguments.prompt, arguments.tokens, arguments.rounds), arguments)

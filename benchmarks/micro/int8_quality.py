@@ -1,9 +1,9 @@
-"""What weights in 8 bits cost: logits against those in fp32 for every family, and the demo model's answers.
+"""What 8 bits cost: logits against those in fp32 for every family, and the demo model's answers.
 
     python -m benchmarks int8_quality [--items 8] [--tokens 48] [--answers 360] [--write]
 
-Per family, on the tests' tiny random checkpoint: both sides are loaded in fp32, with `int8-decoder` and with
-`int8`. The fp32 model's own greedy tokens over its own encoder rows are put through the other two, whole
+Per family, on the tests' tiny random checkpoint: both sides are loaded in fp32, and with every value of
+--quantization. The fp32 model's own greedy tokens over its own encoder rows are put through the others, whole
 sequences at once, and every position's logits are compared. A random model's candidates lie close together:
 of a trained one more best tokens agree, which the demo model's lines show. `--answers` 0 leaves the demo out;
 else its held-out questions are asked through `triptych serve`. One layer is timed, too.
@@ -38,6 +38,7 @@ from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
 from triptych.models.weights.quantization import QUANTIZATIONS, Int8Linear, quantize
+from triptych.models.weights.w8a8_linear import W8A8Linear
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = RESULTS / "int8_quality.md"
@@ -59,6 +60,17 @@ class Difference:
     agree: float
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """CPU ms of one layer: prepacked, with int8 weights, and with int8 activations, too."""
+
+    dtype: str
+    rows: int
+    plain: float
+    int8: float
+    w8a8: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,7 +88,7 @@ def main() -> None:
 
 
 def compare(family: str, items: int, tokens: int) -> list[Difference]:
-    """Both ways of 8 bits against fp32, over `items` greedy outputs of `tokens` tokens."""
+    """All ways of 8 bits against fp32, over `items` greedy outputs of `tokens` tokens."""
     from support.data.checkpoints import build_checkpoint
     from support.encdec.reference import NAME as CROSS
     from support.engine.reference_attention import NAME as PLAIN
@@ -177,8 +189,8 @@ def demo(quantization: str, answers: int) -> float:
     return sum(mark.said == mark.case.truth for mark in marks) / len(marks)
 
 
-def speeds() -> list[tuple[str, int, float, float]]:
-    """(dtype, rows, CPU ms as served else, CPU ms in 8 bits) of one layer on one thread, medians in turns."""
+def speeds() -> list[Speed]:
+    """One layer on one thread, medians in turns."""
     torch.set_num_threads(1)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -186,29 +198,30 @@ def speeds() -> list[tuple[str, int, float, float]]:
         plain, small = PrepackedLinear(linear), Int8Linear(linear)
         weight, scale = quantize(linear.weight)
         small.load_state_dict({"weight": weight, "scale": scale}, strict=False, assign=True)
+        layers = (plain, small, W8A8Linear(small))
         for rows in (1, 4, 16, 256):
             x = torch.randn(rows, LAYER[0]).to(dtype)
-            taken: dict[Any, list[float]] = {plain: [], small: []}
+            taken: dict[Any, list[float]] = {layer: [] for layer in layers}
             for layer, times in [*taken.items()] * 11:
                 began = time.process_time()
                 for _ in range(max(1, 16 // rows)):
                     layer(x)
                 times.append((time.process_time() - began) * 1e3 / max(1, 16 // rows))
-            name = str(dtype).removeprefix("torch.")
-            found.append((name, rows, statistics.median(taken[plain]), statistics.median(taken[small])))
+            medians = (statistics.median(taken[layer]) for layer in layers)
+            found.append(Speed(str(dtype).removeprefix("torch."), rows, *medians))
     return found
 
 
 def report(
     lines: list[Difference],
     right: dict[str, float],
-    times: list[tuple[str, int, float, float]],
+    times: list[Speed],
     options: argparse.Namespace,
 ) -> str:
     """The results as the committed page has them."""
     command = " ".join(f"--{name} {getattr(options, name)}" for name in ("items", "tokens", "answers"))
     page = [
-        "# Weights in 8 bits",
+        "# Weights and activations in 8 bits",
         "",
         f"Command: `python -m benchmarks int8_quality {command} --write`",
         f"Date: {datetime.date.today()}. Commit: {commit()}. {os.cpu_count()} cores ({platform.machine()}), "
@@ -244,9 +257,13 @@ def report(
         + " ".join(f"{value:.1f}" for value in os.getloadavg())
         + ".",
         "",
-        "| dtype | rows | prepacked, CPU ms | in 8 bits, CPU ms |",
-        "| --- | --- | --- | --- |",
-        *(f"| {dtype} | {rows} | {plain:.2f} | {small:.2f} |" for dtype, rows, plain, small in times),
+        "| dtype | rows | prepacked, CPU ms | int8, CPU ms | w8a8, CPU ms | prepacked by w8a8 |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {speed.dtype} | {speed.rows} | {speed.plain:.2f} | {speed.int8:.2f} | {speed.w8a8:.2f} "
+            f"| {speed.plain / speed.w8a8:.2f} |"
+            for speed in times
+        ),
     ]
     return "\n".join(page) + "\n"
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.micro.queue_load import QUEUED, WAITING
+from benchmarks.micro.queue_load import QUEUED, RUNNING, WAITING, WAITING_TEXTS
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.report.machine import describe, load_average
 
@@ -29,6 +29,17 @@ _ROWS = {
     "items": "`schedule()`, requests of 16 items that wait for embeddings: {}",
     "room": "`schedule()`, requests of 16 items that wait for room: {}",
     "slots": "`schedule()`, requests of 16 items that wait for a slot: {}",
+    "running": "a step but for the model, decoding requests: {}",
+    "texts": "a step but for the model, 8 decoding requests, waiting ones: {}",
+}
+_COUNTS = {
+    "item": QUEUED,
+    "request": QUEUED,
+    "items": WAITING,
+    "room": WAITING,
+    "slots": WAITING,
+    "running": RUNNING,
+    "texts": WAITING_TEXTS,
 }
 
 
@@ -73,9 +84,8 @@ def report(before: Costs | None, after: Costs, former: str, repeats: int, load_b
     ]
     heads = ("what", "ms") if before is None else ("what", f"before ({former})", "after")
     lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    counts = {name: QUEUED if name in ("item", "request") else WAITING for name in _ROWS}
     for name, text in _ROWS.items():
-        for count in counts[name]:
+        for count in _COUNTS[name]:
             key = f"{name} {count}"
             figures = [f"{costs[key]:.3f}" for costs in (before, after) if costs is not None]
             lines.append(f"| {' | '.join((text.format(count), *figures))} |")

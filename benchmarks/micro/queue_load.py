@@ -34,6 +34,9 @@ SEQUENCES = 8
 
 QUEUED = (16, 256, 4096)
 WAITING = (16, 256)
+#: Running text requests, none of which waits, and waiting ones beside `SEQUENCES` that run.
+RUNNING = (1, 16, 64, 256)
+WAITING_TEXTS = (1, 100, 1000, 10_000)
 
 
 class FullTable:
@@ -173,6 +176,29 @@ class FullScheduler:
         self.scheduler.update(output, ModelRunnerOutput(sampled=sampled, ec_connector_output=moved), 0.0)
 
 
+class TextScheduler:
+    """A PD scheduler with `running` decoding requests of text, and `waiting` ones for which there is no slot.
+
+    `step` is all that the engine's thread does in a step but the model and the metrics.
+    """
+
+    def __init__(self, running: int, waiting: int) -> None:
+        self.connector = MemoryConnectorScheduler(ECTransferConfig(connector="memory"))
+        items = ItemTracker(EncoderCache(1), Admission(1), self.connector)
+        limits = SchedulerLimits(running, 4096, 1 << 20)
+        self.scheduler = Scheduler(limits, KVCacheManager(1 << 15, 16), items)
+        for index in range(running + waiting):
+            self.scheduler.add(_request(f"text-{index}", float(index), ()), 0.0)
+        for _ in range(4):
+            self.step()
+
+    def step(self) -> None:
+        output = self.scheduler.schedule(0.0)
+        sampled = [7 for chunk in output.chunks if chunk.samples]
+        self.scheduler.update(output, ModelRunnerOutput(sampled=sampled), 0.0)
+        self.scheduler.collect_stats()
+
+
 def _request(name: str, arrival: float, keys: Sequence[str], *, stored: bool = False) -> EngineRequest:
     prompt = [1] * (1 + ROWS * len(keys) + 1)
     features = tuple(
@@ -209,7 +235,15 @@ def measure() -> dict[str, float]:
             ("slots", FullScheduler(requests, stored=True)),
         ):
             found[f"{name} {requests}"] = _schedule_milliseconds(full, 16)
+    for running in RUNNING:
+        found[f"running {running}"] = _median_milliseconds(TextScheduler(running, 0).step)
+    for waiting in WAITING_TEXTS:
+        found[f"texts {waiting}"] = _median_milliseconds(TextScheduler(SEQUENCES, waiting).step)
     return found
+
+
+def _median_milliseconds(work: Callable[[], None], times: int = 64) -> float:
+    return statistics.median(_milliseconds(work, 1) for _ in range(times))
 
 
 def _milliseconds(work: Callable[[], None], times: int) -> float:

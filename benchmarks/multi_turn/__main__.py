@@ -21,13 +21,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.scaling.timeline import scrape
 from triptych.config import WorkerCounts
 from triptych.ec_connector.store import keys
 from triptych.goodput.launch import Launched, launched
@@ -69,15 +70,22 @@ def second_proxy(cluster: Launched) -> Iterator[str]:
     process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not _ready(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the second proxy does not answer")
-            time.sleep(0.2)
+        wait_for("the second proxy to answer", lambda: _ready(url) or process.poll() is not None)
+        if process.poll() is not None:
+            raise SystemExit(f"the second proxy ended with {process.returncode}")
         yield url
     finally:
         process.terminate()
         process.wait(60)
+
+
+def wait_for(what: str, holds: Callable[[], bool]) -> None:
+    """Returns once `holds()`; SystemExit that names `what` after PATIENCE seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {PATIENCE:.0f} s for {what}")
+        time.sleep(0.02)
 
 
 def _ready(url: str) -> bool:
@@ -90,11 +98,13 @@ def _ready(url: str) -> bool:
 
 def jobs_of(url: str) -> int:
     """Encoder jobs that the proxy has made."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
-        lines = reply.read().decode().splitlines()
-    return sum(
-        int(float(line.split()[1])) for line in lines if line.startswith("triptych_encoder_jobs_total")
-    )
+    return int(scrape(f"{url}/metrics").get("triptych_encoder_jobs_total", 0))
+
+
+def idle(pages: Sequence[str]) -> bool:
+    """Whether no job is open and no embedding is being saved, by the workers' /metrics pages."""
+    gauges = ("triptych_encoder_jobs", "triptych_encoder_inflight")
+    return not any(samples.get(name) for samples in map(scrape, pages) for name in gauges)
 
 
 def ask(url: str, messages: list[dict[str, Any]]) -> tuple[float, str]:
@@ -115,8 +125,10 @@ def ask(url: str, messages: list[dict[str, Any]]) -> tuple[float, str]:
     return first, text
 
 
-def chat(url: str, store: redis.Redis, seed: int, pictures: int, size: int, found: Found) -> None:
-    """One chat: a picture more in each turn, then a turn without one."""
+def chat(
+    url: str, store: redis.Redis, pages: Sequence[str], seed: int, pictures: int, size: int, found: Found
+) -> None:
+    """One chat: a picture more in each turn, then a turn without one. `pages`: the workers' metrics."""
     messages: list[dict[str, Any]] = []
     ttft, jobs = [], []
     for turn in range(pictures + 1):
@@ -131,7 +143,8 @@ def chat(url: str, store: redis.Redis, seed: int, pictures: int, size: int, foun
         before = jobs_of(url)
         seconds, text = ask(url, messages)
         ttft.append(seconds)
-        time.sleep(0.2)  # a job that outlives its request is over before the next turn
+        # A job that outlives its request would save an embedding after the next turn's loss.
+        wait_for("the encoder to be idle", lambda: idle(pages))
         jobs.append(jobs_of(url) - before)
         messages.append({"role": "assistant", "content": text})
     found.ttft.append(ttft)
@@ -151,7 +164,7 @@ def measure(chats: int, pictures: int, size: int) -> list[Found]:
             for index in (0, 1) if number % 2 else (1, 0):
                 into = found[index] if number else Found()  # the first chats are a warm-up
                 url = (cluster.url, other)[index]
-                chat(url, store, 2 * number + index + 1, pictures, size, into)
+                chat(url, store, cluster.metrics_urls, 2 * number + index + 1, pictures, size, into)
     return found
 
 

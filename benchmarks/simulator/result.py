@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triptych.goodput.load.record import RequestRecord
-from triptych.simulator.cluster.cluster import SimulatedCluster
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counters:
     """Of the whole simulation, warm-up included; `seconds` is its virtual length.
 
     `utilisation` is the share of time in which towers ("encoder") and steps ("pd") were under way, over the
     workers of the pool; "proxy" is the CPU seconds of the one proxy per second, above 1 when one is not
-    enough. `loaded_bytes`: out of the store.
+    enough. `items`: those of answered requests, by where they were found; `loaded_bytes`: out of the store.
     """
 
-    seconds: float
-    requests: int
-    refused: int
-    tower_calls: int
-    tower_items: int
-    items: Mapping[str, int]
-    re_encodes: int
-    store_evictions: int
-    loaded_bytes: int
-    steps: int
-    jumped_steps: int
-    prefill_tokens: int
-    preemptions: int
-    tokens: int
-    utilisation: Mapping[str, float]
+    seconds: float = 0.0
+    requests: int = 0
+    refused: int = 0
+    tower_calls: int = 0
+    tower_items: int = 0
+    items: dict[str, int] = field(default_factory=dict)
+    re_encodes: int = 0
+    store_evictions: int = 0
+    loaded_bytes: int = 0
+    steps: int = 0
+    jumped_steps: int = 0
+    prefill_tokens: int = 0
+    preemptions: int = 0
+    tokens: int = 0
+    utilisation: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,42 +41,3 @@ class Simulation:
     records: tuple[RequestRecord, ...]
     counters: Counters
     leftovers: Mapping[str, int]
-
-
-def count(cluster: SimulatedCluster, records: tuple[RequestRecord, ...], seconds: float) -> Counters:
-    """The counters of a cluster after `seconds`."""
-    encoders, workers = cluster.encoders.values(), cluster.workers.values()
-    proxy, store = cluster.proxy, cluster.store
-    items: dict[str, int] = {}
-    for record in records:
-        for origin in record.caches if record.ok else ():
-            items[origin] = items.get(origin, 0) + 1
-    return Counters(
-        seconds=seconds,
-        requests=proxy.counts.requests,
-        refused=proxy.counts.refused,
-        tower_calls=sum(encoder.counts.tower_calls for encoder in encoders),
-        tower_items=sum(encoder.counts.tower_items for encoder in encoders),
-        items=items,
-        re_encodes=proxy.re_encodes,
-        store_evictions=store.evictions,
-        loaded_bytes=store.loaded_bytes,
-        steps=sum(worker.counts.steps for worker in workers),
-        jumped_steps=sum(worker.counts.jumped for worker in workers),
-        prefill_tokens=sum(worker.counts.prefill_tokens for worker in workers),
-        preemptions=sum(worker.counts.preemptions for worker in workers),
-        tokens=cluster.transport.tokens,
-        utilisation=_utilisation(cluster, seconds),
-    )
-
-
-def _utilisation(cluster: SimulatedCluster, seconds: float) -> dict[str, float]:
-    encoders, workers = cluster.encoders.values(), cluster.workers.values()
-    relay = cluster.transport.tokens * cluster.transport.token_seconds
-    busy = {
-        "pd": sum(worker.counts.seconds for worker in workers) / len(workers),
-        "proxy": cluster.proxy.counts.intake_seconds + relay,
-    }
-    if encoders:
-        busy["encoder"] = sum(encoder.counts.tower_seconds for encoder in encoders) / len(encoders)
-    return {name: spent / seconds for name, spent in busy.items()}

@@ -13,12 +13,14 @@ from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.simulator.cluster.cluster import SimulatedCluster
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.proxy import SimulatedProxy
 from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
+from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import CostModel, ModelShape
-from triptych.simulator.result import Simulation, count
+from triptych.simulator.result import Counters, Simulation
 
 
 class PoolController(Protocol):
@@ -45,24 +47,17 @@ def simulate(
     enough: Callable[[RequestRecord], bool] | None = None,
     controller: PoolController | None = None,
 ) -> Simulation:
-    """Sends `load` to a cluster in virtual time, until every request has ended.
+    """Sends `load` to a cluster in virtual time, until every request has ended; equal arguments give equal
+    results.
 
-    The real proxy, encoder and PD worker code decides; `costs` (seconds) say how long everything takes, and
-    `model_shape` what sizes it has. `load` is `goodput.workload.plan_requests`' and `times` (seconds,
-    ascending) `goodput.arrivals.arrival_times`', so that the same requests can be sent to a real cluster;
-    `warm_up` of them are marked as not measured. `concurrency` above 0 keeps that many requests in flight
-    instead, whatever `times` say. `enough` gets every record as its request ends; once it returns True the
-    simulation is over, and requests that had not ended have no record. `controller` changes the encoders of
-    `shape` meanwhile.
+    `costs` (seconds) say how long everything takes, `model_shape` what sizes it has. `load` and `times`
+    (seconds, ascending) are `plan_requests`' and `arrival_times`'; `warm_up` of them are marked as not
+    measured. `concurrency` above 0 keeps that many requests in flight instead, whatever `times` say.
+    `enough` gets every record as its request ends; once it returns True the simulation is over, and requests
+    that had not ended have no record. `controller` changes the encoders of `shape` meanwhile. `limits` are
+    the services' flags. `seed` names the pictures: which worker a key belongs to depends on it.
 
-    `shape` is made by `simulator.shape`'s `on_devices` and `colocated`, or by hand. `limits` are the
-    services' flags. `seed` names the pictures: which worker a key belongs to depends on it. Equal
-    arguments give equal results.
-
-    The result's `records` go to `goodput.figures.summarise`, `goodput.sustained.judge` and, by way of it,
-    `goodput.measure.search`; failures are records with their error, as from a real server ("HTTP 429: …",
-    "timeout after …"). Its `counters` hold tower calls, steps, tokens and the utilisation of every pool.
-
+    Failures are records with their error, as from a real server ("HTTP 429: …", "timeout after …").
     ConfigError when `load` and `times` differ in length, when there is none, or when pictures would find no
     encoder.
     """
@@ -72,14 +67,12 @@ def simulate(
         raise ConfigError("a load without requests: nothing to simulate")
     if not shape.encoders and controller is None and any(planned.pictures for planned in load):
         raise ConfigError(f"shape {shape.name} has no encoder, but the load has pictures")
-    loop, maker = VirtualLoop(), RequestMaker(model_shape, seed)
+    loop, maker, limits = VirtualLoop(), RequestMaker(model_shape, seed), limits or Limits()
+    store = SimulatedStore(limits.store_memory, 2 * costs.rpc, in_memory=shape.in_memory)
+    context = SimulationContext(loop, costs, model_shape, limits, store, Counters())
     clients = _Clients(loop, maker, load, times, warm_up, concurrency, enough)
     with _without_collector():
-        cluster = loop.call(
-            lambda: SimulatedCluster(
-                loop, shape, costs, model_shape, limits or Limits(), maker.items, clients.ended
-            )
-        )
+        cluster = loop.call(lambda: SimulatedCluster(context, shape, maker.items, clients.ended))
         return clients.send_to(cluster, controller)
 
 
@@ -131,7 +124,7 @@ class _Clients:
         self.loop.run()
         records = tuple(self._records[index] for index in sorted(self._records))
         seconds = max(record.sent + record.e2e for record in records)
-        return Simulation(records, count(cluster, records, max(seconds, 1e-9)), cluster.leftovers())
+        return Simulation(records, cluster.finish(records, max(seconds, 1e-9)), cluster.leftovers())
 
     def _plan_next(self, moment: float) -> None:
         if self._next < len(self.load):

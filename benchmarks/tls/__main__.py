@@ -24,7 +24,8 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.micro.proxy_relay import pd_process, proxy_process, relay
+from benchmarks.proxy_relay.clients import relay
+from benchmarks.proxy_relay.processes import pd_process, proxy_process
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import ServiceConfig, TlsFiles
 from triptych.goodput.report.machine import chip, commit

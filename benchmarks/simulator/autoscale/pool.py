@@ -117,7 +117,7 @@ class ElasticPool:
             busy={worker.address: encoders[worker.address].busy_seconds for worker in self._ready},
             outstanding=len(table) + unbound,
             waiting=table.waiting + unbound,
-            requests=proxy.counts.requests,
+            requests=self._cluster.context.counters.requests,
         )
 
     def _resize(self, desired: int) -> None:

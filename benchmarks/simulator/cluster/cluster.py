@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from triptych.goodput.load.record import RequestRecord
 from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.fifo_lock import FifoLock
-from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.pd import SimulatedPD
 from triptych.simulator.cluster.proxy import MODEL, SimulatedProxy
 from triptych.simulator.cluster.requests import NAMESPACE, SimulatedItem
-from triptych.simulator.cluster.shape import ClusterShape, Limits
+from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.cluster.step_tower import StepTower, without_tower
-from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.cluster.transport import SimulatedTransport
-from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape
+from triptych.simulator.costs.costs import EncoderCosts
+from triptych.simulator.result import Counters
 from triptych.types import WorkerInfo
 
 MODEL_KEY = "1" * 64
@@ -31,16 +32,12 @@ class SimulatedCluster:
 
     def __init__(
         self,
-        loop: VirtualLoop,
+        context: SimulationContext,
         shape: ClusterShape,
-        costs: CostModel,
-        model: ModelShape,
-        limits: Limits,
         items: Mapping[str, SimulatedItem],
         ended: Callable[[RequestRecord], None],
     ) -> None:
-        self._loop, self._costs, self._limits = loop, costs, limits
-        self.store = SimulatedStore(limits.store_memory, 2 * costs.rpc, in_memory=shape.in_memory)
+        self.context, self._limits = context, context.limits
         #: All that there have been: those of an elastic pool stay here when they have left.
         self.encoders: dict[str, SimulatedEncoder] = {}
         #: Of their devices: encoders with equal costs are of one kind.
@@ -49,23 +46,19 @@ class SimulatedCluster:
         for index, role in enumerate(shape.workers):
             # Both sides of one worker share its device.
             address, device = f"worker-{index}", FifoLock()
-            encoder, tower = role.encoder or costs.encoder, None
+            encoder, tower = role.encoder or context.costs.encoder, None
             if shape.in_step:
-                encoder, tower = without_tower(encoder), StepTower(encoder, limits.pd.embedding_memory)
+                tower = StepTower(encoder, self._limits.pd.embedding_memory)
+                encoder = without_tower(encoder)
             if role.encodes:
                 # A tower inside the step has no turn of its own on the device.
                 self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
-                kv_bytes, jumps = model.kv_token_bytes, limits.jumps
-                self.workers[address] = SimulatedPD(
-                    loop, costs.pd, limits.pd, kv_bytes, self.store, device, tower, jumps=jumps
-                )
+                self.workers[address] = SimulatedPD(context, device, tower)
         self.known = KnownWorkers()
         self._register_all()
-        self.transport = SimulatedTransport(
-            loop, costs.rpc, costs.proxy.token, self.encoders, self.workers, items
-        )
-        self.proxy = SimulatedProxy(loop, costs.proxy, limits, self.known, self.store, self.transport, ended)
+        self.transport = SimulatedTransport(context, self.encoders, self.workers, items)
+        self.proxy = SimulatedProxy(context, self.known, self.transport, ended)
         self.known.report_change()
 
     def start_encoder(
@@ -75,11 +68,9 @@ class SimulatedCluster:
 
         `costs`: its own, where they are not the cost model's.
         """
-        costs = costs or self._costs.encoder
+        costs = costs or self.context.costs.encoder
         self._kinds[address] = str(costs)
-        encoder = self.encoders[address] = SimulatedEncoder(
-            self._loop, costs, self._limits.encoder, self.store, device or FifoLock(), self._costs.rpc
-        )
+        encoder = self.encoders[address] = SimulatedEncoder(self.context, costs, device or FifoLock())
         return encoder
 
     def register_encoder(self, address: str) -> None:
@@ -113,6 +104,24 @@ class SimulatedCluster:
         for address in self.encoders:
             self.register_encoder(address)
 
+    def finish(self, records: Sequence[RequestRecord], seconds: float) -> Counters:
+        """The counters of the whole simulation, which took `seconds`."""
+        counters, store = self.context.counters, self.context.store
+        encoders = self.encoders.values()
+        counters.seconds = seconds
+        counters.items = dict(Counter(cache for record in records if record.ok for cache in record.caches))
+        counters.re_encodes = self.proxy.re_encodes
+        counters.store_evictions, counters.loaded_bytes = store.evictions, store.loaded_bytes
+        relay = counters.tokens * self.context.costs.proxy.token
+        busy = {
+            "pd": sum(worker.step_seconds for worker in self.workers.values()) / len(self.workers),
+            "proxy": self.proxy.intake_seconds + relay,
+        }
+        if encoders:
+            busy["encoder"] = sum(encoder.tower_seconds for encoder in encoders) / len(encoders)
+        counters.utilisation = {name: spent / seconds for name, spent in busy.items()}
+        return counters
+
     def leftovers(self) -> dict[str, int]:
         """What is held though no request is left; all zero when nothing leaks."""
         workers, encoders = self.workers.values(), self.encoders.values()
@@ -121,7 +130,7 @@ class SimulatedCluster:
             + sum(link.in_flight for link in self.transport.links),
             "jobs": sum(len(encoder) for encoder in encoders),
             "scheduled items": sum(len(encoder.scheduler) for encoder in encoders),
-            "saves": sum(encoder.counts.saving_bytes for encoder in encoders),
+            "saves": sum(encoder.saving_bytes for encoder in encoders),
             "blocks": sum(worker.kv.num_used for worker in workers),
             "references": sum(worker.cache.references for worker in workers),
             "reserved bytes": sum(worker.admission.reserved for worker in workers),

@@ -7,17 +7,17 @@ room, which the proxy's credit sees to; media arrive with the job's first messag
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.config import MIB, EncoderConfig
+from triptych.config import MIB
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
 from triptych.errors import Unavailable
 from triptych.proxy.ports import JobFailure, JobReady
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.fifo_lock import FifoLock
-from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.requests import SimulatedItem
-from triptych.simulator.cluster.store import ByteLru, SimulatedStore
+from triptych.simulator.cluster.store import ByteLru
 from triptych.simulator.costs.costs import EncoderCosts
 from triptych.types import ItemPlan
 
@@ -49,40 +49,25 @@ class _Job(EncoderItem):
         self.kept = False
 
 
-@dataclass(slots=True)
-class EncoderCounts:
-    """Since the start."""
-
-    tower_calls: int = 0
-    tower_items: int = 0
-    tower_seconds: float = 0.0
-    saving_bytes: int = field(default=0, repr=False)
-
-
 class SimulatedEncoder:
     """All methods are called at the worker's own moment; the proxy's messages have been on their way."""
 
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        costs: EncoderCosts,
-        config: EncoderConfig,
-        store: SimulatedStore,
-        device: FifoLock,
-        rpc: float,
-    ) -> None:
+    def __init__(self, context: SimulationContext, costs: EncoderCosts, device: FifoLock) -> None:
+        config = context.limits.encoder
         self.scheduler = EncoderScheduler[_Job](
             prepared_memory=config.prepared_memory,
             batch_patches=config.batch_patches,
             preparations=max(1, config.decode_threads),
             tower_credit=max(1, config.tower_credit),
         )
-        self.counts = EncoderCounts()
-        self._loop = loop
+        self.tower_seconds = 0.0
+        self.saving_bytes = 0
+        self._counters = context.counters
+        self._loop = context.loop
         self._costs = costs
-        self._store = store
+        self._store = context.store
         self._device = device
-        self._rpc = rpc
+        self._rpc = context.costs.rpc
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
         self._tower_busy = False
@@ -97,7 +82,7 @@ class SimulatedEncoder:
     def busy_seconds(self) -> float:
         """Of its tower since the start, the batch under way included."""
         under_way = self._loop.now - self._began if self._began is not None else 0.0
-        return self.counts.tower_seconds + under_way
+        return self.tower_seconds + under_way
 
     def open(self, stream: JobClient) -> None:
         """A try begins, its media with it."""
@@ -139,24 +124,19 @@ class SimulatedEncoder:
         self._draining = True
         for job in list(self._jobs.values()):
             if job.stage is not Stage.ENCODING and job.permitted_at is None:
-                if job.stream is not None:
-                    job.stream.ended(_DRAINS)
-                self._forget(job)
+                self._forget(job, _DRAINS)
         self._pump()
 
     def _media(self, job: _Job) -> None:
-        if self._jobs.get(job.item.plan.mm_hash) is job and self.scheduler.needs_media(job):
+        if self._holds(job) and self.scheduler.needs_media(job):
             self.scheduler.media_arrived(job)
             self._pump()
 
     def _looked_up(self, job: _Job) -> None:
-        key = job.item.plan.mm_hash
-        if self._jobs.get(key) is not job:
-            return
-        if self._is_stored(job):
+        if not self._holds(job) or self._is_stored(job):
             return
         job.looked_up = True
-        if self._kept.get(key) is not None:
+        if self._kept.get(job.item.plan.mm_hash) is not None:
             job.kept = True
             self._plan(job)
             self.scheduler.prepared(job, nbytes=job.item.plan.nbytes, cost=0)
@@ -166,7 +146,7 @@ class SimulatedEncoder:
         """Whether the store has the item already; its job is over then."""
         stored = self._store.get(job.item.plan.mm_hash) is not None
         if stored:
-            self._ready(job, JobReady(job.item.plan, True, 0.0, 0.0))
+            self._forget(job, JobReady(job.item.plan, True, 0.0, 0.0))
         return stored
 
     def _pump(self) -> None:
@@ -175,7 +155,7 @@ class SimulatedEncoder:
             self._loop.call_later(self._costs.prepare(job.item.pixels), self._prepared, job)
         while (job := scheduler.next_media_request()) is not None:
             self._loop.call_later(2 * self._rpc, self._media, job)
-        if not self._tower_busy and self.counts.saving_bytes <= SAVING_BYTES:
+        if not self._tower_busy and self.saving_bytes <= SAVING_BYTES:
             batch = scheduler.next_batch()
             if batch:
                 self._tower_busy = True
@@ -183,12 +163,9 @@ class SimulatedEncoder:
                 self._loop.call_later(self._store.trip, self._check_batch, batch)
 
     def _prepared(self, job: _Job) -> None:
-        key = job.item.plan.mm_hash
-        if self._jobs.get(key) is not job:
-            self._pump()
-            return
-        self._plan(job)
-        self.scheduler.prepared(job, nbytes=job.item.prepared_bytes, cost=job.item.patches)
+        if self._holds(job):
+            self._plan(job)
+            self.scheduler.prepared(job, nbytes=job.item.prepared_bytes, cost=job.item.patches)
         self._pump()
 
     def _plan(self, job: _Job) -> None:
@@ -217,11 +194,11 @@ class SimulatedEncoder:
     def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
         seconds = self._costs.tower(len(fresh), sum(job.item.patches for job in fresh))
         started = self._began = self._loop.now
-        self.counts.tower_calls += 1
-        self.counts.tower_items += len(fresh)
+        self._counters.tower_calls += 1
+        self._counters.tower_items += len(fresh)
 
         def done() -> None:
-            self.counts.tower_seconds += self._loop.now - started
+            self.tower_seconds += self._loop.now - started
             self._began = None
             self._device.release()
             self._encoded(batch, self._loop.now - started)
@@ -243,12 +220,12 @@ class SimulatedEncoder:
 
     def _save(self, job: _Job, encode_seconds: float) -> None:
         plan, started = job.item.plan, self._loop.now
-        self.counts.saving_bytes += plan.nbytes
+        self.saving_bytes += plan.nbytes
 
         def saved() -> None:
-            self.counts.saving_bytes -= plan.nbytes
+            self.saving_bytes -= plan.nbytes
             self._store.put(plan)
-            self._ready(job, JobReady(plan, False, encode_seconds, self._loop.now - started))
+            self._forget(job, JobReady(plan, False, encode_seconds, self._loop.now - started))
             self._pump()
 
         if self._store.in_memory:
@@ -256,13 +233,14 @@ class SimulatedEncoder:
         else:
             self._loop.call_later(self._costs.save(plan.nbytes), saved)
 
-    def _ready(self, job: _Job, end: JobReady) -> None:
-        if job.stream is not None:
+    def _forget(self, job: _Job, end: JobReady | JobFailure | None = None) -> None:
+        """The job is over; `end` is the last message to its stream, if one still listens."""
+        if end is not None and job.stream is not None:
             job.stream.ended(end)
-        self._forget(job)
-
-    def _forget(self, job: _Job) -> None:
-        key = job.item.plan.mm_hash
-        if self._jobs.get(key) is job:
-            del self._jobs[key]
+        if self._holds(job):
+            del self._jobs[job.item.plan.mm_hash]
             self.scheduler.remove(job)
+
+    def _holds(self, job: _Job) -> bool:
+        """Whether the job has not ended."""
+        return self._jobs.get(job.item.plan.mm_hash) is job

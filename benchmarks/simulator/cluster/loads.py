@@ -5,9 +5,8 @@ from __future__ import annotations
 from triptych.ec_connector.base import ECConnectorMetadata
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
-from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.costs.costs import PDCosts
+from triptych.simulator.cluster.context import SimulationContext
+from triptych.simulator.cluster.loop import VirtualTimer
 
 
 class SimulatedLoads:
@@ -16,10 +15,10 @@ class SimulatedLoads:
     Transfers that have ended are in `reports`.
     """
 
-    def __init__(self, loop: VirtualLoop, costs: PDCosts, store: SimulatedStore, reports: Reports) -> None:
-        self._loop = loop
-        self._costs = costs
-        self._store = store
+    def __init__(self, context: SimulationContext, reports: Reports) -> None:
+        self._loop = context.loop
+        self._costs = context.costs.pd
+        self._store = context.store
         self._reports = reports
         self._under_way: dict[LoadId, VirtualTimer] = {}
         self._landed: set[LoadId] = set()

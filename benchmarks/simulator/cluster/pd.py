@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from triptych.config import PDConfig
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
@@ -29,13 +28,13 @@ from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
-from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
+from triptych.simulator.cluster.loop import VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.step_tower import StepTower
-from triptych.simulator.cluster.store import SimulatedStore
-from triptych.simulator.costs.costs import PDCosts, step_work
+from triptych.simulator.costs.costs import step_work
 
 #: As in the worker, where neither flag nor checkpoint says less.
 _LONGEST = 32768
@@ -81,33 +80,12 @@ class _StepRun:
         return low
 
 
-@dataclass(slots=True)
-class PDCounts:
-    """Since the start. `seconds` in which steps ran; `jumped` of the `steps` were taken in runs."""
-
-    steps: int = 0
-    jumped: int = 0
-    seconds: float = 0.0
-    prefill_tokens: int = 0
-    preemptions: int = 0
-
-
 class SimulatedPD:
     """`submit`, `items_ready` and `cancel` are called at the moment at which the worker gets the message."""
 
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        costs: PDCosts,
-        config: PDConfig,
-        kv_token_bytes: int,
-        store: SimulatedStore,
-        device: FifoLock,
-        tower: StepTower | None,
-        *,
-        jumps: bool,
-    ) -> None:
-        num_blocks = max(1, config.kv_memory // (config.block_size * kv_token_bytes))
+    def __init__(self, context: SimulationContext, device: FifoLock, tower: StepTower | None) -> None:
+        config, jumps = context.limits.pd, context.limits.jumps
+        num_blocks = max(1, config.kv_memory // (config.block_size * context.model.kv_token_bytes))
         longest = min(config.max_model_len or _LONGEST, num_blocks * config.block_size)
         self.kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
         self.cache = EncoderCache(config.embedding_memory)
@@ -120,11 +98,13 @@ class SimulatedPD:
         self.scheduler = Scheduler(limits, self.kv, items, overlap_prefill=overlap, count_only=jumps)
         self._runs = DecodeRuns(self.scheduler)
         self._reports = Reports(self._wake)
-        self.loads = SimulatedLoads(loop, costs, store, self._reports)
-        self.counts = PDCounts()
+        self.loads = SimulatedLoads(context, self._reports)
+        #: In which steps ran, since the start.
+        self.step_seconds = 0.0
+        self._counters = context.counters
         self._stream: TokenStream  # from `attach` on
-        self._loop = loop
-        self._costs = costs
+        self._loop = context.loop
+        self._costs = context.costs.pd
         self._device = device
         self._jumps = jumps
         self._tower = tower
@@ -227,7 +207,7 @@ class SimulatedPD:
             for command in commands:
                 command()
             output = self.scheduler.schedule(self._loop.now)
-            self.counts.preemptions += len(output.preempted)
+            self._counters.preemptions += len(output.preempted)
             if output.chunks:
                 self._busy = True
                 self._device.acquire(functools.partial(self._begin, output))
@@ -254,12 +234,12 @@ class SimulatedPD:
             seconds += self._tower.seconds(output.chunks)
         if self._jumps and not prefill and self._begin_run(output, seconds):
             return
-        self.counts.steps += 1
-        self.counts.prefill_tokens += prefill
+        self._counters.steps += 1
+        self._counters.prefill_tokens += prefill
         self._loop.call_later(seconds, self._stepped, output, self._loop.now)
 
     def _stepped(self, output: SchedulerOutput, started: float) -> None:
-        self.counts.seconds += self._loop.now - started
+        self.step_seconds += self._loop.now - started
         tokens = [_token(chunk.state) for chunk in output.chunks if chunk.samples]
         self._update(output, tokens)
         self._end()
@@ -301,9 +281,9 @@ class SimulatedPD:
         run, self._run = self._run, None
         assert run is not None
         now = self._loop.now
-        self.counts.steps += run.steps
-        self.counts.jumped += run.steps
-        self.counts.seconds += now - run.started
+        self._counters.steps += run.steps
+        self._counters.jumped_steps += run.steps
+        self.step_seconds += now - run.started
         self._stream.run(self._runs.advance(run.steps, now), run.ends)
         self._update(_NO_STEP, [])
         self._end()

@@ -23,26 +23,15 @@ from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.workers import KnownWorkers
 from triptych.request.chat import TextPart
-from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.requests import SimulatedRequest
-from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.cluster.transport import ClientStream, SimulatedTransport
-from triptych.simulator.costs.costs import ProxyCosts
 from triptych.types import ItemPlan, SamplingParams
 
 T = TypeVar("T")
 MODEL = "model"
 _STAGES = ("fetch", "queue", "encode", "save", "load", "prefill", "decode")
-
-
-@dataclass(slots=True)
-class ProxyCounts:
-    """Since the start: requests taken in and refused, and CPU seconds spent on taking them in."""
-
-    requests: int = 0
-    refused: int = 0
-    intake_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -109,17 +98,17 @@ class SimulatedProxy:
 
     def __init__(
         self,
-        loop: VirtualLoop,
-        costs: ProxyCosts,
-        limits: Limits,
+        context: SimulationContext,
         workers: KnownWorkers,
-        store: SimulatedStore,
         transport: SimulatedTransport,
         ended: Callable[[RequestRecord], None],
     ) -> None:
-        self.counts = ProxyCounts()
-        self._loop = loop
-        self._costs = costs
+        limits = context.limits
+        #: CPU seconds that requests have taken until they were on their way.
+        self.intake_seconds = 0.0
+        self._counters = context.counters
+        self._loop = context.loop
+        self._costs = context.costs.proxy
         self._limits = limits
         self._transport = transport
         self._ended = ended
@@ -128,7 +117,7 @@ class SimulatedProxy:
         ids = itertools.count()
         self.dispatcher = Dispatcher(
             workers,
-            SimulatedStoreView(store, 2 * transport.rpc),
+            SimulatedStoreView(context.store, 2 * context.costs.rpc),
             self._metrics,
             transport,
             proxy_id="proxy",
@@ -137,7 +126,7 @@ class SimulatedProxy:
             media=SimulatedMediaSource(),
             flow_control=limits.proxy.flow_control,
             skip_held_items=limits.proxy.skip_held_items,
-            clock=loop.time,
+            clock=context.loop.time,
             draw_id=lambda: f"{next(ids):08}",
         )
 
@@ -163,7 +152,7 @@ class SimulatedProxy:
         except TimeoutError:
             error = f"timeout after {timeout:g} s"
         except RequestError as failure:
-            self.counts.refused += failure.status == Overloaded.status
+            self._counters.refused += failure.status == Overloaded.status
             error = f"HTTP {failure.status}: {failure.message}"
         del self._transport.clients[request.name]
         moments = [] if error else client.moments
@@ -192,9 +181,9 @@ class SimulatedProxy:
         """The proxy reads requests one after another."""
         async with self._intake:
             seconds = self._costs.take(len(request.features), request.media_bytes, request.text_tokens)
-            self.counts.intake_seconds += seconds
+            self.intake_seconds += seconds
             await asyncio.sleep(seconds)
-        self.counts.requests += 1
+        self._counters.requests += 1
 
     async def _chat(self, client: ClientStream) -> Timings:
         """Reads the reply: its beginning as soon as it comes, the rest when no more will come.

@@ -14,8 +14,8 @@ from triptych.protos.convert import error_to_proto
 from triptych.proxy.call.chat import Started
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.ports import JobFailure, JobOwner, JobReady, LinkOwner, RequestEvents
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
-from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.pd import SimulatedPD
 from triptych.simulator.cluster.requests import SimulatedItem, SimulatedRequest
 from triptych.types import FinishReason, ItemPlan
@@ -49,17 +49,12 @@ class ClientStream:
 class SimulatedTransport:
     """All streams between one proxy and its workers. `clients`: by the request's label."""
 
-    loop: VirtualLoop
-    rpc: float
-    #: Seconds that the proxy takes for a token between its arrival and the client.
-    token_seconds: float
+    context: SimulationContext
     encoders: Mapping[str, SimulatedEncoder]
     workers: Mapping[str, SimulatedPD]
     items: Mapping[str, SimulatedItem]
     clients: dict[str, ClientStream] = field(default_factory=dict)
     links: list[SimulatedLink] = field(default_factory=list)
-    #: Passed on to clients since the start.
-    tokens: int = 0
 
     def open_job(
         self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
@@ -86,7 +81,7 @@ class SimulatedJob:
     ) -> None:
         self.item = transport.items[job.mm_hash]
         self.re_encode = job.re_encode
-        self._loop, self._rpc = transport.loop, transport.rpc
+        self._loop, self._rpc = transport.context.loop, transport.context.costs.rpc
         self._encoder = encoder
         self._job_id = job.job_id
         self._owner = owner
@@ -130,7 +125,10 @@ class SimulatedLink:
     ) -> None:
         self.address = address
         self._transport = transport
-        self._loop, self._rpc = transport.loop, transport.rpc
+        context = transport.context
+        self._loop, self._rpc, self._counters = context.loop, context.costs.rpc, context.counters
+        #: Seconds that the proxy takes for a token between its arrival and the client.
+        self._token_seconds = context.costs.proxy.token
         self._worker = transport.workers[address]
         self._worker.attach(self)
         self._events = events
@@ -186,8 +184,8 @@ class SimulatedLink:
 
     def step(self, events: list[EngineEvent], tokens: int) -> None:
         """Sent by the worker: the events of one step. Clients have its tokens once all are passed on."""
-        later = self._rpc + self._transport.token_seconds * tokens
-        self._transport.tokens += tokens
+        later = self._rpc + self._token_seconds * tokens
+        self._counters.tokens += tokens
         moments, clients, left = (self._loop.now + later,), self._clients, []
         for event in events:
             if type(event) is not NewTokens:
@@ -199,8 +197,8 @@ class SimulatedLink:
 
     def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None:
         """Sent by the worker: the tokens of a run of steps that ended at `ends`."""
-        later = self._rpc + self._transport.token_seconds * len(tokens)
-        self._transport.tokens += len(tokens) * len(ends)
+        later = self._rpc + self._token_seconds * len(tokens)
+        self._counters.tokens += len(tokens) * len(ends)
         moments = [end + later for end in ends]
         for event in tokens:
             if client := self._clients.get(event.request_id):

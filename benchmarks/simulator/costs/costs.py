@@ -189,11 +189,6 @@ class ModelShape:
         return patches, patches // self.merge**2
 
 
-def write_costs(path: Path, costs: CostModel) -> None:
-    """The model as JSON, for `read_costs`."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
-
-
 class _WithShape(msgspec.Struct):
     """What `triptych profile` writes beside the costs."""
 
@@ -201,7 +196,7 @@ class _WithShape(msgspec.Struct):
 
 
 def read_costs(path: Path, flag: str = "--costs") -> CostModel:
-    """The costs in a file of `write_costs` or of `triptych profile`; `flag` gave its name.
+    """The costs in a file of `triptych profile`; `flag` gave its name.
 
     ConfigError when it cannot be read, holds no cost model, or one with a cost that cannot be.
     """

@@ -9,26 +9,13 @@ from pathlib import Path
 
 import msgspec
 
+from triptych.errors import ConfigError
 from triptych.simulator.plan.advice import Advice, advise
-from triptych.simulator.plan.estimate import (
-    Demand,
-    Estimate,
-    demand_of,
-    estimate,
-    proxies_for,
-    proxy_seconds,
-)
+from triptych.simulator.plan.estimate import estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.purchase import Purchase, cost_per_million, purchases
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio
-from triptych.simulator.plan.scaling import (
-    Bottleneck,
-    Reach,
-    Traffic,
-    bottlenecks,
-    curve,
-    traffic_of,
-)
+from triptych.simulator.plan.scaling import Bottleneck, Reach, bottlenecks, curve, traffic_of
 from triptych.simulator.plan.sensitivity import SensitivityPoint, sensitivity
 from triptych.simulator.plan.trials import Trials
 
@@ -53,7 +40,7 @@ class Scaling:
     """`of_bound`: what waiting leaves of the bound, taken to be the same at every size."""
 
     of_bound: float
-    points: tuple[Reach, ...]
+    curve: tuple[Reach, ...]
     bottlenecks: tuple[Bottleneck, ...]
 
 
@@ -94,6 +81,8 @@ class CapacityPlan:
 def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> CapacityPlan:
     """ConfigError for what cannot be answered. `on_window` is called with every window as it begins."""
     check_question(question)
+    if wanted.scale and question.device.ranks > 1:
+        raise ConfigError("--scale counts workers of one rank each: leave out --pd-ranks")
     began = time.process_time()
     trials = Trials(question, on_window)
     ratios = best_ratio(trials)
@@ -109,35 +98,12 @@ def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None])
 def scaling(question: Question, served: Served, store_rate: float = 0.0) -> Scaling:
     """The curve of shapes like the one that was `served`."""
     found = estimate(question)
-    traffic = traffic_under(question, found, served, store_rate)
+    traffic = traffic_of(question, found, served, store_rate)
     return Scaling(
         served.of_bound,
         curve(found, served.of_bound, traffic),
         bottlenecks(found, served.of_bound, traffic),
     )
-
-
-def traffic_under(question: Question, found: Estimate, served: Served, store_rate: float = 0.0) -> Traffic:
-    """What requests bring to proxy and store, where PD workers are as busy as in `served`."""
-    device, load = question.device, question.workload
-    asked = demand_of(load, device.model)
-    rate = served.rate / served.shape.pd_workers
-    step = min(found.step_seconds(rate), question.slo.seconds("tpot"))
-    sequences = max(rate * asked.output_tokens * step, 1.0)
-    seconds = proxy_seconds(load, device.costs, device.model)
-    return traffic_of(
-        asked,
-        seconds,
-        device.costs.proxy.token,
-        embedding_bytes(asked, device.model.merge, device.model.fixed_rows, device.model.row_bytes),
-        sequences,
-        store_rate,
-    )
-
-
-def embedding_bytes(asked: Demand, merge: int, fixed_rows: int, row_bytes: int) -> float:
-    """Of one picture on average."""
-    return (fixed_rows or asked.patches / merge**2) * row_bytes
 
 
 def document(found: CapacityPlan) -> dict[str, object]:
@@ -160,19 +126,23 @@ def document(found: CapacityPlan) -> dict[str, object]:
         "verdict": found.ratios.verdict,
         "advice": asdict(found.advice),
         "purchases": [
-            _renamed(one, dollars="dollars_per_million")
-            | {"shape": one.shape.name, "proxies": found.proxies(one.rate)}
+            asdict(one) | {"shape": one.shape.name, "proxies": found.proxies(one.rate)}
             for one in found.purchases
         ],
         "sensitivity": [asdict(point) for point in found.points],
-        "scaling": _scaling(found.scaling) if found.scaling is not None else None,
+        "scaling": asdict(found.scaling) if found.scaling is not None else None,
         "hurried": found.hurried,
         "simulated": {"windows": found.windows, "requests": found.requests, "seconds": found.seconds},
     }
 
 
 def _device(device: PlannedDevice) -> dict[str, object]:
-    return {"name": device.name, "source": device.costs.source, "dollars_per_hour": device.hour}
+    return {
+        "name": device.name,
+        "source": device.costs.source,
+        "dollars_per_hour": device.hour,
+        "ranks": device.ranks,
+    }
 
 
 def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
@@ -185,19 +155,6 @@ def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
         "dollars_per_million": found.dollars(served),
         "requests_per_dollar": found.per_dollar(served),
     }
-
-
-def _scaling(found: Scaling) -> dict[str, object]:
-    return {
-        "of_bound": found.of_bound,
-        "curve": [_renamed(point, store_bytes="store_bytes_per_second") for point in found.points],
-        "bottlenecks": [asdict(one) for one in found.bottlenecks],
-    }
-
-
-def _renamed(one: Purchase | Reach, **names: str) -> dict[str, object]:
-    """Its fields, some of them under other names."""
-    return {names.get(name, name): value for name, value in asdict(one).items()}
 
 
 def write_document(path: Path, found: CapacityPlan) -> None:

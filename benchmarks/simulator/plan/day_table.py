@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from triptych.simulator.plan.day import DayPlan
 from triptych.simulator.plan.question import Question
-from triptych.simulator.plan.tables import money
+from triptych.simulator.plan.tables import money, table_of
 
 
 def show_day(found: DayPlan, question: Question, console: Console) -> None:
@@ -21,11 +19,10 @@ def show_day(found: DayPlan, question: Question, console: Console) -> None:
         markup=False,
         highlight=False,
     )
-    table = Table(title="Encoders through the day", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     columns = ("pool", "most", "seconds", "share", "goodput", "P99 s", "failed", "a day")
-    table.padding = (0, 1, 0, 0)
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    table = table_of("Encoders through the day", *columns)
+    # It fits 80 columns.
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
     static = found.rows[0]
     for row in found.rows:
         table.add_row(

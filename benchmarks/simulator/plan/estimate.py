@@ -1,9 +1,6 @@
 """How much a shape can serve at most, by its stages' costs alone: what a search begins at, and what it skips.
 
-A device that decodes is in a steady state when its step lasts `t = step + r·t·work`: `r` requests per second
-bring `work` seconds each, prompt and output. An objective on TPOT limits `t`, and so `r`; so do the number of
-sequences, the memory of keys and values, and the prompt tokens of a step. An encoder's batches are as large
-as its credit allows. Waiting is left out, so these rates are above what is sustained.
+docs/planner.md has the reasoning. Waiting is left out, so these rates are above what is sustained.
 """
 
 from __future__ import annotations

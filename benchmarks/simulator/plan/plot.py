@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.plan.answer import CapacityPlan, Scaling
-from triptych.simulator.plan.scaling import LIMITS, SHARE
+from triptych.simulator.plan.scaling import SHARE
 from triptych.simulator.plan.sensitivity import SensitivityPoint
 from triptych.simulator.plan.tables import PARTS
 
@@ -81,8 +81,8 @@ def _sensitivity(axis: Axes, kind: str, points: Sequence[SensitivityPoint], foun
 
 
 def _rates(axis: Axes, found: Scaling) -> None:
-    workers = [point.workers for point in found.points]
-    axis.plot(workers, [point.rate for point in found.points], marker="o", color=APART, label="workers")
+    workers = [point.workers for point in found.curve]
+    axis.plot(workers, [point.rate for point in found.curve], marker="o", color=APART, label="workers")
     for index, one in enumerate(found.bottlenecks):
         if one.workers is not None:
             label = f"{PARTS[one.part]}: full at {one.workers}"
@@ -93,17 +93,14 @@ def _rates(axis: Axes, found: Scaling) -> None:
 
 
 def _shares(axis: Axes, found: Scaling) -> None:
-    workers = [point.workers for point in found.points]
-    lines = {
-        "proxy": [point.one_proxy for point in found.points],
-        "store": [point.shares["store"] for point in found.points],
-        "registry": [point.shares["registry"] for point in found.points],
-    }
-    order = {one.part: index for index, one in enumerate(found.bottlenecks)}
-    for part in LIMITS:
-        if max(lines[part]) > 0:
-            shares = [100 * share for share in lines[part]]
-            axis.plot(workers, shares, marker=".", color=COLOURS[1 + order[part]], label=PARTS[part])
+    workers = [point.workers for point in found.curve]
+    for colour, one in zip(COLOURS[1:], found.bottlenecks, strict=False):
+        shares = [
+            100 * (point.one_proxy if one.part == "proxy" else point.shares[one.part])
+            for point in found.curve
+        ]
+        if max(shares) > 0:
+            axis.plot(workers, shares, marker=".", color=colour, label=PARTS[one.part])
     axis.axhline(100 * SHARE, color="#555555", linestyle="--", label=f"full: {SHARE:.0%}")
     _plain(axis)
     axis.set(xlabel="workers", ylabel="share in use, %", title="what fills up")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triptych.errors import ConfigError
-from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
-from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
-from triptych.simulator.plan.question import Question
-from triptych.simulator.plan.ratios import ALIKE, Ratios, Served
+from triptych.simulator.cluster.shape import ClusterShape, colocated
+from triptych.simulator.plan.estimate import Estimate, estimate
+from triptych.simulator.plan.ratios import Ratios, Served
 from triptych.simulator.plan.trials import Trials
 
 #: Shapes up to so many devices are simulated before they are named; larger ones are named by their bound.
@@ -22,13 +21,13 @@ _TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """`shape` serves `rate`; `confirmed` in simulation. `dollars` per million requests, if priced."""
+    """`shape` serves `rate`; `confirmed` in simulation. `dollars_per_million` requests, if priced."""
 
     shape: ClusterShape
     devices: int
     rate: float
     confirmed: bool
-    dollars: float | None
+    dollars_per_million: float | None
 
 
 def cost_per_million(devices: int, hour: float | None, rate: float) -> float | None:
@@ -38,21 +37,26 @@ def cost_per_million(devices: int, hour: float | None, rate: float) -> float | N
     return devices * hour / 3600 / rate * 1e6
 
 
-def fewest_devices(found: Estimate, of_bound: float, rate: float, *, apart: bool) -> int:
-    """The fewest whose bound, less what waiting takes of it, is `rate` requests per second.
+def fewest_workers(
+    found: Estimate, of_bound: float, rate: float, *, apart: bool
+) -> Iterator[tuple[int, int]]:
+    """(encoders, PD workers), or (0, replicas): the fewest whose bound, less what waiting takes of it, is
+    `rate` requests per second; then one more at a time.
 
     ConfigError when that is more than MOST_BOUGHT.
     """
-    for devices in range(2 if apart else 1, MOST_BOUGHT + 1):
-        bound = found.bound(*best_counts(found, devices)) if apart else devices * found.replica
-        if bound * of_bound >= rate:
-            return devices
-    raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
-
-
-def shape_of(found: Estimate, devices: int, *, apart: bool) -> ClusterShape:
-    """The best ratio of so many devices, or as many replicas."""
-    return on_devices(*best_counts(found, devices)) if apart else colocated(devices)
+    asked = rate / of_bound
+    needed = (asked / found.encoder, asked / found.pd_worker) if apart else (0.0, asked / found.replica)
+    if max(needed) > MOST_BOUGHT or sum(map(math.ceil, needed)) > MOST_BOUGHT:
+        raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
+    encoders, others = map(math.ceil, needed)
+    while True:
+        yield encoders, others
+        # The pool that limits both grows.
+        if encoders * found.encoder < others * found.pd_worker and encoders:
+            encoders += 1
+        else:
+            others += 1
 
 
 def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Purchase:
@@ -63,31 +67,16 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
     if not 0 < rate < math.inf:
         raise ConfigError(f"--rate {rate:g} must be above 0")
     question = trials.question
-    found = estimate(question)
     of_bound = min(min(served.rates) / served.bound, 1.0)
-    if apart and question.encoder_device is not None:
-        shapes = _unequal(question, found, of_bound, rate)
-    else:
-        fewest = fewest_devices(found, of_bound, rate, apart=apart)
-        tried = range(fewest, max(fewest + 1, min(fewest + _TRIES, MOST_SIMULATED + 1)))
-        shapes = (shape_of(found, devices, apart=apart) for devices in tried)
-    for bought in shapes:
-        small = len(bought.workers) <= MOST_SIMULATED
-        confirmed = small and trials.window(bought, question.workload, rate).verdict.sustained
-        if confirmed or not small:
+    for tried, counts in enumerate(fewest_workers(estimate(question), of_bound, rate, apart=apart), 1):
+        bought = question.apart(*counts) if apart else colocated(counts[1])
+        devices = question.devices_in(bought)
+        small = devices <= MOST_SIMULATED
+        confirmed = small and trials.window(bought, question.workload, rate).sustained
+        if confirmed or devices >= MOST_SIMULATED or tried == _TRIES:
             break
     dollars = cost_per_million(1, question.hourly(bought), rate)
-    return Purchase(bought, len(bought.workers), rate, confirmed, dollars)
-
-
-def _unequal(question: Question, found: Estimate, of_bound: float, rate: float) -> Iterator[ClusterShape]:
-    """Each pool as large as `rate` asks of it, and larger where that does not hold."""
-    for attempt in range(_TRIES):
-        asked = rate * ALIKE**attempt / of_bound
-        counts = [math.ceil(asked / one) for one in (found.encoder, found.pd_worker)]
-        if sum(counts) > MOST_BOUGHT:
-            raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
-        yield question.apart(*counts)
+    return Purchase(bought, devices, rate, confirmed, dollars)
 
 
 def purchases(trials: Trials, ratios: Ratios, rate: float) -> tuple[Purchase, ...]:

@@ -23,18 +23,21 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 ENCODER_CACHE, STORE_MEMORY = 4 * GIB, 64 * GIB
 #: Overload is to be seen as latency, not as refusals.
 _QUEUE = 1_000_000
-MOST_DEVICES = 64
+MOST_DEVICES, MOST_RANKS = 64, 8
+#: Of a PD worker's costs, those of its steps.
+_STEP_COSTS = ("step", "prefill_token", "decode_seq", "context_token", "prefill_context")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """`hour`: dollars for one; None: no price is known."""
+    """`hour`: dollars for one; None: no price is known. A PD worker or replica takes `ranks` of them."""
 
     name: str
     costs: CostModel
     model: ModelShape
     limits: Limits
     hour: float | None = None
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,14 @@ class Question:
             return self.device.name
         return f"{self.encoder_device.name} (E) and {self.device.name} (PD, replicas)"
 
-    def with_load(self, workload: Workload) -> Question:
-        return replace(self, workload=workload)
-
     def apart(self, encoders: int, pd_workers: int) -> ClusterShape:
         """So many of both; the encoders have their own device's costs."""
         own = self.encoder_device.costs.encoder if self.encoder_device is not None else None
         return on_devices(encoders, pd_workers, own)
+
+    def devices_in(self, shape: ClusterShape) -> int:
+        """Devices that a shape takes."""
+        return len(shape.workers) + (self.device.ranks - 1) * shape.pd_workers
 
     def hourly(self, shape: ClusterShape) -> float | None:
         """Dollars per hour of a shape; None without prices."""
@@ -80,7 +84,7 @@ class Question:
         encoders = sum(not worker.decodes for worker in shape.workers)
         if price is None or (encoders and encoder_price is None):
             return None
-        return shape.pd_workers * price + encoders * (encoder_price or 0.0)
+        return shape.pd_workers * self.device.ranks * price + encoders * (encoder_price or 0.0)
 
 
 def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
@@ -104,29 +108,50 @@ def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def read_device(name: str, hour: float | None = None, flag: str = "--gpu") -> PlannedDevice:
+def read_device(
+    name: str, hour: float | None = None, flag: str = "--gpu", ranks: int = 1, speed: float = 1.0
+) -> PlannedDevice:
     """A device by its name, or a file of `triptych profile`. `hour`: dollars for one, where it is known.
 
-    `flag` gave the name. ConfigError for what is neither.
+    `flag` gave the name. PD workers have so many `ranks`, whose steps are `speed` times as fast as one's.
+    ConfigError for what is neither, and for ranks that cannot be.
     """
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ConfigError(f"--pd-ranks {ranks} must be between 1 and {MOST_RANKS}")
+    if not (1 <= speed <= ranks):
+        raise ConfigError(
+            f"--pd-rank-speed {speed:g} must be between 1 and --pd-ranks {ranks}: measure how many times as "
+            "fast the steps of so many ranks are"
+        )
     if hour is not None and not 0 <= hour < float("inf"):
         raise ConfigError(f"--price {hour:g} must be dollars per hour and device, 0 or above")
     if (known := SHORT_NAMES.get(name.lower(), name.lower())) in CHIPS:
         chip = CHIPS[known]
-        return PlannedDevice(chip.name, published(known), QWEN3_VL_4B_SHAPE, _on(chip), hour)
+        costs, limits = _faster(published(known), speed), _on(chip, ranks)
+        return PlannedDevice(_named(chip.name, ranks), costs, QWEN3_VL_4B_SHAPE, limits, hour, ranks)
     path = Path(name)
     if not path.is_file():
         names = ", ".join(sorted({*SHORT_NAMES, *CHIPS}))
         raise ConfigError(f"{flag} {name!r} is neither a file of `triptych profile` nor one of {names}")
-    costs = read_costs(path, flag)
+    costs = _faster(read_costs(path, flag), speed)
     limits = Limits(proxy=ProxyConfig(max_queue=_QUEUE))
-    return PlannedDevice(costs.name, costs, read_shape(path, flag), limits, hour)
+    return PlannedDevice(_named(costs.name, ranks), costs, read_shape(path, flag), limits, hour, ranks)
 
 
-def _on(chip: Chip) -> Limits:
-    """Keys and values take what weights and embeddings leave of the memory."""
+def _named(name: str, ranks: int) -> str:
+    return f"{name} (PD workers of {ranks} ranks)" if ranks > 1 else name
+
+
+def _faster(costs: CostModel, speed: float) -> CostModel:
+    """With steps that take so many times less; all else of a PD worker is as with one rank."""
+    steps = {name: getattr(costs.pd, name) / speed for name in _STEP_COSTS}
+    return replace(costs, pd=replace(costs.pd, **steps))
+
+
+def _on(chip: Chip, ranks: int) -> Limits:
+    """Keys and values take what is left of the memory: ranks divide the weights, embeddings are in each."""
     weights = 2 * (QWEN3_VL_4B.text_parameters + QWEN3_VL_4B.head_parameters)
-    kv_memory = round(chip.memory * MEMORY_SHARE) - weights - ENCODER_CACHE
+    kv_memory = ranks * (round(chip.memory * MEMORY_SHARE) - ENCODER_CACHE) - weights
     return Limits(
         proxy=ProxyConfig(max_queue=_QUEUE),
         pd=PDConfig(
@@ -147,9 +172,10 @@ def check_question(question: Question) -> None:
         _check_unequal(question)
     if question.budget:
         _check_budget(question)
-    elif not 2 <= question.devices <= MOST_DEVICES:
+    elif not 1 + question.device.ranks <= question.devices <= MOST_DEVICES:
         raise ConfigError(
-            f"--devices {question.devices} must be between 2, one for each pool, and {MOST_DEVICES}; "
+            f"--devices {question.devices} must be between {1 + question.device.ranks}, a worker for each "
+            f"pool, and {MOST_DEVICES}; "
             "use --scale for more"
         )
     if question.repeats < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
+from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step
 from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.question import Question
 from triptych.simulator.plan.trials import Fineness, Trials
@@ -89,22 +89,22 @@ class Ratios:
         return "open: both serve as much as the search can tell"
 
 
-def candidates(devices: int, *, pictures: bool) -> list[ClusterShape]:
-    """Every ratio of so many devices. Without pictures, encoders would have nothing to do."""
-    return [on_devices(count, devices - count) for count in (range(1, devices) if pictures else (0,))]
-
-
-def affordable(question: Question, *, pictures: bool) -> list[ClusterShape]:
-    """For every number of PD workers within the budget, as many encoders as the rest of it buys."""
-    price, encoder_price = question.device.hour, question.encoders_on.hour
-    assert price and encoder_price, "check_question sees to prices"
-    most = int(question.budget / price + 1e-9)
+def candidates(question: Question, *, pictures: bool) -> list[ClusterShape]:
+    """Every ratio of the question's devices; with a budget, for every number of PD workers that it buys as
+    many encoders as the rest of it does. Without pictures, encoders would have nothing to do.
+    """
+    ranks = question.device.ranks
+    most = question.devices // ranks
+    counts = [(question.devices - ranks * n, n) for n in range(most, 0, -1)]
+    if budget := question.budget:
+        price, encoder_price = question.device.hour, question.encoders_on.hour
+        assert price and encoder_price, "check_question sees to prices"
+        each = price * ranks
+        most = int(budget / each + 1e-9)
+        counts = [(int((budget - n * each) / encoder_price + 1e-9), n) for n in range(1, most + 1)]
     if not pictures:
         return [question.apart(0, most)]
-    left = (
-        (count, int((question.budget - count * price) / encoder_price + 1e-9)) for count in range(1, most + 1)
-    )
-    return [question.apart(encoders, count) for count, encoders in left if encoders]
+    return [question.apart(encoders, pd_workers) for encoders, pd_workers in counts if encoders]
 
 
 def best_ratio(trials: Trials) -> Ratios:
@@ -115,13 +115,10 @@ def best_ratio(trials: Trials) -> Ratios:
     question = trials.question
     load, found = question.workload, estimate(question)
     pictures = any(count for count, weight in load.images if weight)
-    shapes = [
-        question.apart(e.encoders, e.pd_workers) for e in candidates(question.devices, pictures=pictures)
-    ]
-    count = question.devices
+    shapes, count = candidates(question, pictures=pictures), question.devices // question.device.ranks
     if question.budget:
-        shapes = affordable(question, pictures=pictures)
-        count = max(1, int(question.budget / (question.device.hour or 1.0) + 1e-9))
+        each = (question.device.hour or 1.0) * question.device.ranks
+        count = max(1, int(question.budget / each + 1e-9))
     served: dict[str, Served] = {}
     best = 0.0
     for shape in sorted(shapes, key=found.of, reverse=True):

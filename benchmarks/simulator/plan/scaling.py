@@ -1,15 +1,7 @@
 """How far a shape scales: what its workers serve, and the first part between them that is full.
 
-Everything is a share of one core or one link, at the rate that N workers serve:
-
-    proxy     rate/P · (request + tokens · message/m)  +  2 looks/s · (LOOK_PROXY + N · LOOK_PROXY_WORKER)
-    store     rate · (fresh pictures / save rate + pictures / load rate) · bytes of an embedding
-    registry  N · BEAT  +  P · 2 looks/s · (LOOK + N · LOOK_WORKER)
-
-P proxies, m tokens in a message: a PD worker sends one message per step to every proxy that has a request
-there, so that with more proxies each brings fewer tokens. One store is one server process: transfers and
-registry each alone may take SHARE of it. Every look is taken for one at workers that have changed: an upper
-bound, since one at unchanged ones costs the same for any N.
+Everything is a share of one core or one link at the rate that N workers serve; docs/planner.md has the
+formulas. One store is one server process: transfers and registry each alone may take SHARE of it.
 """
 
 from __future__ import annotations
@@ -18,12 +10,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from triptych.simulator.plan.estimate import Demand, Estimate, best_counts
+from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, proxy_seconds
+from triptych.simulator.plan.question import Question
+from triptych.simulator.plan.ratios import Served
 
 #: Of a core or a link, what may be in use before waiting for it shows.
 SHARE = 0.7
-#: CPU seconds of a message and tokens in it, of benchmarks/results/proxy_relay.md: 140,924 tokens/s are
-#: received alone, eight in a message. All of it is taken for the message's: an upper bound.
+#: CPU seconds of a message and tokens in it, of `python -m benchmarks proxy_relay` when every token was an
+#: event: 140,924 tokens/s received alone, eight in a message. All of it is taken for the message's: an upper
+#: bound.
 MESSAGE, MESSAGE_TOKENS = 8 / 140_924, 8
 #: Bytes per second of one store, of benchmarks/results/ec_transfer.md: eight at once over a unix socket.
 SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
@@ -59,7 +54,7 @@ class Reach:
     """`rate` requests per second are what the workers serve.
 
     `one_proxy` is the share of its core that a single proxy would need; `proxies` are as many as it takes (0:
-    no number does), and `shares` those of every part with them. `store_bytes`: per second, saved and loaded.
+    no number does), and `shares` those of every part with them. `store_bytes_per_second`: saved and loaded.
     """
 
     workers: int
@@ -68,7 +63,7 @@ class Reach:
     proxies: int
     one_proxy: float
     shares: dict[str, float]
-    store_bytes: float
+    store_bytes_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +76,25 @@ class Bottleneck:
     proxies: int
 
 
-def traffic_of(
-    asked: Demand,
-    proxy_seconds: float,
-    token: float,
-    embedding_bytes: float,
-    sequences: float,
-    store_rate: float = 0.0,
-) -> Traffic:
-    """`token`: a proxy's seconds for one, as measured with MESSAGE_TOKENS in a message.
+def traffic_of(question: Question, found: Estimate, served: Served, store_rate: float = 0.0) -> Traffic:
+    """What requests bring where PD workers are as busy as in `served`.
 
     `store_rate`: bytes per second in either direction, in place of what was measured.
     """
-    message = min(MESSAGE, token * MESSAGE_TOKENS)
+    load, costs, model = question.workload, question.device.costs, question.device.model
+    asked = demand_of(load, model)
+    # A token was measured with MESSAGE_TOKENS in a message.
+    message = min(MESSAGE, costs.proxy.token * MESSAGE_TOKENS)
+    embedding_bytes = (model.fixed_rows or asked.patches / model.merge**2) * model.row_bytes
+    rate = served.rate / served.shape.pd_workers
+    step = min(found.step_seconds(rate), question.slo.seconds("tpot"))
     return Traffic(
-        proxy_seconds=proxy_seconds - asked.output_tokens * message / MESSAGE_TOKENS,
+        proxy_seconds=proxy_seconds(load, costs, model) - asked.output_tokens * message / MESSAGE_TOKENS,
         message=message,
         tokens=asked.output_tokens,
         saved=asked.fresh * embedding_bytes,
         loaded=asked.pictures * embedding_bytes,
-        sequences=sequences,
+        sequences=max(rate * asked.output_tokens * step, 1.0),
         save_rate=store_rate or SAVE_RATE,
         load_rate=store_rate or LOAD_RATE,
     )

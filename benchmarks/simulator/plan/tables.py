@@ -58,7 +58,8 @@ def _text(words: str, *, bold: bool = False) -> Text:
     return Text(words, style="bold" if bold else "")
 
 
-def _table(title: str, *columns: str) -> Table:
+def table_of(title: str, *columns: str) -> Table:
+    """Empty; figures stand at the right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=not index)
@@ -76,7 +77,7 @@ def money(dollars: float | None) -> str:
 
 def ratios(found: CapacityPlan) -> Table:
     """Every ratio and the replicas, with what they serve."""
-    table = _table(
+    table = table_of(
         "Highest sustained rate",
         *("shape", "requests/s", "of loads", "bound by costs", "proxies", "per million", "per $"),
     )
@@ -103,20 +104,19 @@ def _served_words(found: CapacityPlan, served: Served) -> tuple[str, ...]:
 
 def purchases(found: CapacityPlan) -> Table:
     rate = found.purchases[0].rate
-    table = _table(
+    table = table_of(
         f"For {rate:g} requests/s", "shape", "devices", "proxies", "per million", "held in simulation"
     )
     for one in found.purchases:
         held = "yes" if one.confirmed else "no" if one.devices <= MOST_SIMULATED else "not tried: too many"
-        table.add_row(
-            one.shape.name, str(one.devices), str(found.proxies(one.rate)), money(one.dollars), held
-        )
+        counts = (str(one.devices), str(found.proxies(one.rate)))
+        table.add_row(one.shape.name, *counts, money(one.dollars_per_million), held)
     return table
 
 
 def sensitivity(found: CapacityPlan) -> Table:
     apart, replicas = found.ratios.best.name, found.ratios.replicas.name
-    table = _table(
+    table = table_of(
         "When the load differs", "load", f"{apart}, requests/s", f"{replicas}, requests/s", "best by costs"
     )
     for point in found.points:
@@ -127,18 +127,18 @@ def sensitivity(found: CapacityPlan) -> Table:
 
 
 def scaling(found: Scaling) -> Table:
-    table = _table(
+    table = table_of(
         f"Scaling, by costs ({found.of_bound:.0%} of the bound is served)",
         *("workers", "shape", "requests/s", "proxies", "store GB/s", "store", "registry"),
     )
-    for point in found.points:
+    for point in found.curve:
         shares = (point.shares["store"], point.shares["registry"])
         table.add_row(
             str(point.workers),
             point.shape,
             number(point.rate),
             str(point.proxies or "no number does"),
-            number(point.store_bytes / 1e9),
+            number(point.store_bytes_per_second / 1e9),
             *(
                 Text(f"{100 * share:,.{0 if share >= 0.1 else 1}f}%", style="red" if share > SHARE else "")
                 for share in shares

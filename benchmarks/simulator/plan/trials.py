@@ -36,14 +36,6 @@ _SEED_STEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One window: its verdict, and the requests that it took."""
-
-    verdict: Verdict
-    requests: int
-
-
-@dataclass(frozen=True, slots=True)
 class Fineness:
     """`resolution`, as a factor minus 1, and the first `step` away from a search's start, as a factor.
 
@@ -70,21 +62,20 @@ class Trials:
         self.requests = 0
         self.hurried = False
         self._on_window = on_window
-        self._known: dict[tuple[str, Workload, float, int, int], Trial] = {}
+        self._known: dict[tuple[str, Workload, float, int, int], Verdict] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def window(
         self, shape: ClusterShape, load: Workload, rate: float, repeat: int = 0, most: int = MOST
-    ) -> Trial:
+    ) -> Verdict:
         """`repeat` draws another load of the same kind; `most` requests are measured."""
         key = (shape.name, load, rate, repeat, most)
         found = self._known.get(key)
         if found is None:
             self._on_window(f"{shape.name} at {rate:.3g} requests/s")
             found = self._known[key] = self._simulate(shape, load, rate, repeat, most)
-            self.requests += found.requests
         return found
 
     def highest(
@@ -109,14 +100,15 @@ class Trials:
             confirmations=0,
             step=fineness.step,
         )
-        return search(lambda rate: self.window(shape, load, rate, repeat, fineness.most).verdict, limits).rate
+        return search(lambda rate: self.window(shape, load, rate, repeat, fineness.most), limits).rate
 
-    def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int, most: int) -> Trial:
+    def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int, most: int) -> Verdict:
         question, device = self.question, self.question.device
         seed = question.seed * _SEED_STEP + repeat
         found = estimate(question, load)
         warm_up, measured = window_counts(found, load, rate, shape.pd_workers, question.slo, most)
         self.hurried |= warm_up >= WARMEST
+        self.requests += warm_up + measured
         proxies = proxies_for(rate, proxy_seconds(load, device.costs, device.model))
         result = simulate(
             plan_requests(load, warm_up + measured, seed),
@@ -129,7 +121,7 @@ class Trials:
             warm_up=warm_up,
             enough=Doomed(question.slo, measured),
         )
-        return Trial(verdict_of(result.records, question.slo), warm_up + measured)
+        return verdict_of(result.records, question.slo)
 
 
 def window_counts(

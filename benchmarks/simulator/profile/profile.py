@@ -55,17 +55,10 @@ class Profile:
 
 def write_profile(path: Path, found: Profile) -> None:
     """Writes JSON with the costs on top, as `read_costs` reads them."""
-    document = (
-        {"format": FORMAT}
-        | asdict(found.costs)
-        | {
-            "shape": asdict(found.shape),
-            "settings": asdict(found.settings),
-            "machine": asdict(found.machine) | {"loaded": found.machine.loaded},
-            "fits": {stage: asdict(fit) for stage, fit in found.fits.items()},
-            "samples": {stage: [asdict(one) for one in taken] for stage, taken in found.samples.items()},
-        }
-    )
+    parts = asdict(found)
+    costs = parts.pop("costs")
+    parts["machine"]["loaded"] = found.machine.loaded
+    document = {"format": FORMAT} | costs | parts
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 

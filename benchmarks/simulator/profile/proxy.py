@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from triptych.config import TlsFiles
 from triptych.goodput.load.pictures import data_url, jpeg
 from triptych.goodput.load.workload import Picture
 from triptych.metrics import ProxyMetrics
@@ -26,9 +27,10 @@ from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import bind, calm_gc
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_channel
+from triptych.rpc.tls.certificates import Certificates
 from triptych.simulator.profile.fit import Sample
 from triptych.simulator.profile.scripted_workers import MARK, MODEL, FixedRegistry, NoStore, serve_workers
-from triptych.simulator.profile.timing import Deadline, Effort
+from triptych.simulator.profile.timing import Effort
 
 #: Streams and tokens of the relay, requests of one measurement, and sides of the pictures (JPEGs of noise:
 #: about 0.6 byte a pixel).
@@ -50,18 +52,25 @@ def worker_process(pipe: Connection, streams: int) -> None:
     uvloop.run(serve())
 
 
-def proxy_process(pipe: Connection, pd_port: int, encoder_port: int = 0) -> None:
-    """A proxy before those workers; sends its port, and then for every message its CPU seconds so far."""
+def proxy_process(
+    pipe: Connection, pd_port: int, encoder_port: int = 0, files: TlsFiles | None = None
+) -> None:
+    """A proxy before those workers; sends its port, and then for every message its CPU seconds so far.
+
+    With files, both its sides speak TLS.
+    """
 
     async def serve() -> None:
         view, metrics = NoStore(), ProxyMetrics()
         encoder = f"127.0.0.1:{encoder_port}" if encoder_port else ""
-        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", encoder), "bench")
+        certificates = Certificates(files) if files else None
+        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", encoder), "bench", certificates=certificates)
         dispatcher = Dispatcher(
             pool, view, metrics, GrpcTransport(pool, "bench"), proxy_id="bench", max_queue=4096
         )
         listener = bind("127.0.0.1", 0)
-        http = HttpServer(make_app(dispatcher, pool, metrics.registry), listener)
+        app = make_app(dispatcher, pool, metrics.registry)
+        http = HttpServer(app, listener, certificates=certificates)
         await http.start()
         await pool.start()
         calm_gc()
@@ -156,7 +165,7 @@ def proxy_samples(effort: Effort) -> tuple[list[Sample], list[float]]:
 
 
 def _measured(bench: ProxyBench, effort: Effort) -> list[Sample]:
-    deadline = Deadline(effort.stage_seconds)
+    end = time.perf_counter() + effort.stage_seconds
     streams = [post(_TOKENS)] * _STREAMS
     short = [post(1)] * _REQUESTS
     # Work, requests at once, tokens of each; pictures differ, so that every one is hashed and sent.
@@ -179,7 +188,7 @@ def _measured(bench: ProxyBench, effort: Effort) -> list[Sample]:
             seconds = bench.cpu(requests, at_once, tokens) / len(requests)
             if turn:
                 found.setdefault(index, (terms, []))[1].append(seconds)
-        if turn and deadline.over:
+        if turn and time.perf_counter() > end:
             break
     return [Sample(terms, statistics.median(taken), tuple(taken)) for terms, taken in found.values()]
 

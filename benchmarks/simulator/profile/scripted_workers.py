@@ -156,13 +156,20 @@ def _loaded(request: pd_pb2.SubmitRequest) -> pd_pb2.StepEvents:
 
 def _tokens(batch: Sequence[pd_pb2.SubmitRequest]) -> list[pd_pb2.StepEvents]:
     """A step for every token, then the end."""
-    count = batch[0].sampling.max_tokens
-    bodies: list[dict[str, Message]] = [
-        {"tokens": pd_pb2.Tokens(position=at, token_ids=[1000 + at], text=" token")} for at in range(count)
-    ]
+    count, size = batch[0].sampling.max_tokens, len(batch)
+    steps = []
+    for at in range(count):
+        tokens = pd_pb2.StepTokens(
+            request_ids=[request.request_id for request in batch],
+            attempts=[1] * size,
+            positions=[at] * size,
+            texts=[" token"] * size,
+            token_ids=[1000 + at] * size,
+        )
+        steps.append(pd_pb2.StepEvents(tokens=tokens))
     end = pd_pb2.Finished(reason="length", prompt_tokens=3, completion_tokens=count)
-    bodies.append({"finished": end})
-    return [pd_pb2.StepEvents(events=[_event(request, **body) for request in batch]) for body in bodies]
+    steps.append(pd_pb2.StepEvents(events=[_event(request, finished=end) for request in batch]))
+    return steps
 
 
 def _event(request: pd_pb2.SubmitRequest, **body: Message) -> pd_pb2.RequestEvent:

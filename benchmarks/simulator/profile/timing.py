@@ -26,24 +26,13 @@ FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0)
 QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5)
 
 
-class Deadline:
-    """The end of a stage: what is left of the grid then is not measured."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.perf_counter() + seconds
-
-    @property
-    def over(self) -> bool:
-        return time.perf_counter() > self._end
-
-
 def in_time(grid: Iterable[T], effort: Effort, least: int = 4) -> list[T]:
     """What the stage has time for of a grid that measures as it is read; so many at least."""
-    deadline = Deadline(effort.stage_seconds)
+    end = time.perf_counter() + effort.stage_seconds
     found: list[T] = []
     for sample in grid:
         found.append(sample)
-        if deadline.over and len(found) >= least:
+        if time.perf_counter() > end and len(found) >= least:
             break
     return found
 

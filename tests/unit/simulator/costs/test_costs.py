@@ -17,7 +17,6 @@ from triptych.simulator.costs.costs import (
     chunk_context,
     read_costs,
     read_shape,
-    write_costs,
 )
 from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE
 
@@ -32,7 +31,7 @@ COSTS = CostModel(
 
 
 def test_a_cost_model_comes_back_from_its_file(tmp_path: Path) -> None:
-    write_costs(tmp_path / "costs.json", COSTS)
+    (tmp_path / "costs.json").write_text(json.dumps(asdict(COSTS)))
     assert read_costs(tmp_path / "costs.json") == COSTS
 
 
@@ -69,13 +68,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_of_costs_alone_has_no_sizes(tmp_path: Path) -> None:
-    write_costs(tmp_path / "costs.json", COSTS)
+    (tmp_path / "costs.json").write_text(json.dumps(asdict(COSTS)))
     with pytest.raises(ConfigError, match="shape"):
         read_shape(tmp_path / "costs.json")
 
 
 def test_a_negative_cost_is_named(tmp_path: Path) -> None:
-    write_costs(tmp_path / "costs.json", replace(COSTS, pd=replace(COSTS.pd, decode_seq=-1.0)))
+    costs = replace(COSTS, pd=replace(COSTS.pd, decode_seq=-1.0))
+    (tmp_path / "costs.json").write_text(json.dumps(asdict(costs)))
     with pytest.raises(ConfigError, match=r"pd\.decode_seq is -1\.0"):
         read_costs(tmp_path / "costs.json")
 

@@ -1,4 +1,4 @@
-"""Rooflines against figures computed by hand, and what the published comparison was fitted to."""
+"""Rooflines against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import pytest
 from triptych.errors import ConfigError
 from triptych.simulator.costs.chips import CHIPS, CPU_RATIO
 from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_8B, published
-from triptych.simulator.costs.published_epd import (
-    ENCODER_DOOR_ITEM,
-    FIGURES,
-    TEXT_TOKENS,
-    disaggregated,
-    door_limit,
-    replicas,
-)
 
 
 def test_parameters_of_qwen3_vl_4b_are_those_of_its_config() -> None:
@@ -62,30 +54,3 @@ def test_a_cpu_node_takes_twelve_times_as_long_as_an_l40s_for_a_large_picture() 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="a100-80g, h100, h200"):
         published("tpu")
-
-
-def test_fitted_figures_are_met() -> None:
-    for figure in FIGURES:
-        if "replicas" in figure.fitted:
-            assert door_limit(TEXT_TOKENS[figure.text], figure.images) == pytest.approx(
-                figure.replicas, rel=1e-3
-            )
-        if "disaggregated" in figure.fitted:
-            assert 1 / (ENCODER_DOOR_ITEM * figure.images) == pytest.approx(figure.disaggregated)
-
-
-def test_figures_that_were_not_fitted_are_near() -> None:
-    left = [f for f in FIGURES if f.replicas is not None and "replicas" not in f.fitted]
-    assert len(left) == 3
-    for figure in left:
-        assert figure.replicas is not None
-        assert door_limit(TEXT_TOKENS[figure.text], figure.images) == pytest.approx(figure.replicas, rel=0.27)
-
-
-def test_pictures_are_prepared_at_one_door_or_at_the_encoders() -> None:
-    assert replicas().encoder.prepare(640 * 640) == 0
-    assert replicas().proxy.take(items=4, media_bytes=10**6, prompt_tokens=400) == pytest.approx(
-        1 / 6, rel=1e-3
-    )
-    assert disaggregated().encoder.prepare(640 * 640) == ENCODER_DOOR_ITEM
-    assert disaggregated().pd == replicas().pd

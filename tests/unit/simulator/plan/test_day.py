@@ -92,7 +92,7 @@ def test_what_cannot_be_simulated_is_refused(trace_file: Path) -> None:
     with pytest.raises(ConfigError, match="use a --rate of up to"):
         day(trace_file, rate=10_000.0)
     with pytest.raises(ConfigError, match="no pictures: give --images"):
-        day(trace_file, QUESTION.with_load(replace(PICTURE, images=((0, 1.0),))))
+        day(trace_file, replace(QUESTION, workload=replace(PICTURE, images=((0, 1.0),))))
     with pytest.raises(ConfigError, match="--slo is empty"):
         day(trace_file, replace(QUESTION, slo=Slo()))
     with pytest.raises(ConfigError, match="use one of diurnal, burst, step, or a file"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -15,7 +16,7 @@ from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, estimate, proxies_for
-from triptych.simulator.plan.purchase import MOST_BOUGHT, cost_per_million, fewest_devices
+from triptych.simulator.plan.purchase import MOST_BOUGHT, cost_per_million, fewest_workers
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question, read_device
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
 from triptych.simulator.plan.sensitivity import points, share_of, with_share
@@ -70,8 +71,36 @@ def test_pictures_that_were_all_seen_or_none_at_all_need_no_encoder() -> None:
     found = estimate(question(THREE_TO_ONE, replace(LOAD, images=((0, 1.0),))))
     assert math.isinf(found.encoder)
     assert best_counts(found, 4) == (0, 4)
-    assert [shape.name for shape in candidates(4, pictures=False)] == ["0E4PD"]
-    assert [shape.name for shape in candidates(4, pictures=True)] == ["1E3PD", "2E2PD", "3E1PD"]
+    assert [shape.name for shape in candidates(question(THREE_TO_ONE), pictures=False)] == ["0E4PD"]
+    assert [shape.name for shape in candidates(question(THREE_TO_ONE), pictures=True)] == [
+        "1E3PD",
+        "2E2PD",
+        "3E1PD",
+    ]
+
+
+def test_a_pd_worker_takes_a_device_for_each_rank() -> None:
+    asked = question(THREE_TO_ONE, devices=5, hour=2.0)
+    asked = replace(asked, device=replace(asked.device, ranks=2))
+    assert [shape.name for shape in candidates(asked, pictures=True)] == ["1E2PD", "3E1PD"]
+    assert [asked.devices_in(shape) for shape in candidates(asked, pictures=True)] == [5, 5]
+    assert [shape.name for shape in candidates(asked, pictures=False)] == ["0E2PD"]
+    assert asked.hourly(on_devices(3, 1)) == asked.hourly(on_devices(1, 2)) == 10.0
+    assert asked.hourly(colocated(2)) == 8.0
+    within = replace(asked, budget=9.0)
+    assert [shape.name for shape in candidates(within, pictures=True)] == ["2E1PD"]
+
+
+def test_ranks_share_steps_and_memory_and_nothing_else() -> None:
+    one, two = read_device("a100"), read_device("a100", ranks=2, speed=1.6)
+    assert two.costs.pd.step_seconds(10, 20, 30, 40.0) == pytest.approx(
+        one.costs.pd.step_seconds(10, 20, 30, 40.0) / 1.6
+    )
+    assert (two.costs.pd.load(10), two.costs.pd.take(10)) == (one.costs.pd.load(10), one.costs.pd.take(10))
+    assert (two.costs.encoder, two.model) == (one.costs.encoder, one.model)
+    # Each rank holds half of the weights: 4.02 G parameters of two bytes.
+    more = two.limits.pd.kv_memory - 2 * one.limits.pd.kv_memory
+    assert more == pytest.approx(2 * 4.02e9, rel=1e-3)
 
 
 def test_a_replica_pays_for_tower_and_decoder() -> None:
@@ -107,11 +136,16 @@ def test_demand_is_the_mean_over_the_weights() -> None:
     assert asked.prompt_tokens == pytest.approx(120 + 0.25 * 4 * 252)
 
 
+def fewest(found: Estimate, rate: float, *, apart: bool) -> int:
+    """Devices for `rate`, where waiting takes a fifth of the bound."""
+    return sum(next(fewest_workers(found, 0.8, rate, apart=apart)))
+
+
 def test_doubling_the_rate_never_needs_fewer_devices() -> None:
     for made in (THREE_TO_ONE, COSTS, costs(tower=0.01, step=0.008, sequence=0.002)):
         found = estimate(question(made))
         for apart in (True, False):
-            needed = [fewest_devices(found, 0.8, rate, apart=apart) for rate in (1, 2, 4, 8, 16, 32, 64, 128)]
+            needed = [fewest(found, rate, apart=apart) for rate in (1, 2, 4, 8, 16, 32, 64, 128)]
             assert needed == sorted(needed)
             assert needed[-1] > needed[0]
 
@@ -119,13 +153,22 @@ def test_doubling_the_rate_never_needs_fewer_devices() -> None:
 def test_the_devices_for_a_rate_are_the_fewest() -> None:
     # An encoder serves 10, a PD worker 30: 3E1PD serves 30, 24 with a fifth lost to waiting.
     found = Estimate(encoder=10, pd_worker=30, replica=7, step=0.01, work=0.03)
-    assert fewest_devices(found, 0.8, 24, apart=True) == 4
+    assert fewest(found, 24, apart=True) == 4
     # A fifth device adds nothing to either pool alone.
-    assert fewest_devices(found, 0.8, 24.1, apart=True) == 6
-    assert fewest_devices(found, 0.8, 5.6, apart=False) == 1
-    assert fewest_devices(found, 0.8, 24, apart=False) == 5
+    assert fewest(found, 24.1, apart=True) == 6
+    assert fewest(found, 5.6, apart=False) == 1
+    assert fewest(found, 24, apart=False) == 5
     with pytest.raises(ConfigError, match=f"--rate 1e\\+07 takes more than {MOST_BOUGHT} devices"):
-        fewest_devices(found, 0.8, 1e7, apart=False)
+        fewest(found, 1e7, apart=False)
+    with pytest.raises(ConfigError, match=f"takes more than {MOST_BOUGHT} devices"):
+        fewest(found, 1.7e308, apart=True)
+
+
+def test_devices_are_added_where_they_raise_the_bound_most() -> None:
+    found = Estimate(encoder=10, pd_worker=30, replica=7, step=0.01, work=0.03)
+    for rate in (5, 24, 61, 200):
+        for counts in islice(fewest_workers(found, 0.8, rate, apart=True), 9):
+            assert counts == best_counts(found, sum(counts))
 
 
 def test_a_million_requests_cost_the_hours_that_they_take() -> None:

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from support.simulated import MODEL
+from support.simulated import COSTS, LIMITS, MODEL
 from triptych.goodput.load.workload import Workload
-from triptych.simulator.plan.answer import embedding_bytes
-from triptych.simulator.plan.estimate import Estimate, demand_of
+from triptych.goodput.measure.slo import Slo
+from triptych.simulator.cluster.shape import on_devices
+from triptych.simulator.costs.costs import ProxyCosts
+from triptych.simulator.plan.estimate import Estimate
+from triptych.simulator.plan.question import PlannedDevice, Question
+from triptych.simulator.plan.ratios import Served
 from triptych.simulator.plan.scaling import (
     BEAT,
     BEATS,
@@ -30,6 +34,7 @@ from triptych.simulator.plan.scaling import (
     traffic_of,
 )
 
+SLO = Slo((("tpot", 1000.0),))
 #: A PD worker serves 10 requests per second, an encoder as many.
 FOUND = Estimate(encoder=10, pd_worker=10, replica=5, step=0.01, work=0.05)
 #: 2 ms of a proxy and no messages; 10 MB saved and 20 loaded at 1 GB/s.
@@ -96,20 +101,29 @@ def test_the_curve_goes_to_a_thousand_workers_and_never_down() -> None:
     points = curve(FOUND, 0.8, PLAIN)
     assert points[-1].workers == 1000 and points[-1].rate == pytest.approx(0.8 * 5000)
     assert points[-1].shape == "500E500PD"
-    for name in ("rate", "proxies", "one_proxy", "store_bytes"):
+    for name in ("rate", "proxies", "one_proxy", "store_bytes_per_second"):
         values = [getattr(point, name) for point in points]
         assert values == sorted(values)
-    assert points[0].store_bytes == pytest.approx(points[0].rate * 30e6)
+    assert points[0].store_bytes_per_second == pytest.approx(points[0].rate * 30e6)
+
+
+def traffic(token: float) -> Traffic:
+    """Of two pictures and 100 tokens out; a proxy takes 5 ms for a request, its tokens at `token` each."""
+    load = Workload(50, 100, ((2, 1.0),), ((320, 320, 1.0),), 0.5)
+    costs = replace(COSTS, proxy=ProxyCosts(5e-3 - 100 * token, 0.0, token))
+    asked = Question(load, "", SLO, PlannedDevice("", costs, MODEL, LIMITS))
+    served = Served(on_devices(1, 1), 10.0, (4.0,))
+    return traffic_of(asked, replace(FOUND, step=0.1, work=0.05), served)
 
 
 def test_a_message_is_taken_out_of_what_a_token_was_measured_at() -> None:
-    asked = demand_of(Workload(50, 100, ((2, 1.0),), ((320, 320, 1.0),), 0.5), MODEL)
-    found = traffic_of(asked, 5e-3, 16e-6, 1e6, 50)
+    found = traffic(16e-6)
     assert found.proxy_seconds == pytest.approx(5e-3 - 100 * MESSAGE / 8)
-    assert (found.saved, found.loaded) == (1e6, 2e6)
+    # 400 patches are 100 rows of 1024 bytes.
+    assert (found.saved, found.loaded) == (102400, 204800)
     # As measured, eight tokens in a message, it is what it was.
     assert found.proxy_seconds + 100 / 8 * found.message == pytest.approx(5e-3)
     # A proxy that is faster than that machine's spends no more on messages than on tokens.
-    assert traffic_of(asked, 5e-3, 1e-6, 1e6, 50).message == pytest.approx(8e-6)
-    # 400 patches are 100 rows of 1024 bytes.
-    assert embedding_bytes(asked, MODEL.merge, MODEL.fixed_rows, MODEL.row_bytes) == 102400
+    assert traffic(1e-6).message == pytest.approx(8e-6)
+    # 4 requests a second of 100 steps; a step of 0.1 s in an idle worker lasts 0.1 / (1 - 4 x 0.05) there.
+    assert found.sequences == pytest.approx(4 * 100 * 0.1 / 0.8)

@@ -16,7 +16,7 @@ from triptych.simulator.plan.advice import advise
 from triptych.simulator.plan.estimate import Estimate, estimate
 from triptych.simulator.plan.purchase import purchase
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question, parse_prices
-from triptych.simulator.plan.ratios import Ratios, Served, affordable
+from triptych.simulator.plan.ratios import Ratios, Served, candidates
 from triptych.simulator.plan.trials import Trials
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
@@ -43,10 +43,10 @@ def question(budget: float = 4.0, **changes: object) -> Question:
 
 
 def test_a_budget_buys_encoders_of_what_pd_workers_leave() -> None:
-    found = [shape.name for shape in affordable(question(6.0), pictures=True)]
+    found = [shape.name for shape in candidates(question(6.0), pictures=True)]
     # 2 of 6 dollars leave 8 encoders, 4 leave 4; with three PD workers nothing is left.
     assert found == ["8E1PD", "4E2PD"]
-    assert [shape.name for shape in affordable(question(6.0), pictures=False)] == ["0E3PD"]
+    assert [shape.name for shape in candidates(question(6.0), pictures=False)] == ["0E3PD"]
 
 
 def test_a_shape_costs_what_its_devices_do() -> None:
@@ -66,8 +66,8 @@ def test_the_simulation_gives_encoders_their_own_costs() -> None:
     trials = Trials(question())
     shape = trials.question.apart(1, 1)
     # One picture takes 40 ms.
-    assert trials.window(shape, LOAD, 20.0, most=250).verdict.sustained
-    assert not trials.window(shape, LOAD, 28.0, most=250).verdict.sustained
+    assert trials.window(shape, LOAD, 20.0, most=250).sustained
+    assert not trials.window(shape, LOAD, 28.0, most=250).sustained
 
 
 def test_a_rate_is_bought_from_each_pool_apart() -> None:
@@ -76,7 +76,7 @@ def test_a_rate_is_bought_from_each_pool_apart() -> None:
     found = purchase(trials, served, 30.0, apart=True)
     # 30 / 0.8 / 25 = 1.5 encoders; one PD worker serves far more.
     assert found.shape.name == "2E1PD" and found.confirmed
-    assert found.dollars == pytest.approx(3.0 / 3600 / 30 * 1e6)
+    assert found.dollars_per_million == pytest.approx(3.0 / 3600 / 30 * 1e6)
 
 
 def test_prices_are_one_for_all_or_one_for_each() -> None:

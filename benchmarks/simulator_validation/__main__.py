@@ -26,6 +26,19 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.simulator_validation.comparison import (
+    KINDS,
+    LOADS,
+    METRICS,
+    SYSTEMS,
+    Comparison,
+    ValidatedSystem,
+    ValidationCell,
+    compare,
+    plan_cells,
+    systems_for,
+    table,
+)
 from triptych.config import EncoderConfig
 from triptych.cpu.threads import thread_environment
 from triptych.errors import ConfigError
@@ -41,19 +54,6 @@ from triptych.goodput.run import ready
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
 from triptych.simulator.run import simulate
-from triptych.simulator.validation import (
-    KINDS,
-    LOADS,
-    METRICS,
-    SYSTEMS,
-    Comparison,
-    ValidatedSystem,
-    ValidationCell,
-    compare,
-    plan_cells,
-    systems_for,
-    table,
-)
 
 FORMAT = "triptych-validation/3"
 #: Seconds of a window, before one has been measured; and of a cluster's start.

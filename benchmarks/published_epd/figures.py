@@ -62,7 +62,7 @@ def replicas() -> CostModel:
     return replace(
         costs,
         name="replicas behind one front door, A100",
-        source=f"{costs.source}; front door fitted, see benchmarks/simulator/costs/published_epd.py",
+        source=f"{costs.source}; front door fitted, see benchmarks/published_epd/figures.py",
         encoder=replace(costs.encoder, prepare_item=0.0, prepare_pixel=0.0),
         proxy=door,
     )
@@ -74,11 +74,6 @@ def disaggregated() -> CostModel:
     return replace(
         costs,
         name="1E3PD, A100",
-        source=f"{costs.source}; encoder's door fitted, see benchmarks/simulator/costs/published_epd.py",
+        source=f"{costs.source}; encoder's door fitted, see benchmarks/published_epd/figures.py",
         encoder=replace(costs.encoder, prepare_item=ENCODER_DOOR_ITEM, prepare_pixel=0.0),
     )
-
-
-def door_limit(text_tokens: int, images: int) -> float:
-    """Requests per second at which the replicas' front door is full."""
-    return 1 / (DOOR_ITEM * images + DOOR_TOKEN * text_tokens)

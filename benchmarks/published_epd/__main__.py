@@ -2,7 +2,7 @@
 
     python -m benchmarks published_epd --write
 
-`triptych.simulator.costs.published_epd` has the figures, their source, and which three constants were fitted
+`figures.py` has the figures, their source, and which three constants were fitted
 to which of them. Every other figure tests the simulator. The same loads are simulated with the cost models
 that `triptych plan --gpu a100` has: there, no front door is between the load and the GPUs.
 """
@@ -16,6 +16,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from benchmarks.published_epd.figures import (
+    FIGURES,
+    GPU,
+    Figure,
+    disaggregated,
+    replicas,
+)
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
@@ -28,13 +35,6 @@ from triptych.goodput.report.machine import describe, load_average
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.costs.published import published
-from triptych.simulator.costs.published_epd import (
-    FIGURES,
-    GPU,
-    Figure,
-    disaggregated,
-    replicas,
-)
 from triptych.simulator.plan.question import read_device
 from triptych.simulator.plan.trials import Doomed, verdict_of
 from triptych.simulator.run import simulate

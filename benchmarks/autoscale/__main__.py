@@ -16,9 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych.goodput.report.machine import describe, load_average
-from triptych.simulator.autoscale.comparison import (
+from benchmarks.autoscale.comparison import (
     COLD_STARTS,
     OURS,
     POLICIES,
@@ -28,8 +26,10 @@ from triptych.simulator.autoscale.comparison import (
     kept,
     trials,
 )
+from benchmarks.autoscale.plot import save
+from benchmarks.result_page import RESULTS, add_write_flag, publish
+from triptych.goodput.report.machine import describe, load_average
 from triptych.simulator.autoscale.ours import ENCODER_SLO
-from triptych.simulator.autoscale.plot import save
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
 from triptych.simulator.autoscale.trial import SLO
 

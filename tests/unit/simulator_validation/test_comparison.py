@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.simulator_validation.comparison import (
+    SYSTEMS,
+    Comparison,
+    compare,
+    plan_cells,
+    systems_for,
+    table,
+)
 from triptych.goodput.launch import parse_shape
-from triptych.simulator.validation import SYSTEMS, Comparison, compare, plan_cells, systems_for, table
 
 
 def runs(*values: float) -> list[dict[str, float]]:

@@ -9,8 +9,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.autoscale.comparison import STATIC, TrialFigures
 from triptych.goodput.report.plots import COLOURS
-from triptych.simulator.autoscale.comparison import STATIC, TrialFigures
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, UTILIZATION, Trace
 
 _DEMAND = "#999999"

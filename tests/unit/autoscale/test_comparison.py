@@ -7,9 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
-from triptych.simulator.autoscale.comparison import (
+from benchmarks.autoscale.comparison import (
     OURS,
     POLICIES,
     STATIC,
@@ -18,7 +16,9 @@ from triptych.simulator.autoscale.comparison import (
     kept,
     trials,
 )
-from triptych.simulator.autoscale.plot import save
+from benchmarks.autoscale.plot import save
+from triptych.errors import ConfigError
+from triptych.goodput.load.record import RequestRecord
 from triptych.simulator.autoscale.pool import PoolHistory, PoolMoment, WorkerLife
 from triptych.simulator.autoscale.traces import TRACES, trace
 from triptych.simulator.autoscale.trial import SLO, TrialResult

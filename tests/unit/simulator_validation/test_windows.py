@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.micro import simulator_validation as validation
+from benchmarks.simulator_validation import __main__ as validation
+from benchmarks.simulator_validation.comparison import ValidationCell, plan_cells
 from support.simulated import COSTS, MODEL
 from triptych.errors import ConfigError
-from triptych.simulator.validation import ValidationCell, plan_cells
 
 FIGURES = {"ttft": 0.1, "tpot": 0.01, "throughput": 10.0}
 CELLS = plan_cells(["1e1pd-pinned", "1-colocated"], ["mix"], 2)

@@ -1,0 +1,1 @@
+"""The scaling policy beside others, in virtual time."""

@@ -1,0 +1,1 @@
+"""How much the proxy relays on one core."""

@@ -1,0 +1,85 @@
+"""The clients: they ask, and read the CPU time of the proxy and of the PD worker around that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from typing import Any
+
+from benchmarks.proxy_relay.processes import Direct
+from triptych.simulator.profile.proxy import ask, post
+from triptych.simulator.profile.scripted_workers import MODEL
+
+#: Clients at once, and the requests of each; output tokens of a short request, and of a long one.
+CLIENTS, EACH, SHORT, LONG = 32, 10, 8, 100
+_PROMPT = "What is the capital of France? Answer in one word."
+
+
+def cpu_seconds(pipe: Any) -> float:
+    """Of the process behind the pipe, so far."""
+    pipe.send("cpu")
+    return float(pipe.recv())
+
+
+async def relay(
+    port: int, pipe: Any, streams: int, tokens: int, context: ssl.SSLContext | None = None
+) -> tuple[float, float]:
+    """(tokens per CPU second of the proxy, tokens per second of the clock)."""
+    cpu, clock = cpu_seconds(pipe), time.perf_counter()
+    counts = await asyncio.gather(*(ask(port, post(tokens), context) for _ in range(streams)))
+    seconds = time.perf_counter() - clock
+    used = cpu_seconds(pipe) - cpu
+    assert counts == [tokens] * streams, counts
+    return streams * tokens / used, streams * tokens / seconds
+
+
+async def latency(port: int, pd_port: int, repeats: int = 300) -> tuple[list[float], list[float]]:
+    """Seconds of one-token requests to the PD worker itself, and through the proxy; taking turns."""
+    direct = Direct(pd_port, "latency")
+    await direct.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    alone, proxied = [], []
+    for number in range(repeats):
+        started = time.perf_counter()
+        await direct.submit(1, number)
+        await direct.read()
+        alone.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        writer.write(post(1))
+        await reader.readuntil(b"[DONE]")
+        proxied.append(time.perf_counter() - started)
+        await reader.readuntil(b"0\r\n\r\n")
+    writer.close()
+    await direct.close()
+    return alone, proxied
+
+
+async def _client(port: int, requests: int, tokens: int, *, stream: bool) -> None:
+    """Asks again as soon as it has its answer, over one connection, as clients keep it."""
+    fields = {"model": MODEL, "max_tokens": tokens, "stream": stream}
+    body = json.dumps(fields | {"messages": [{"role": "user", "content": _PROMPT}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nAuthorization: Bearer x\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(requests):
+        writer.write(head + body)
+        reply = await reader.readuntil(b"0\r\n\r\n" if stream else b"}}}")
+        assert reply.count(b" token") == tokens, reply
+    writer.close()
+
+
+async def served(port: int, proxy: Any, *, stream: bool) -> float:
+    """CPU seconds of the proxy for one short text request, streamed or whole."""
+    before = cpu_seconds(proxy)
+    await asyncio.gather(*(_client(port, EACH, SHORT, stream=stream) for _ in range(CLIENTS)))
+    return (cpu_seconds(proxy) - before) / (CLIENTS * EACH)
+
+
+async def paced(port: int, proxy: Any, worker: Any) -> tuple[float, float]:
+    """CPU seconds of the proxy, and of the PD worker, for one token that leaves in a write of its own."""
+    before = cpu_seconds(proxy), cpu_seconds(worker)
+    await asyncio.gather(*(_client(port, 1, LONG, stream=True) for _ in range(CLIENTS)))
+    tokens = CLIENTS * LONG
+    return (cpu_seconds(proxy) - before[0]) / tokens, (cpu_seconds(worker) - before[1]) / tokens

@@ -1,0 +1,1 @@
+"""A published comparison beside the simulator's figures."""

@@ -1,0 +1,1 @@
+"""Measured clusters beside simulated ones."""

@@ -1,0 +1,1 @@
+"""Each stage of a request in process, beside what the machine could do at best."""
