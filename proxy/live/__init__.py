@@ -1,1 +1,1 @@
-"""The proxy's live data: the cluster as it is now and was for 15 minutes, and where its requests spend time."""
+"""The proxy's live data: the cluster now and over 15 minutes, and where its requests spend time."""

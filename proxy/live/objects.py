@@ -78,8 +78,8 @@ class PoolsScaling(msgspec.Struct, frozen=True):
 class ClusterRates(msgspec.Struct, frozen=True):
     """Events of a second, over the last ten; `tokens` of all PD workers, the rest of this proxy.
 
-    `errors` are replies with 5xx or 429, `refused` those with any other 4xx. `hit_rate`: the share of items of
-    the last minute that needed no encoder job of their own; None where there was none.
+    `errors` are replies with 5xx or 429, `refused` those with any other 4xx. `hit_rate`: the share of the
+    last minute's items that needed no encoder job of their own; None where there was none.
     """
 
     requests: float
