@@ -81,7 +81,7 @@ class _Phases:
         self.found = [RequestPhase(start, "wait", PROXY, "for its turn and its model")]
         self._begin(moment, "fetch", PROXY, "" if self._items else "no media", began)
         if self._items:
-            self._begin(moment, "wait", STORE, f"look-up of {self._items} items")
+            self._begin(moment, "wait", STORE, "look-up of its items")
 
     def _wait_for_items(self, moment: Moment) -> None:
         if self._lacking > 0:
