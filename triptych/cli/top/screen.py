@@ -18,7 +18,7 @@ WIDE = 140
 TREND = 60
 _MOST_FAILURES = 4
 #: Lines beside workers, requests and failures: heads, titles and rules.
-_FIXED_LINES = 16
+_FIXED_LINES = 18
 _LEAST_ROWS = 4
 _MOST_MODELS = 4
 
@@ -69,7 +69,8 @@ def _beside(pools: list[RenderableType]) -> Table:
 
 def _head(seen: ClusterSnapshot, trends: Trends, width: int) -> list[RenderableType]:
     trend = max(min(width - 60, TREND), 0)
-    return [_proxy_line(seen), *_rate_lines(seen, trends, trend), _goodput_line(seen), _pool_line(seen)]
+    lines = [_proxy_line(seen), *_rate_lines(seen, trends, trend)]
+    return [*lines, _goodput_line(seen), _store_line(seen), _scaling_line(seen), Text()]
 
 
 def _proxy_line(seen: ClusterSnapshot) -> Text:
@@ -112,15 +113,18 @@ def _goodput_line(seen: ClusterSnapshot) -> Text:
     return line
 
 
-def _pool_line(seen: ClusterSnapshot) -> Text:
+def _store_line(seen: ClusterSnapshot) -> Text:
     store = seen.store
     line = Text("store ")
     line.append("up" if store.up else "down", style="green" if store.up else "bold red")
     budget = f" of {size(store.max_bytes)}" if store.max_bytes else ""
     line.append(f" {size(store.used_bytes)}{budget}, {store.evictions} evictions")
-    for name, pool in (("encoders", seen.scaling.encoder), ("PD workers", seen.scaling.pd)):
-        line.append(f"  {name} {_wanted(pool)}")
     return line
+
+
+def _scaling_line(seen: ClusterSnapshot) -> Text:
+    pools = (("encoder workers", seen.scaling.encoder), ("PD workers", seen.scaling.pd))
+    return Text("  ".join(f"{name} {_wanted(pool)}" for name, pool in pools))
 
 
 def _wanted(pool: PoolScaling) -> str:

@@ -18,7 +18,14 @@ _BAR = 8
 
 def _table(title: str, *columns: str) -> Table:
     """A table whose first column is text, and the others numbers to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, expand=True)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        expand=True,
+        show_edge=False,
+    )
     table.padding = (0, 1, 0, 0)
     for index, column in enumerate(columns):
         left = index == 0 or column in ("state", "stage", "model", "PD worker", "KV", "cache")
