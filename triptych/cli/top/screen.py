@@ -17,9 +17,10 @@ WIDE = 140
 #: Values of a trend that are kept; on a narrow screen fewer of them are drawn.
 TREND = 60
 _MOST_FAILURES = 4
-#: Lines beside workers, requests and failures: heads, titles and rules.
-_FIXED_LINES = 18
-_LEAST_ROWS = 4
+#: Lines of the head, on a narrow terminal with two that are broken, and of a table beside its rows.
+_HEAD_LINES, _TABLE_LINES = 9, 3
+#: Rows of a table without a height, and at least.
+_MOST_ROWS, _LEAST_ROWS = 64, 2
 _MOST_MODELS = 4
 
 
@@ -39,24 +40,28 @@ def screen(
     seen: ClusterSnapshot, trends: Trends, width: int, height: int = 0, problem: str = ""
 ) -> RenderableType:
     """The whole screen; with a `height` of 0 it takes the lines that it needs. `problem`: it is of before."""
-    rows = max(height - _FIXED_LINES, _LEAST_ROWS) if height else 64
     wide = width >= WIDE
     failures = failure_lines(seen.failures, _MOST_FAILURES)
-    workers = max(rows // 2 if wide else rows // 3, 2)
+    said = [Text("Failures", style="bold"), *failures] if failures else []
+    workers, requests = _rows(seen, height, wide, sum(-(-line.cell_len // width) for line in said))
     pools: list[RenderableType] = [encoder_table(seen.encoders, workers), pd_table(seen.pd_workers, workers)]
-    shown = min(workers, max(len(seen.encoders), len(seen.pd_workers)) if wide else _both(seen))
-    left = max(rows - shown - len(failures), _LEAST_ROWS)
-    parts: list[RenderableType] = [*_head(seen, trends, width), *([_beside(pools)] if wide else pools)]
-    parts.append(request_table(seen.requests, seen.proxy.in_flight, left))
-    if failures:
-        parts += [Text("Failures", style="bold"), *failures]
-    if problem:
-        parts.insert(0, Text(plain(problem), style="bold red"))
-    return Group(*parts)
+    return Group(
+        *([Text(plain(problem), style="bold red")] if problem else []),
+        *_head(seen, trends, width),
+        *([_beside(pools)] if wide else pools),
+        request_table(seen.requests, seen.proxy.in_flight, requests),
+        *said,
+    )
 
 
-def _both(seen: ClusterSnapshot) -> int:
-    return len(seen.encoders) + len(seen.pd_workers)
+def _rows(seen: ClusterSnapshot, height: int, wide: bool, below: int) -> tuple[int, int]:
+    """Rows for the workers of each pool, and for requests, with so many lines `below` them."""
+    if not height:
+        return _MOST_ROWS, _MOST_ROWS
+    room = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
+    workers = max(room // (2 if wide else 3), _LEAST_ROWS)
+    shown = [min(len(pool), workers) for pool in (seen.encoders, seen.pd_workers)]
+    return workers, max(room - (max(shown) if wide else sum(shown)), _LEAST_ROWS)
 
 
 def _beside(pools: list[RenderableType]) -> Table:

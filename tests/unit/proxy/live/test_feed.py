@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 
-import msgspec
 import pytest
 
+from support.fakes.live_view import CountingView
 from triptych.errors import Unavailable
 from triptych.proxy.live.feed import MOST_MISSED, LiveFeed, event
-from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot
-
-EXAMPLE = json.loads(Path(__file__).with_name("example_cluster.json").read_text())
-
-
-class CountingView:
-    """A view that counts what is asked of it."""
-
-    def __init__(self) -> None:
-        self.looks = self.snapshots = self.histories = 0
-
-    def look(self) -> None:
-        self.looks += 1
-
-    def snapshot(self) -> ClusterSnapshot:
-        self.snapshots += 1
-        return msgspec.convert(EXAMPLE["snapshot"] | {"uptime": float(self.snapshots)}, ClusterSnapshot)
-
-    def history(self) -> ClusterHistory:
-        self.histories += 1
-        return msgspec.convert(EXAMPLE["history"], ClusterHistory)
 
 
 async def test_without_listeners_a_look_makes_no_snapshot() -> None:
