@@ -106,7 +106,7 @@ def test_an_encoder_that_is_killed_is_a_failure_and_another_one_takes_its_place(
         wait_for("items at the stopped encoder worker", waits)
         os.kill(stopped, signal.SIGKILL)
         assert asked.result(120)["choices"]
-    (failure,) = get(cluster, "/cluster")["failures"]
+    (failure,) = wait_for("the failure", lambda: get(cluster, "/cluster")["failures"])
     assert failure["what"].startswith("encoder worker") and "lost" in failure["what"]
     assert failure["remedy"] and failure["where"] in before
     record = record_of(cluster, "killed")
