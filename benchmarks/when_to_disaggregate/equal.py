@@ -35,7 +35,7 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
     for case in CASES:
         slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
         asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
-        plan = answer(asked, Wanted(sensitivity=False), lambda window: None)
+        plan = answer(asked, Wanted(sensitivity=False))
         rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
         print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
         yield case, plan
