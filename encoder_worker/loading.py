@@ -50,7 +50,7 @@ def load_tower(config: EncoderConfig) -> EncoderSide:
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    with step("warming up the encoder"):
+    with step("warming up"):
         warm_up(encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
@@ -75,7 +75,7 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
     memory.reset_peak()
     held = memory.used()
     budget = config.device_memory or held + int(memory.free() * memory.share)
-    with step("measuring the memory of the largest batch"), torch.inference_mode():
+    with step("measuring memory"), torch.inference_mode():
         encoder.encode(batch)
     activations = max(0, memory.peak() - held)
     # Returns what the run has left in torch's allocator.

@@ -73,7 +73,7 @@ def sized(config: PDConfig, decoder: DecoderSide, other_peak: int = 0) -> PDConf
     """
     if config.kv_memory and decoder.device.type == "cpu":
         return config
-    with step("measuring the memory of the longest batch"):
+    with step("measuring memory"):
         plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
     logger.info("memory of %s:\n%s", decoder.device, plan.table())
     return replace(config, kv_memory=plan.kv_memory, encoder_cache_memory=plan.needs.embeddings)

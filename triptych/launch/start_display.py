@@ -48,7 +48,7 @@ class StartDisplay:
         asyncio.get_running_loop().add_reader(self._socket, self._receive)
         os.environ[VARIABLE] = str(path)
         for name in self._workers:
-            self._renderer.show(StepState(name, f"{name}: starting"))
+            self._renderer.keep(StepState(name, f"{name}: starting"))
 
     def close(self) -> None:
         """Leaves nothing on the terminal. Idempotent."""
@@ -72,9 +72,9 @@ class StartDisplay:
                 return
             found = decode(data)
             if found is not None and found[0] in self._workers:
-                self._renderer.show(_as_row(*found))
+                self._renderer.keep(_as_row(*found))
 
 
 def _as_row(worker: str, state: StepState) -> StepState:
     """The worker's row: its last step stays in it, full, until the next one begins."""
-    return replace(state, key=worker, label=f"{worker}: {state.label}", ended=False)
+    return replace(state, key=worker, label=f"{worker}: {state.label}")

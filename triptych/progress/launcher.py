@@ -45,6 +45,10 @@ class LauncherRenderer:
         with contextlib.suppress(OSError):
             self._socket.send(encode(self._name, state))
 
+    def ready(self) -> None:
+        """Sends that this worker waits for the others."""
+        self.show(StepState("ready", "ready", ended=True))
+
     def close(self) -> None:
         self._socket.close()
 

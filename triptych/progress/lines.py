@@ -64,6 +64,9 @@ class LineRenderer:
                 text = line(state, known.tracked.seconds(now), known.tracked.left(now))
         self._write(text)
 
+    def ready(self) -> None:
+        """Nothing: the service's own log says so."""
+
     @contextmanager
     def hidden(self) -> Iterator[None]:
         """As a terminal's; lines stand in nobody's way."""
@@ -74,4 +77,5 @@ class LineRenderer:
         if state.ended:
             del self._steps[state.key]
             return known.count > 1 or known.tracked.seconds(now) >= _SHORT_SECONDS
-        return due(now - known.at, (state.share or 0.0) - known.share)
+        # When all is done, the end says it.
+        return state.share != 1 and due(now - known.at, (state.share or 0.0) - known.share)

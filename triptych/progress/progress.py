@@ -115,6 +115,11 @@ class Progress:
         self.finish(failed=kind is not None)
 
 
+def ready() -> None:
+    """Says that this process has started: its work from now on is its service."""
+    _renderer.ready()
+
+
 def step(label: str, total: float | None = None, unit: str = "") -> Progress:
     """A started step, to be used in a `with`."""
     return Progress(label).start(total, unit)

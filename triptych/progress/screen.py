@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from triptych.progress.text import Style
+from triptych.progress.text import TerminalStyle
 
 #: To the beginning of the line, and nothing from there on.
 CLEAR = "\r\x1b[J"
@@ -26,10 +26,10 @@ def can_draw(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     return terminal and environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
-def style_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Style:
+def style_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> TerminalStyle:
     """Its characters by the stream's encoding; colours unless NO_COLOR is set."""
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
-    return Style(unicode=encoding.startswith("utf"), colour=not environ.get("NO_COLOR"))
+    return TerminalStyle(unicode=encoding.startswith("utf"), colour=not environ.get("NO_COLOR"))
 
 
 def frame(lines: Sequence[str]) -> str:

@@ -47,6 +47,10 @@ class Renderer(Protocol):
         """Shows this state; the first one and the ended one of every step come in any case."""
         ...
 
+    def ready(self) -> None:
+        """The process's start is over: no step follows."""
+        ...
+
 
 class Silent:
     """A renderer that shows nothing."""
@@ -54,6 +58,9 @@ class Silent:
     interval = float("inf")
 
     def show(self, state: StepState) -> None:
+        pass
+
+    def ready(self) -> None:
         pass
 
 

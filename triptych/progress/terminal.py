@@ -11,7 +11,7 @@ from typing import TextIO
 
 from triptych.progress.screen import CLEAR, frame, style_of
 from triptych.progress.step import StepState
-from triptych.progress.text import bar
+from triptych.progress.text import bar, label_width
 from triptych.progress.tracked import TrackedStep
 
 #: Seconds between two frames. A step that ends before the first one is never seen.
@@ -34,15 +34,20 @@ class TerminalRenderer:
         self._thread: threading.Thread | None = None
 
     def show(self, state: StepState) -> None:
-        """Has the next frame show this state; bars of an ended step go at once."""
+        """Has the next frame show this state; the bar of an ended step goes."""
+        with self._lock:
+            if not state.ended:
+                self.keep(state)
+                return
+            self._steps.pop(state.key, None)
+            if not self._steps:
+                self._clear()
+                self._wake.set()
+
+    def keep(self, state: StepState) -> None:
+        """As `show`, but an ended step stays too, until `close`."""
         now = self._clock()
         with self._lock:
-            if state.ended:
-                self._steps.pop(state.key, None)
-                if not self._steps:
-                    self._clear()
-                    self._wake.set()
-                return
             known = self._steps.get(state.key)
             if known is None or known.state.label != state.label:
                 self._steps[state.key] = TrackedStep(state, now)
@@ -60,6 +65,10 @@ class TerminalRenderer:
             self._clear()
             yield
 
+    def ready(self) -> None:
+        """As `close`."""
+        self.close()
+
     def close(self) -> None:
         """Ends all steps, and leaves nothing on the terminal."""
         with self._lock:
@@ -73,8 +82,10 @@ class TerminalRenderer:
             columns, rows = self._size()
             now = self._clock()
             shown = list(self._steps.values())[: max(1, rows - 2)]
+            width = label_width((step.state.label for step in shown), columns)
             lines = [
-                bar(step.state, step.seconds(now), step.left(now), columns - 1, self._style) for step in shown
+                bar(step.state, step.seconds(now), step.left(now), columns - 1, self._style, width)
+                for step in shown
             ]
             self._write(frame(lines))
             self._drawn = bool(lines)

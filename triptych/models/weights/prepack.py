@@ -80,7 +80,7 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
     ]
     if not chosen:
         return
-    for parent, name in each("bringing weights into the CPU's layout", chosen, "layers"):
+    for parent, name in each("prepacking weights", chosen, "layers"):
         child = parent._modules[name]
         assert isinstance(child, nn.Linear)
         # A layer that two modules hold stays one.
