@@ -10,6 +10,7 @@ from pathlib import Path
 
 from triptych.progress.launcher import VARIABLE, LauncherRenderer
 from triptych.progress.lines import LineRenderer
+from triptych.progress.progress import current_renderer
 from triptych.progress.screen import can_draw
 from triptych.progress.step import Renderer
 from triptych.progress.terminal import TerminalRenderer
@@ -25,6 +26,12 @@ def command_renderer() -> CommandRenderer:
     if can_draw(sys.stderr):
         return TerminalRenderer(sys.stderr)
     return LineRenderer(print_line)
+
+
+def process_renderer() -> CommandRenderer:
+    """The renderer of this process where it is a command's, else a new one: a terminal has one that draws."""
+    known = current_renderer()
+    return known if isinstance(known, CommandRenderer) else command_renderer()
 
 
 def service_renderer(name: str, *, json: bool, environ: Mapping[str, str] = os.environ) -> Renderer:

@@ -26,6 +26,11 @@ def set_renderer(renderer: Renderer) -> Renderer:
     return before
 
 
+def current_renderer() -> Renderer:
+    """The renderer of this process's steps."""
+    return _renderer
+
+
 @contextmanager
 def shown_by(renderer: Renderer) -> Iterator[None]:
     """Has `renderer` show this process's steps within the `with`."""

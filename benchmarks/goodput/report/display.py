@@ -15,7 +15,7 @@ from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.result import failure_counts
-from triptych.progress.choice import CommandRenderer, command_renderer
+from triptych.progress.choice import CommandRenderer, process_renderer
 from triptych.progress.progress import Progress
 from triptych.types import JsonObject
 
@@ -29,7 +29,7 @@ class Display:
 
     def __init__(self, console: Console | None = None, renderer: CommandRenderer | None = None) -> None:
         self._console = console or Console()
-        self._renderer = renderer or command_renderer()
+        self._renderer = renderer or process_renderer()
 
     def say(self, text: str) -> None:
         with self._renderer.hidden():
