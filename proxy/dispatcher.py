@@ -27,7 +27,7 @@ from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.observer import CallObserver
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
-from triptych.proxy.requests.trace import Mark
+from triptych.proxy.requests.timeline import Mark
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 

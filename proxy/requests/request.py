@@ -15,7 +15,7 @@ from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.ports import JobReady, Link
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.trace import Mark, RequestTrace
+from triptych.proxy.requests.timeline import Mark, RequestTimeline
 from triptych.proxy.splitter import SplitRequest
 from triptych.proxy.workers import Binding
 from triptych.types import PDTimings, Usage
@@ -107,7 +107,7 @@ class InFlightRequest:
     looked_up: float = 0.0
     first_token: float | None = None
     #: Of the call's first choice, where the cluster is watched.
-    trace: RequestTrace | None = None
+    timeline: RequestTimeline | None = None
 
     @property
     def name(self) -> str:
@@ -151,18 +151,18 @@ class InFlightRequest:
         note: str = "",
         spent: tuple[float, ...] = (),
     ) -> None:
-        """Notes a moment of its trace, where it has one."""
-        if self.trace is not None:
-            self.trace.mark(mark, mm_hash, attempt=attempt, where=where, note=note, spent=spent)
+        """Notes a moment of its timeline, where it has one."""
+        if self.timeline is not None:
+            self.timeline.mark(mark, mm_hash, attempt=attempt, where=where, note=note, spent=spent)
 
     def mark_fetched(self) -> None:
-        if self.trace is not None:
+        if self.timeline is not None:
             keys = dict.fromkeys(item.mm_hash for item in self.content.items)
-            self.trace.fetched(keys, self.lifecycle.timings.fetch)
+            self.timeline.fetched(keys, self.lifecycle.timings.fetch)
 
     def mark_submitted(self, attempt: int) -> None:
-        if self.trace is not None:
-            self.trace.submitted(attempt)
+        if self.timeline is not None:
+            self.timeline.submitted(attempt)
 
     def mark_ready(self, mm_hash: str, end: JobReady) -> None:
         spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
@@ -170,9 +170,9 @@ class InFlightRequest:
         self.mark(Mark.READY, mm_hash, where=end.address, note=note, spent=spent)
 
     def mark_finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None:
-        if self.trace is not None:
-            self.trace.cached_tokens = usage.cached_tokens
-            self.trace.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
+        if self.timeline is not None:
+            self.timeline.cached_tokens = usage.cached_tokens
+            self.timeline.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
 
     def emit(self, output: Output) -> None:
         """Sends what is no token to the client; the end goes with where the items came from."""
