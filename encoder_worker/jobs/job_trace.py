@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from triptych.tracing import attributes as names
 from triptych.tracing.context import SpanContext
 from triptych.tracing.producers import Producers
-from triptych.tracing.span import Kind, Span
+from triptych.tracing.span import FinishedSpan, SpanKind
 from triptych.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StreamTrace:
         sizes = {} if plan is None else {names.ROWS: plan.rows, names.BYTES: plan.nbytes}
         failed = {names.ERROR_TYPE: outcome} if outcome else {}
         self.tracer.record(
-            Span(
+            FinishedSpan(
                 "encoder job",
                 self.context,
                 self._parent,
@@ -50,7 +50,7 @@ class StreamTrace:
                     **sizes,
                     **failed,
                 },
-                Kind.SERVER,
+                SpanKind.SERVER,
                 links,
                 error=outcome,
             )
@@ -79,5 +79,5 @@ class JobTrace:
         if job.encoded_at and times.work > 0.0:
             began = job.encoded_at - times.encode
             item = names.item(job.mm_hash)
-            tracer.record(Span("tower", self.tower, self.context, began, job.encoded_at, item))
+            tracer.record(FinishedSpan("tower", self.tower, self.context, began, job.encoded_at, item))
         tracer.stage("save", self.context, job.save_started, times.save)

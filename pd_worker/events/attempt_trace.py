@@ -9,7 +9,7 @@ from triptych.protos import pd_pb2
 from triptych.tracing import attributes as names
 from triptych.tracing.context import SpanContext, parse_traceparent
 from triptych.tracing.producers import Producers
-from triptych.tracing.span import Event, Kind, Span, Value
+from triptych.tracing.span import Event, FinishedSpan, SpanKind, Value
 from triptych.tracing.tracer import Tracer
 from triptych.types import PDTimings
 
@@ -99,14 +99,14 @@ class AttemptTrace:
         if error:
             self._attributes[names.ERROR_TYPE] = error
         tracer.record(
-            Span(
+            FinishedSpan(
                 "PD request",
                 self.context,
                 self._parent,
                 self._start,
                 tracer.clock(),
                 self._attributes,
-                Kind.SERVER,
+                SpanKind.SERVER,
                 events=tuple(self._events),
                 error=error,
             )
@@ -119,5 +119,7 @@ class AttemptTrace:
         links = self._traces.producers.links(event.mm_hash)
         source = "store" if event.seconds > 0.0 else "resident"
         attributes: dict[str, Value] = {**names.item(event.mm_hash), names.SOURCE: source}
-        span = Span("load item", self.context.child(), self.context, start, at, attributes, links=links)
+        span = FinishedSpan(
+            "load item", self.context.child(), self.context, start, at, attributes, links=links
+        )
         self._traces.tracer.record(span)

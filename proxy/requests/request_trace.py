@@ -18,7 +18,7 @@ from triptych.proxy.requests.instructions import (
 from triptych.tracing import attributes as names
 from triptych.tracing.context import SpanContext
 from triptych.tracing.server_span import ServerSpan
-from triptych.tracing.span import Event, Kind, Span, Value
+from triptych.tracing.span import Event, FinishedSpan, SpanKind, Value
 
 
 @dataclass(slots=True)
@@ -180,14 +180,14 @@ class RequestTrace:
     def _hand_in(self, span: _Open, end: float, error: str) -> None:
         attributes = {**span.attributes, names.ERROR_TYPE: error} if error else span.attributes
         self._server.tracer.record(
-            Span(
+            FinishedSpan(
                 span.name,
                 span.context,
                 self._server.context,
                 span.start,
                 end,
                 attributes,
-                Kind.CLIENT,
+                SpanKind.CLIENT,
                 events=tuple(span.events),
                 error=error,
             )

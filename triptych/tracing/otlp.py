@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanContext as OtelContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from triptych.tracing.context import SpanContext
-from triptych.tracing.span import Span
+from triptych.tracing.span import FinishedSpan
 
 #: The longest reason of a failed export in a warning.
 _REASON_CHARS = 200
@@ -30,13 +30,13 @@ class OtlpSender:
         self._scope = InstrumentationScope("triptych", version)
         self._exporter = OTLPSpanExporter(endpoint=url)
         self._last = _LastMessage()
-        # The exporter logs each failure and each try: what it says goes into our one warning a minute.
-        for name in (type(self._exporter).__module__, "opentelemetry.exporter.http.transport"):
-            logging.getLogger(name).addFilter(self._last)
-        for name in ("opentelemetry", "urllib3.connectionpool"):
-            logging.getLogger(name).addFilter(self._last)
+        # It logs each failure and each try: what it says goes into our one warning a minute.
+        for name in ("opentelemetry.exporter", "urllib3.connectionpool"):
+            said = logging.getLogger(name)
+            said.handlers[:], said.propagate = [self._last], False
+            said.setLevel(logging.WARNING)
 
-    def send(self, spans: Sequence[Span]) -> str:
+    def send(self, spans: Sequence[FinishedSpan]) -> str:
         """Exports a batch: "" or why it failed."""
         # Between two clocks: what time.time says now, less the seconds since.
         offset = time.time_ns() - time.monotonic_ns()
@@ -50,7 +50,7 @@ class OtlpSender:
         """Breaks off a send that is under way."""
         self._exporter.shutdown()
 
-    def _readable(self, span: Span, offset: int) -> ReadableSpan:
+    def _readable(self, span: FinishedSpan, offset: int) -> ReadableSpan:
         return ReadableSpan(
             name=span.name,
             context=_otel(span.context),
@@ -67,16 +67,13 @@ class OtlpSender:
         )
 
 
-class _LastMessage(logging.Filter):
-    """Keeps the last record's text, and passes nothing on."""
+class _LastMessage(logging.Handler):
+    """Keeps the text of the last record."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
+    text = ""
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
-        return False
 
 
 def _otel(context: SpanContext, *, remote: bool = False) -> OtelContext:

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 from triptych.tracing import attributes as names
 from triptych.tracing.context import SpanContext
-from triptych.tracing.span import Kind, Span, Value
+from triptych.tracing.span import FinishedSpan, SpanKind, Value
 from triptych.tracing.tracer import Tracer
 
 #: HTTP statuses and gRPC codes that make a server's span an error; those of a client's mistake do not.
@@ -86,7 +86,7 @@ class ServerSpan:
         )
         reasons = {names.FINISH_REASONS: tuple(self._reasons)} if self._reasons else {}
         self.tracer.record(
-            Span(
+            FinishedSpan(
                 f"{self._operation} {self._model}".rstrip(),
                 self.context,
                 self._parent,
@@ -101,7 +101,7 @@ class ServerSpan:
                     **reasons,
                     **self._status,
                 },
-                Kind.SERVER,
+                SpanKind.SERVER,
                 error=self._error,
             )
         )

@@ -12,7 +12,7 @@ Value = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Value]
 
 
-class Kind(enum.Enum):
+class SpanKind(enum.Enum):
     """A span's part in a call between processes."""
 
     INTERNAL = "INTERNAL"
@@ -29,7 +29,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FinishedSpan:
     """A finished span. `start` and `end` are seconds of `time.monotonic`; `error` names what went wrong."""
 
     name: str
@@ -38,7 +38,7 @@ class Span:
     start: float
     end: float
     attributes: Attributes
-    kind: Kind = Kind.INTERNAL
+    kind: SpanKind = SpanKind.INTERNAL
     links: tuple[SpanContext, ...] = ()
     events: tuple[Event, ...] = ()
     error: str = ""

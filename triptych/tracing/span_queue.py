@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from triptych.tracing.span import Span
+from triptych.tracing.span import FinishedSpan
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class SpanQueue:
 
     def __init__(
         self,
-        send: Callable[[Sequence[Span]], str],
+        send: Callable[[Sequence[FinishedSpan]], str],
         stop: Callable[[], None],
         *,
         most: int = MOST_SPANS,
@@ -41,7 +41,7 @@ class SpanQueue:
         self._batch_seconds = batch_seconds
         self._closing_seconds = closing_seconds
         self._clock = clock
-        self._spans: deque[Span] = deque(maxlen=most)
+        self._spans: deque[FinishedSpan] = deque(maxlen=most)
         self._most = most
         self._wake = threading.Event()
         self._closing = False
@@ -52,7 +52,7 @@ class SpanQueue:
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
-    def add(self, span: Span) -> None:
+    def add(self, span: FinishedSpan) -> None:
         if len(self._spans) == self._most:
             self._dropped += 1
         self._spans.append(span)

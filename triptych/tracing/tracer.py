@@ -9,13 +9,13 @@ from typing import Protocol
 
 from triptych.tracing.context import SpanContext, new_context
 from triptych.tracing.sampling import Sampler
-from triptych.tracing.span import Attributes, Kind, Span
+from triptych.tracing.span import Attributes, FinishedSpan, SpanKind
 
 
 class SpanSink(Protocol):
     """Taker of finished spans; never blocks and never raises. `close` sends what is left, within a time."""
 
-    def add(self, span: Span) -> None: ...
+    def add(self, span: FinishedSpan) -> None: ...
 
     def close(self) -> None: ...
 
@@ -47,7 +47,7 @@ class Tracer:
         child = parent.child()
         return SpanContext(child.trace_id, child.span_id, sampled, child.state)
 
-    def record(self, span: Span) -> None:
+    def record(self, span: FinishedSpan) -> None:
         """Takes a finished span, if its trace is recorded."""
         if span.context.sampled:
             self._sink.add(span)
@@ -64,7 +64,9 @@ class Tracer:
         """Takes a stage of `parent`, of which only beginning and length are known; none without length."""
         if seconds > 0.0:
             end = start + seconds
-            span = Span(name, parent.child(), parent, start, end, attributes or {}, Kind.INTERNAL, links)
+            span = FinishedSpan(
+                name, parent.child(), parent, start, end, attributes or {}, SpanKind.INTERNAL, links
+            )
             self.record(span)
 
     def close(self) -> None:
