@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from PIL import Image
 
 from support.processes.cluster import Cluster, data_url, free_port, running_cluster, wait_for
 from support.tracing.collector import Collector, Received, running_collector
+from triptych.launch.model_path import DEMO_MODEL
 
 #: Spans of a request whose one picture is encoded, in one trace.
 WHOLE = {
@@ -43,10 +42,8 @@ SECRET = "a question that is nobody's business"
 @contextlib.contextmanager
 def traced(folder: Path, collector: Collector, *words: str) -> Iterator[Cluster]:
     """A demo cluster whose spans go to the collector."""
-    from triptych.demo import model_path
-
     with running_cluster(
-        model_path(),
+        DEMO_MODEL,
         folder,
         *("--otlp-endpoint", collector.url, "--served-model-name", "demo", "--threads", "1", *words),
     ) as cluster:
@@ -93,15 +90,6 @@ def has(*names: str) -> Callable[[list[Received]], bool]:
     return lambda spans: set(names) <= {span.name for span in spans}
 
 
-def flush(cluster: Cluster) -> None:
-    """The store loses all embeddings, as in an eviction; registrations stay."""
-    path = cluster.store_url.removeprefix("unix://")
-    with redis.Redis(unix_socket_path=path) as client:
-        for key in client.scan_iter("*"):
-            if client.pttl(key) >= 0:
-                client.delete(key)
-
-
 def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -> None:
     with running_collector() as collector, traced(tmp_path / "run", collector) as cluster:
         trace_id, headers = parent_of_a_trace()
@@ -136,52 +124,6 @@ def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_reader_at_another_worker_is_linked_through_the_store_and_a_re_encode_is_seen(
-    tmp_path: Path,
-) -> None:
-    words = ("--pd-workers", "2", "--no-prefix-caching", "--encoder-cache-memory", "1MiB")
-    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
-        url = picture_url((30, 200, 30))
-        made, headers = parent_of_a_trace()
-        ask(cluster, url, headers)
-        tower = named(spans_of(collector, made, has("tower", "PD request")), "tower")
-        [first] = [span.instance for span in collector.spans(made) if span.name == "PD request"]
-
-        def read_elsewhere() -> list[Received]:
-            with ThreadPoolExecutor(4) as threads:
-                asked = [parent_of_a_trace() for _ in range(4)]
-                list(threads.map(lambda one: ask(cluster, url, one[1], max_tokens=32), asked))
-            found = []
-            for trace_id, _ in asked:
-                found += spans_of(collector, trace_id, has("chat demo", "load item", "PD request"))
-            return [s for s in found if s.name == "load item" and s.instance != first]
-
-        loads = wait_for("a load at the other PD worker", read_elsewhere)
-        assert {link for load in loads for link in load.links} == {(made, tower.span_id)}
-        assert "store" in {load.attributes["triptych.item.source"] for load in loads}
-
-        # The proxy believes that the item is stored; the worker that needs it finds it gone.
-        def lost() -> list[Received]:
-            colour = tuple(secrets.token_bytes(3))
-            other = picture_url((colour[0], colour[1], colour[2]))
-            trace_id, parent = parent_of_a_trace()
-            stop = time.monotonic() + 20.0
-            with ThreadPoolExecutor(1) as thread:
-                asked = thread.submit(ask, cluster, other, parent, max_tokens=4)
-                while not asked.done() and time.monotonic() < stop:
-                    flush(cluster)
-                asked.result(120)
-            spans = spans_of(collector, trace_id, has("chat demo", "PD request"))
-            return [s for s in spans if s.name == "encode item" and s.attributes["triptych.item.re_encode"]]
-
-        again = wait_for("an item that is encoded again", lost)[0]
-        spans = spans_of(collector, again.trace_id, lambda found: sum(s.name == "tower" for s in found) > 0)
-        assert not named(spans, "chat demo").failed
-        events = [name for span in spans if span.name == "PD request" for name in span.events]
-        assert "item missing" in events
-
-
-@pytest.mark.slow
 def test_a_killed_pd_worker_shows_as_a_failed_attempt_and_a_second_one(tmp_path: Path) -> None:
     words = ("--pd-workers", "2")
     with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
@@ -197,8 +139,7 @@ def test_a_killed_pd_worker_shows_as_a_failed_attempt_and_a_second_one(tmp_path:
 
             index = wait_for("a PD worker with the request", running) - 1
             ports = [w.capacity["metrics_port"] for w in cluster.workers() if w.pool == "pd"]
-            pid = pid_of_port(ports[index], cluster)
-            cluster.kill(pid)
+            cluster.kill(name_of_port(ports[index], cluster))
             asked.result(120)
         spans = spans_of(collector, trace_id, has("chat demo", "PD request"))
         attempts = sorted(
@@ -212,7 +153,7 @@ def test_a_killed_pd_worker_shows_as_a_failed_attempt_and_a_second_one(tmp_path:
         assert done.attributes["triptych.request.resumed_tokens"] > 0
 
 
-def pid_of_port(port: int, cluster: Cluster) -> str:
+def name_of_port(port: int, cluster: Cluster) -> str:
     """The name of the PD worker whose process listens at the port."""
     for name, pid in cluster.pids("pd").items():
         sockets = {

@@ -128,7 +128,9 @@ async def test_a_client_with_a_key_does_not_choose_what_is_recorded(store: Embed
     """The draw is 0.5."""
     for ratio, recorded in ((0.1, 0), (0.9, 1)):
         tracer, kept = kept_tracer(ratio, trusts_parent=False)
-        async with FakeCluster(store, tracer=tracer, keys=KeyRing("sk-secret-0123456789", "", KeyLimits())) as cluster:
+        async with FakeCluster(
+            store, tracer=tracer, keys=KeyRing("sk-secret-0123456789", "", KeyLimits())
+        ) as cluster:
             for flag in (PARENT, UNSAMPLED):
                 headers = {"traceparent": flag, "authorization": "Bearer sk-secret-0123456789"}
                 await cluster.ask(TEXT, extra_headers=headers)
@@ -139,7 +141,9 @@ async def test_a_client_with_a_key_does_not_choose_what_is_recorded(store: Embed
 
 async def test_requests_that_are_not_let_in_cost_no_span(store: EmbeddingStore) -> None:
     tracer, kept = kept_tracer()
-    async with FakeCluster(store, tracer=tracer, keys=KeyRing("sk-secret-0123456789", "", KeyLimits())) as cluster:
+    async with FakeCluster(
+        store, tracer=tracer, keys=KeyRing("sk-secret-0123456789", "", KeyLimits())
+    ) as cluster:
         with pytest.raises(APIStatusError, match="401"):
             await cluster.ask(TEXT, extra_headers={"traceparent": PARENT})
         with pytest.raises(grpc.aio.AioRpcError):
