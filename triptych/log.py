@@ -30,6 +30,7 @@ class LogFields(TypedDict, total=False):
     """
 
     request_id: str
+    trace_id: str
     label: str
     attempt: int
     mm_hash: str
