@@ -62,7 +62,7 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
-        adopt_logging()
+        adopt_logging(logging.getLogger("triptych"), logging.getLogger("vllm"))
         config = vllm_config.ec_transfer_config
         self._options = parse_options(config.ec_connector_extra_config)
         check_engine(vllm_config, is_consumer=self.is_consumer)

@@ -46,9 +46,8 @@ def row_width(vllm_config: Any) -> int:
     return int(model.get_inputs_embeds_size()) * (1 + levels)
 
 
-def adopt_logging() -> None:
+def adopt_logging(ours: logging.Logger, theirs: logging.Logger) -> None:
     """Has vLLM's handlers write our records too: vLLM configures only its own loggers."""
-    ours, theirs = logging.getLogger("triptych"), logging.getLogger("vllm")
     if not ours.handlers and theirs.handlers:
         for handler in theirs.handlers:
             ours.addHandler(handler)
