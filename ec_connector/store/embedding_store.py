@@ -179,7 +179,7 @@ class EmbeddingStore:
         raise failure or StoreUnavailable(f"store {self.label} has no shard that answers")
 
     async def drop_damaged(self, mm_hash: str, damaged_digest: str) -> None:
-        """Deletes the item's value where it is the damaged one that a load named, so that a save stores it anew.
+        """Deletes the value that a load found to be damaged and named, so that a save stores it anew.
 
         For readers that cannot have the item encoded again themselves. StoreUnavailable.
         """

@@ -1,0 +1,57 @@
+"""One store, one encoder worker of ours and one vLLM that it feeds, for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.data.checkpoints import build_checkpoint
+from support.stores.server import StoreServer
+from support.vllm_engine.encoders import EncoderProcess
+from support.vllm_engine.server import HOME, VllmServer, vllm_checkpoint
+
+#: Seconds that a request waits for an embedding: long enough for a store that is down for five.
+WAIT_SECONDS = 12
+
+
+@dataclass
+class Fleet:
+    """vLLM, our encoder worker and their store."""
+
+    checkpoint: Path
+    store: StoreServer
+    encoder: EncoderProcess
+    vllm: VllmServer
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (HOME / "venv" / "bin" / "vllm").exists():
+        raise FileNotFoundError(f"vLLM is not installed in {HOME}: use `make test-vllm`")
+    folder = tmp_path_factory.mktemp("checkpoint") / "qwen3_vl"
+    return vllm_checkpoint(build_checkpoint("qwen3_vl", folder, variant="wide"))
+
+
+@pytest.fixture(scope="session")
+def fleet(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    store = StoreServer(folder / "store")
+    store.start()
+    encoder = EncoderProcess(checkpoint, store.url, folder / "encoder.log")
+    vllm: VllmServer | None = None
+    try:
+        encoder.start()
+        options = {"store": store.url, "namespace": encoder.namespace, "wait_seconds": WAIT_SECONDS}
+        # No prefix cache: every request needs its embeddings.
+        words = ("--no-enable-prefix-caching",)
+        vllm = VllmServer(checkpoint, folder / "vllm.log", "ec_consumer", options, words)
+        vllm.start()
+        yield Fleet(checkpoint, store, encoder, vllm)
+    finally:
+        if vllm is not None:
+            vllm.stop()
+        encoder.stop()
+        store.kill()
