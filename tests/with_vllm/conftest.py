@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,11 @@ import pytest
 from support.data.checkpoints import build_checkpoint
 from support.stores.server import StoreServer
 from support.vllm_engine.encoders import EncoderProcess
+from support.vllm_engine.fleet import Fleet
 from support.vllm_engine.server import HOME, VllmServer, vllm_checkpoint
 
 #: Seconds that a request waits for an embedding: long enough for a store that is down for five.
 WAIT_SECONDS = 12
-
-
-@dataclass
-class Fleet:
-    """vLLM, our encoder worker and their store."""
-
-    checkpoint: Path
-    store: StoreServer
-    encoder: EncoderProcess
-    vllm: VllmServer
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +45,17 @@ def fleet(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             vllm.stop()
         encoder.stop()
         store.kill()
+
+
+@pytest.fixture(scope="session")
+def producer(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A vLLM that encodes and saves, in the encoder workers' namespace."""
+    options = {"store": fleet.store.url, "namespace": fleet.encoder.namespace, "ttl_seconds": 600}
+    words = ("--no-enable-prefix-caching", "--max-num-batched-tokens", "4096")
+    log = tmp_path_factory.mktemp("producer") / "vllm.log"
+    server = VllmServer(fleet.checkpoint, log, "ec_producer", options, words)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from support.data.oracle import assert_exact, oracle
-from support.data.pictures import picture
-from support.processes.cluster import data_url
+from support.vllm_engine.fleet import TEXT, ask, assert_as_generate, fresh, raw, stored
 from triptych.ec_connector.store import keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
-
-TOKENS = 32
-TEXT = {"type": "text", "text": "Describe what import os does, in one sentence."}
-PATCH = 8
-
-_seeds = count(1000)
-
-
-def fresh(width: int = 64, height: int = 64) -> Image.Image:
-    """A picture that no test has used."""
-    return picture(next(_seeds), width, height)
-
-
-def stored(fleet: Any, image: Image.Image, grid: Sequence[int] = (), uuid: str = "") -> dict[str, Any]:
-    """A part that names the picture's embedding and has no pixels."""
-    size = list(grid) or [1, image.height // PATCH, image.width // PATCH]
-    return {
-        "type": "image_embeds",
-        "image_embeds": {"image_grid_thw": size},
-        "uuid": uuid or fleet.encoder.key(image),
-    }
-
-
-def raw(image: Image.Image, uuid: str = "") -> dict[str, Any]:
-    """A part with the picture itself."""
-    return {"type": "image_url", "image_url": {"url": data_url(image)}} | ({"uuid": uuid} if uuid else {})
-
-
-def ask(fleet: Any, *parts: dict[str, Any]) -> dict[str, Any]:
-    return dict(fleet.vllm.ask([*parts, TEXT], TOKENS))
-
-
-def reference(fleet: Any, *images: Image.Image) -> Any:
-    content = [*({"type": "image"} for _ in images), TEXT]
-    return oracle(fleet.checkpoint, [{"role": "user", "content": content}], images, max_new_tokens=TOKENS)
-
-
-def assert_as_generate(fleet: Any, answers: Sequence[dict[str, Any]], images: Sequence[Any]) -> None:
-    assert [answer["status"] for answer in answers] == [200] * len(answers), answers
-    references = [reference(fleet, *each) for each in images]
-    assert_exact(references, [answer["token_ids"] for answer in answers], min_distinct=1)
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +42,11 @@ def test_mixed_requests_are_answered_as_generate_does(fleet):
     assert len(outputs) > 12, "the pictures hardly decide what is generated"
 
 
-def test_requests_with_stored_and_own_pictures_are_answered_as_generate_does(fleet):
+def test_pictures_that_are_stored_and_others_mix_in_one_request(fleet):
     ours, theirs = fresh(), fresh(96, 48)
     fleet.encoder.encode(ours)
-    answers = [ask(fleet, raw(theirs), stored(fleet, ours)), ask(fleet, stored(fleet, ours), raw(theirs))]
+    known = raw(ours, fleet.encoder.key(ours))
+    answers = [ask(fleet, raw(theirs), known), ask(fleet, known, raw(theirs))]
     assert_as_generate(fleet, answers, [[theirs, ours], [ours, theirs]])
 
 
