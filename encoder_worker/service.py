@@ -26,6 +26,7 @@ from triptych.metrics import EncoderMetrics, show_expiry
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
+from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
@@ -104,6 +105,7 @@ async def _serve(
             await health.serving()
             heartbeat.start()
             page.status.ready()
+            ready()
             logger.info("ready: encoder %s %s", address, identity.model_name)
             await stop.wait()
             logger.info("draining: %d open jobs", len(worker.jobs))

@@ -17,6 +17,7 @@ from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
 from triptych.pd_worker.worker import PDWorker
+from triptych.progress.progress import ready
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
@@ -77,6 +78,7 @@ async def _serve(
             await health.serving()
             heartbeat.start()
             page.status.ready()
+            ready()
             logger.info("ready: pd %s %s", address, model.name)
             await stop.wait()
             logger.info("draining: %d requests", worker.streams.unfinished)

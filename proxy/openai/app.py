@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -39,8 +39,9 @@ def make_app(
     request_timeout: float = 300.0,
     max_choices: int = 16,
     metrics: bool = True,
+    live: Sequence[Route] = (),
 ) -> ASGIApp:
-    """The ASGI application of one proxy; `metrics` is whether /metrics is part of it."""
+    """The ASGI application of one proxy; `metrics`: whether /metrics is part of it; `live`: its live data."""
     chat = ChatEndpoint(
         dispatcher,
         max_images=max_images,
@@ -78,6 +79,7 @@ def make_app(
             Route("/openapi.json", pages.document),
             Route("/docs", pages.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
+            *live,
         ],
         exception_handlers={HTTPException: _http_error},
     )

@@ -25,6 +25,7 @@ from triptych.models.layers import before_each_layer
 from triptych.pd_worker import model_loading as pd_loading
 from triptych.pd_worker import worker as pd_worker
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
+from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
@@ -103,6 +104,7 @@ async def _serve(
             for beat in beats:
                 beat.start()
             page.status.ready()
+            ready()
             logger.info("ready: colocated %s %s", address, model.decoder.name)
             await stop.wait()
             jobs = len(replica.encoder.jobs)

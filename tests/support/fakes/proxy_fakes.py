@@ -33,6 +33,7 @@ from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.endpoint import BodyBudgetMiddleware
 from triptych.proxy.http.server import HttpServer
+from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
@@ -105,8 +106,17 @@ class FakeCluster:
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
+        live = LiveData(ProxyConfig(), self.pool) if options.pop("live", False) else None
+        self.live = live
         self.dispatcher = Dispatcher(
-            self.pool, view, self.metrics, transport, proxy_id="proxy-test", media=media, **options
+            self.pool,
+            view,
+            self.metrics,
+            transport,
+            proxy_id="proxy-test",
+            media=media,
+            observer=None if live is None else live.calls,
+            **options,
         )
         app: ASGIApp = make_app(
             self.dispatcher,
@@ -115,6 +125,7 @@ class FakeCluster:
             max_images=8,
             max_body=max_body,
             request_timeout=timeout,
+            live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
@@ -170,6 +181,8 @@ class FakeCluster:
         return sum(len(worker.attaches) > 0 for worker in self.pd_workers)
 
     async def __aexit__(self, *_: object) -> None:
+        if self.live is not None:
+            await within("the live data's end", self.live.stop())
         await within("the client's end", self.client.close())
         await within("the dispatcher's end", self.dispatcher.close())
         await within("the HTTP server's end", self.http.stop(self.http_task))
