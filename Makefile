@@ -15,7 +15,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow tools images lint proto bench install clean
+.PHONY: serve test test-unit test-slow test-vllm tools images lint proto bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -55,7 +55,14 @@ images:
 	sh deploy/docker/build.sh $(IMAGES)
 
 test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool
-	$(PYTEST) -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu and not vllm" $(ARGS)
+
+# vLLM's CPU build in an environment of its own: our connector inside it, fed by our encoder worker.
+$(TOOLS)/vllm/.installed: tests/tools/vllm.sh tests/tools/vllm_requirements.py tests/tools/vllm_shims.py constraints.txt
+	PYTHON=$(PYTHON) PIP_TORCH_ARGS="$(PIP_TORCH_ARGS)" sh tests/tools/vllm.sh $(TOOLS)/vllm
+
+test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
+	$(BIN)/python -m pytest tests/with_vllm -m vllm -n 0 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -185,6 +185,18 @@ class EmbeddingStore:
             return missing
         raise failure or StoreUnavailable(f"store {self.label} has no shard that answers")
 
+    async def drop_damaged(self, mm_hash: str, damaged_digest: str) -> None:
+        """Deletes the value that a load found to be damaged and named, so that a save stores it anew.
+
+        For readers that cannot have the item encoded again themselves. StoreUnavailable.
+        """
+        key = keys.embedding(mm_hash)
+        await all_of(
+            shard.control.script(scripts.DROP_DAMAGED, [key], damaged_digest)
+            for shard in self.shards
+            if not self._placement.is_down(shard)
+        )
+
     async def memory(self) -> StoreMemory:
         """The byte budget of all shards, by what is last known of one that is down.
 
