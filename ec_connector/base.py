@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
+import msgspec
+
 from triptych.tracing.producers import Producers
 from triptych.types import ItemPlan, MMFeature
 
@@ -103,22 +105,21 @@ class ECConnectorMetadata(ABC):
     def from_bytes(cls, raw: bytes) -> Self: ...
 
 
-@dataclass(slots=True)
-class ECConnectorOutput:
+class ECConnectorOutput(msgspec.Struct):
     """What the worker role has finished since the last call. A missing key is a result, not an error."""
 
     #: Keys whose save has landed in the store.
-    saved: list[str] = field(default_factory=list)
+    saved: list[str] = []
     #: Keys whose host copy has arrived, with the seconds it took.
-    fetched: dict[str, float] = field(default_factory=dict)
+    fetched: dict[str, float] = {}
     #: Keys that are now in the encoder cache.
-    loaded: list[str] = field(default_factory=list)
+    loaded: list[str] = []
     #: Loads that found no usable value.
-    failed: list[FailedLoad] = field(default_factory=list)
+    failed: list[FailedLoad] = []
     #: Saves that did not land, with the reason.
-    unsaved: dict[str, str] = field(default_factory=dict)
+    unsaved: dict[str, str] = {}
     #: Which load of its key a report in `fetched`, `loaded` or `failed` is about; absent: the current one.
-    generations: dict[str, int] = field(default_factory=dict)
+    generations: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
@@ -49,7 +49,7 @@ class TokenStream(Protocol):
     """The stream of a worker's steps to the proxy, written to at the worker's own moment."""
 
     def step(self, events: list[EngineEvent], tokens: int) -> None: ...
-    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None: ...
+    def run(self, request_ids: list[str], ends: Sequence[float]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -239,9 +239,19 @@ class SimulatedPD:
         self._loop.call_later(seconds, self._stepped, output, self._loop.now)
 
     def _stepped(self, output: SchedulerOutput, started: float) -> None:
-        self.step_seconds += self._loop.now - started
+        now = self._loop.now
+        self.step_seconds += now - started
+        decoding = [chunk.state for chunk in output.chunks if chunk.state.is_decoding] if self._jumps else []
+        output.chunks = output.chunks[len(decoding) :]
         tokens = [_token(chunk.state) for chunk in output.chunks if chunk.samples]
-        self._update(output, tokens)
+        if decoding:
+            events = self._updated(_NO_STEP, [])[0]
+            self._stream.run(self._runs.advance(1, now, decoding), (now,), len(tokens))
+            events += self.scheduler.update(output, ModelRunnerOutput(sampled=tokens), now)
+            if events:
+                self._stream.step(events, len(tokens), len(decoding))
+        else:
+            self._update(output, tokens)
         self._end()
 
     def _end(self) -> None:
@@ -290,12 +300,14 @@ class SimulatedPD:
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> bool:
         """Whether anything has moved."""
-        transfers = self._reports.drain()
-        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
-        events = self.scheduler.update(output, result, self._loop.now)
+        events, moved = self._updated(output, sampled)
         if events:
             self._stream.step(events, len(sampled))
-        return bool(events or transfers.fetched or transfers.loaded or transfers.failed)
+        return bool(events) or moved
+
+    def _updated(self, output: SchedulerOutput, sampled: list[int]) -> tuple[list[EngineEvent], bool]:
+        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=self._reports.drain())
+        return self.scheduler.update(output, result, self._loop.now), result.moved_items
 
 
 def _token(state: RequestState) -> int:
