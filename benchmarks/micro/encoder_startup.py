@@ -114,7 +114,18 @@ def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start
 def _measure_cluster(model: str, device: str) -> StartedCluster:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         ports = [str(free_port()) for _ in range(2)]
-        words = ["serve", model, "--run-dir", folder, "--device", device, "--kv-memory", "64MiB"]
+        words = [
+            "serve",
+            model,
+            "--encoders",
+            "1",
+            "--run-dir",
+            folder,
+            "--device",
+            device,
+            "--kv-memory",
+            "64MiB",
+        ]
         begun = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, *_QUICK, *words, "--port", ports[0], "--grpc-port", ports[1]],

@@ -64,7 +64,7 @@ def peaks(model: Path, words: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         port, begun = free_port(), time.perf_counter()
         ports = ["--port", str(port), "--grpc-port", str(free_port()), "--run-dir", folder]
-        with _running(["serve", str(model), *ports, *words]) as process:
+        with _running(["serve", str(model), "--encoders", "1", *ports, *words]) as process:
             wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
             _load(f"http://127.0.0.1:{port}/v1/chat/completions", model.name)
             pids = json.loads(Path(folder, "cluster.json").read_text())["processes"]
