@@ -238,6 +238,7 @@ async def _serve_http(parts: _Parts, listener: socket.socket) -> tuple[HttpServe
         max_body=config.max_body,
         request_timeout=config.request_timeout,
         metrics=not config.metrics_port,
+        page=config.page,
     )
     app = BodyBudgetMiddleware(app, parts.bodies)
     if parts.authenticator is not None:

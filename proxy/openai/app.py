@@ -25,6 +25,7 @@ from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.openapi.docs_page import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
+from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
 
@@ -39,8 +40,9 @@ def make_app(
     request_timeout: float = 300.0,
     max_choices: int = 16,
     metrics: bool = True,
+    page: bool = True,
 ) -> ASGIApp:
-    """The ASGI application of one proxy; `metrics` is whether /metrics is part of it."""
+    """The ASGI application of one proxy; `metrics`, `page`: whether /metrics and the page are part of it."""
     chat = ChatEndpoint(
         dispatcher,
         max_images=max_images,
@@ -61,7 +63,7 @@ def make_app(
     )
     tokenize = TokenizeEndpoint(dispatcher, queries, admission, max_images=max_images, max_body=max_body)
     detokenize = DetokenizeEndpoint(dispatcher, queries, admission, max_body=max_body)
-    pages = DocsEndpoints(max_choices=max_choices)
+    pages = DocsEndpoints(max_choices=max_choices, page=page)
     posts: dict[str, ASGIApp] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
@@ -78,6 +80,7 @@ def make_app(
             Route("/openapi.json", pages.document),
             Route("/docs", pages.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
+            *(PageEndpoints().routes() if page else ()),
         ],
         exception_handlers={HTTPException: _http_error},
     )
@@ -124,11 +127,12 @@ class StateEndpoints:
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        data = [
-            {"id": name, "object": "model", "created": self._started, "owned_by": "triptych"}
-            for name in self._pool.models()
-        ]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._pool.models()]})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        takes = self._pool.kind(name).input_modalities
+        known = {"id": name, "object": "model", "created": self._started, "owned_by": "triptych"}
+        return {**known, "input_modalities": takes}
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -52,6 +52,7 @@ class ProxyConfig(ServiceConfig):
     key_requests_per_minute: int = flag(0, "requests of one key in a minute; 0: no limit")
     key_tokens_per_minute: int = flag(0, "prompt and output tokens of one key in a minute; 0: no limit")
     key_concurrent_requests: int = flag(0, "requests of one key at once; 0: no limit")
+    page: bool = flag(True, "serve the page at / with live data of the cluster; --no-page leaves both out")
     metrics_port: int = flag(
         0,
         "port of its own for /metrics, and for /health and /ready as a kubelet asks them; 0: none, and "
