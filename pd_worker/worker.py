@@ -19,6 +19,7 @@ from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.events.load_report import load_report
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
@@ -58,6 +59,7 @@ class PDWorker:
         )
         self._config = config
         self._model = model
+        self._metrics = metrics
         self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
         self._upkeep: list[asyncio.Task[None]] = []
@@ -163,7 +165,8 @@ class PDWorker:
         beat = self.engine.beat
         while True:
             # The count of a dead engine does not advance.
-            self.streams.beat(beat.count, beat.patience)
+            load = load_report(self._metrics, self._config.embedding_memory)
+            self.streams.beat(beat.count, beat.patience, load)
             await asyncio.sleep(BEAT_SECONDS)
 
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:

@@ -236,12 +236,28 @@ class StepTokens(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("count", "patience")
+    __slots__ = ("count", "patience", "load")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     count: int
     patience: float
-    def __init__(self, count: _Optional[int] = ..., patience: _Optional[float] = ...) -> None: ...
+    load: PDLoad
+    def __init__(self, count: _Optional[int] = ..., patience: _Optional[float] = ..., load: _Optional[_Union[PDLoad, _Mapping]] = ...) -> None: ...
+
+class PDLoad(_message.Message):
+    __slots__ = ("running", "waiting", "kv_usage", "cache_usage", "generated_tokens")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    kv_usage: float
+    cache_usage: float
+    generated_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cache_usage: _Optional[float] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
     __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost")

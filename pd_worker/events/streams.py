@@ -300,11 +300,12 @@ class EventStreams:
         if proxy is not None and proxy.stream is stream:
             proxy.stream, proxy.detached_at = None, self._clock()
 
-    def beat(self, count: int, patience: float) -> None:
-        """Sends the engine's beat to every proxy. Called once a second."""
+    def beat(self, count: int, patience: float, load: pd_pb2.PDLoad | None = None) -> None:
+        """Sends the engine's beat, with the worker's load, to every proxy. Called once a second."""
+        message = pd_pb2.Beat(count=count, patience=patience, load=load)
         for proxy in self._proxies.values():
             if proxy.stream is not None:
-                proxy.stream.beat(pd_pb2.Beat(count=count, patience=patience))
+                proxy.stream.beat(message)
 
     def sweep(self) -> None:
         """Cancels requests of proxies that did not reattach; removes finished ones. Called regularly."""

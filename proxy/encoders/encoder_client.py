@@ -105,6 +105,7 @@ class EncodeStream:
                 ready.encode_seconds,
                 ready.save_seconds,
                 ready.work_seconds,
+                ready.preprocess_seconds,
             )
         elif kind == "failed":
             error = event.failed.error

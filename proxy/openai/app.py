@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -41,8 +41,12 @@ def make_app(
     max_choices: int = 16,
     metrics: bool = True,
     page: bool = True,
+    live: Sequence[Route] = (),
 ) -> ASGIApp:
-    """The ASGI application of one proxy; `metrics`, `page`: whether /metrics and the page are part of it."""
+    """The ASGI application of one proxy.
+
+    `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
+    """
     chat = ChatEndpoint(
         dispatcher,
         max_images=max_images,
@@ -81,6 +85,7 @@ def make_app(
             Route("/docs", pages.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
             *(PageEndpoints().routes() if page else ()),
+            *live,
         ],
         exception_handlers={HTTPException: _http_error},
     )

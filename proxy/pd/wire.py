@@ -150,7 +150,8 @@ def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:
         placements = [(place.offset, place.length) for place in event.admitted.placements]
         events.admitted(request_id, attempt, started_from_proto(event.admitted), placements)
     elif kind == "item_loaded":
-        events.item_loaded(request_id, attempt, event.item_loaded.mm_hash)
+        loaded = event.item_loaded
+        events.item_loaded(request_id, attempt, loaded.mm_hash, loaded.seconds)
     elif kind == "item_missing":
         missing = event.item_missing
         events.item_missing(request_id, attempt, missing.mm_hash, missing.damaged_digest)

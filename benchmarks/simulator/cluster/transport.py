@@ -140,6 +140,9 @@ class SimulatedLink:
     def in_flight(self) -> int:
         return len(self._clients)
 
+    def load(self, now: float) -> None:
+        """Nobody watches a simulation."""
+
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
         self._clients[request_id] = None
 
